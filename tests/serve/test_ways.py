@@ -1,0 +1,145 @@
+"""The same prompt gives the same logits to the last bit, whichever way it is asked, where nothing else is computed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.serve.app import Options
+from notes_cli.serve.registry import ASK
+
+from ..commands.conftest import run_here
+from .conftest import Json, Served, compile_into, started
+
+LONG = "It was bought in a shop by the river, and it has been worn twice since then by somebody else. " * 3
+ASKED = [  # questions, and what precedes the skills
+    ("May I return this?", None),
+    ("What is the tier?", "Be kind."),
+    (f"{LONG}May I return this?", None),
+    ("May I return this?", LONG),
+    ("Who are you, and why?", LONG),
+]
+TOKEN = "secret"
+VALUES = ["2026-07-01", "2026-06-03", "a day long after all of the others, which nobody remembers any more"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    home = tmp_path_factory.mktemp("ways")
+    compile_into(home, "returns", "support")
+    with started(home, options=Options(token=TOKEN)) as found:
+        yield found
+
+
+class Seen:
+    """The logits after each prompt, by its tokens and by the way in which it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: dict[tuple[int, ...], dict[str, bytes]] = defaultdict(dict)
+        self._way: str | None = None
+        ask = Notebook.ask
+
+        def asked(notebook: Notebook) -> object:
+            logits = ask(notebook)
+            if self._way and logits is not None:
+                self.found[tuple(notebook.tokens.tolist())][self._way] = logits.tobytes()
+            return logits
+
+        monkeypatch.setattr(Notebook, "ask", asked)
+
+    @contextmanager
+    def way(self, name: str) -> Iterator[None]:
+        """The logits within the block are those after prompts that are asked in this way."""
+        self._way = name
+        yield
+        self._way = None
+
+    def by_command(self, way: str, *arguments: str | Path) -> None:
+        with self.way(way):
+            outcome = run_here("ask", *arguments, "-n", "1", "--server", "off")
+            assert outcome.code == 0, outcome.err
+
+
+def own_words(question: str, **given: object) -> Json:
+    """What `notes ask` sends to a server."""
+    words = {
+        **dict.fromkeys(("choices", "seam", "place", "wording", "json_schema", "grammar", "system", "method")),
+        **dict.fromkeys(("results", "splice", "images", "errata", "fields", "decode"), ()),
+        **dict.fromkeys(("think", "recompute", "strict", "exact"), False),
+        "question": question,
+        "max_think": 0,
+        "max_tokens": 1,
+        "sampling": asdict(SamplerOptions()),
+        **given,
+    }
+    return {"words": words, "following": None, "session": None, "explain": False}
+
+
+def _alike(found: dict[str, bytes]) -> list[list[str]]:
+    """The ways that gave the same, together."""
+    groups = defaultdict(list)
+    for way, bits in found.items():
+        groups[bits].append(way)
+    return sorted(groups.values())
+
+
+@pytest.mark.parametrize("method", ["erratum", "field+erratum"])
+@pytest.mark.parametrize("skills", [["returns"], ["returns", "support"]], ids=len)
+def test_bits_follow_from_the_prompt(
+    served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, skills: list[str]
+) -> None:
+    """By an erratum, by a field's new value, in a batch, in a session and from a server, one after the other."""
+    monkeypatch.setenv("NOTES_HOME", str(served.home))
+    seen = Seen(monkeypatch)
+    for asked, (question, system) in enumerate(ASKED):
+        value = f"date={VALUES[asked % len(VALUES)]}"
+        given = [question, *(word for skill in skills for word in ("--splice", skill))]
+        given += ["-s", system] if system else []
+        seen.by_command("erratum", *given, "--method", method, "--erratum", value)
+        seen.by_command("field", *given, "--method", method, "--field", value)
+        session = ["--session", f"{method[:3]}{len(skills)}-{asked}"]
+        if method == "erratum":  # a session appends an erratum, and keeps the text as it was compiled
+            seen.by_command("session", *given, *session, "--erratum", value)
+        else:
+            seen.by_command("session", *given, *session, "--method", method, "--field", value)
+        line = {"splice": skills, "errata": [value], "method": method, "system": system}
+        (tmp_path / "one").write_text(json.dumps({"question": question, **line}))
+        seen.by_command("batch", "--batch", tmp_path / "one")
+        (tmp_path / "two").write_text("\n".join(json.dumps({"question": one, **line}) for one in ("Why?", question)))
+        if method == "erratum":  # an edit in place frees cells, which an earlier answer takes
+            seen.by_command("batch of two", "--batch", tmp_path / "two", "--parallel", "1")
+        with seen.way("server"):
+            how = {"splice": skills, "errata": [value], "method": method, "system": system}
+            reply = served.http.post(ASK, json=own_words(question, **how), headers={"Authorization": f"Bearer {TOKEN}"})
+            assert reply.status_code == 200, reply.text
+        with seen.way("chat"):
+            messages = [{"role": "system", "content": system}] if system else []
+            messages += [{"role": "user", "content": question}]
+            told = {"splice": skills, "errata": [value], "cache_salt": f"{method} {len(skills)} {asked}"}
+            served.chat(messages, notes=told, max_tokens=1)
+    ways = [found for found in seen.found.values() if len(found) > 1]
+    every = {"erratum", "field", "session", "batch", "server"}
+    assert len([found for found in ways if every <= {*found}]) >= len(ASKED), [sorted(found) for found in ways]
+    differing = [_alike(found) for found in ways if len({*found.values()}) > 1]
+    assert not differing
+
+
+def test_the_next_question_is_decoded_as_it_is_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests to a server that begin alike share the rows of the skill, and the bits are those of `notes ask`."""
+    monkeypatch.setenv("NOTES_HOME", str(served.home))
+    seen = Seen(monkeypatch)
+    for question in ("May I return this?", "May I return that?", "May I return this?"):
+        seen.by_command("alone", question, "--splice", "returns")
+        with seen.way(f"server {len(seen.found)}"):
+            reply = served.ask(question, splice=["returns"])
+    assert {piece["how"] for piece in reply["notes"]["pieces"] if piece["kind"] == "splice"} == {"live"}
+    prompts = [found for found in seen.found.values() if "alone" in found]
+    assert max(map(len, prompts)) == 3 and not [_alike(found) for found in prompts if len({*found.values()}) > 1]
