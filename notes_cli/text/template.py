@@ -227,7 +227,7 @@ class ChatTemplate:
         try:
             return self._text(self._known | talk, memory)
         except RenderError as error:
-            if self._known["tools"] is None and "tools" in self._source:  # some loop over them, in llama.cpp over nothing
+            if self._known["tools"] is None and "tools" in self._source:  # some loop over them
                 with contextlib.suppress(RenderError):
                     return self._text(self._known | talk | {"tools": []}, memory)
             raise ModelError(f"{self.name} {error}") from error
