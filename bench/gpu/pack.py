@@ -1,4 +1,4 @@
-"""Pack a GPU build for a machine that has the GPU and nothing else: libraries, llama-server, wheels, SmolLM2.
+"""Pack a GPU build for a machine that has the GPU and nothing else: libraries, llama-server, sources, wheels, SmolLM2.
 
     python -m bench.gpu.pack [--build build/cuda] [--out build/gpu/parts]
 
@@ -8,6 +8,7 @@ writes an archive in parts of at most 36 MiB; bench/gpu/unpack.sh puts it togeth
 from __future__ import annotations
 
 import argparse
+import io
 import lzma
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from notes_cli import config
 from notes_cli.engine import native
 from notes_cli.library.smollm2 import FILE, find_file
 
+SOURCES = ("notes_cli", "prompts", "skills", "bench", "tests", "docs/results")
 PART = 36 << 20  # bytes
 WHEELS = (  # what running notes and its server needs, but numpy and PyYAML
     *("anyio", "click", "filelock", "gguf", "h11", "httpcore", "httpx", "jinja2", "platformdirs", "prometheus-client"),
@@ -33,7 +35,7 @@ def pack(build: Path, out: Path, python: str) -> list[Path]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     (folder / "lib").mkdir(parents=True)
-    for library in sorted((build / "bin").glob("*.so*")):
+    for library in sorted((build / "bin").glob("lib[!c]*.so*")):
         shutil.copy2(library, folder / "lib" / library.name, follow_symlinks=True)
     shutil.copy2(build / "bin" / "llama-server", folder / "lib")
     binding = Path(native.llama.__file__).parent
@@ -42,6 +44,10 @@ def pack(build: Path, out: Path, python: str) -> list[Path]:
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder / "wheels")]
     pip += ["--python-version", python, "--only-binary", ":all:", "--platform", "manylinux2014_x86_64"]
     subprocess.run([*pip, *WHEELS], check=True)
+    (folder / "source").mkdir()
+    sources = subprocess.run(["git", "archive", "HEAD", *SOURCES], stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(sources)) as committed:
+        committed.extractall(folder / "source")
     model = find_file(config.paths().models)
     if model is None:
         raise FileNotFoundError(FILE)

@@ -23,7 +23,9 @@ print(":".join(sorted(found)))
 PYTHON
 )
 export LD_LIBRARY_PATH="$folder/lib:$cuda:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}"
-export NOTES_LIBRARY="$folder/lib" PYTHONPATH="$PWD:$folder/site"
-python3 -c 'import notes_cli.lib' 2>/dev/null || ln -sfn "$folder/lib" notes_cli/lib # the binding
+mkdir -p "$out" && out=$(cd "$out" && pwd)
+cd "$folder/source"
+ln -sfn "$folder/lib" notes_cli/lib # the binding
+export NOTES_LIBRARY="$folder/lib" PYTHONPATH="$folder/source:$folder/site"
 chmod +x "$folder/lib/llama-server"
 exec python3 -m bench.gpu --out "$out" --smollm2 "$folder"/*.gguf --llama-server "$folder/lib/llama-server" "$@"
