@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ FARTHEST = 1.5  # the greatest `scale`: two prefills in different ways are 1 apa
 NEAREST = 0.25  # the part of the tensors that `scale` goes by
 FAINT = 0.002  # noise below it says nothing about how a segment was computed
 SHORT = 0.1  # a row shorter than this part of the others is compared with them: little of it is left to be exact
+SMALL = 0.25  # and a channel that is smaller than this part of the median one is measured by that
 OTHER_BATCH = 61  # tokens of a micro-batch of the second prefill
 TRANSITION = "transition"
 NAMES = {  # of K and V
@@ -153,6 +155,11 @@ class _Tensor:
     def median(self) -> float:
         return float(np.median(self.errors))
 
+    @property
+    def noise(self) -> NDArray[np.float64]:
+        """Of each row of two prefills: how far such rows are apart, at least as far as half of them."""
+        return np.maximum(self.errors, self.median)
+
     def wrong(self, bars: NDArray[np.float64], offset: int, position: int | None = None) -> WrongRows | None:
         """The rows beyond their bars, the first row being token -offset."""
         beyond = np.flatnonzero(~(self.errors <= bars))  # NaN is not
@@ -176,12 +183,13 @@ class _Found:
         found = compared(self._segment.layers, computed.layers)
         return [*found, *_compared_transitions(self._transitions, computed.transitions)]
 
-    def beyond(self, tensors: Sequence[_Tensor], noise: Sequence[float] = (), scale: float = 0.0) -> list[WrongRows]:
-        """The rows of these that exceed their bars."""
+    def beyond(self, tensors: Sequence[_Tensor], apart: Sequence[_Tensor] = (), scale: float = 0.0) -> list[WrongRows]:
+        """The rows of these that exceed their bars. `apart`: how far two prefills are."""
         self.farthest = float(np.max([one.errors.max() for one in tensors], initial=0.0))
         found = []
-        for one, far in zip(tensors, noise or [0.0] * len(tensors), strict=True):
-            wrong = one.wrong(TOLERANCE + one.rounding + SPREAD * scale * far, self._offset(one))
+        for one, far in zip_longest(tensors, apart):
+            bars = TOLERANCE + one.rounding + (SPREAD * scale * far.noise if far else 0.0)
+            wrong = one.wrong(bars, self._offset(one))
             found += [wrong] if wrong else []
         return found
 
@@ -189,7 +197,6 @@ class _Found:
         """The rows that neither of two prefills explains, nor what is between them."""
         apart = compared(computed.layers, other.layers)
         apart += _compared_transitions(computed.transitions, other.transitions)
-        noise = [one.median for one in apart]
         ways = []
         for far, near in ((computed, other), (other, computed)):
             tensors, others = self.tensors(near), self.tensors(far)
@@ -198,8 +205,8 @@ class _Found:
                 replace(one, errors=np.where(second.errors <= TOLERANCE + second.rounding, 0.0, one.errors))
                 for one, second in zip(tensors, others, strict=True)
             ]
-            scale = _scale(tensors, noise)
-            ways.append((scale, self.beyond(either, noise, scale), self.farthest))
+            scale = _scale(tensors, apart)
+            ways.append((scale, self.beyond(either, apart, scale), self.farthest))
         _, wrong, self.farthest = min(ways, key=lambda way: (way[0], sum(one.count for one in way[1])))
         return wrong
 
@@ -207,9 +214,9 @@ class _Found:
         return len(tensor.errors) - len(self._segment) if len(tensor.errors) >= len(self._segment) else 0
 
 
-def _scale(tensors: Sequence[_Tensor], noise: Sequence[float]) -> float:
-    """How many times the noise the nearest of the tensors are away."""
-    times = [one.median / far for one, far in zip(tensors, noise, strict=True) if far > FAINT]
+def _scale(tensors: Sequence[_Tensor], apart: Sequence[_Tensor]) -> float:
+    """How many times as far as two prefills are apart the nearest of the tensors are away."""
+    times = [one.median / far.median for one, far in zip(tensors, apart, strict=True) if far.median > FAINT]
     return min(FARTHEST, float(np.nan_to_num(np.quantile(times, NEAREST), nan=0.0))) if times else 0.0
 
 
@@ -224,25 +231,34 @@ def compared(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[
             if a.shape != b.shape:
                 raise EngineError(f"the segment has {name} of shape {a.shape} in layer {mine.layer}, not {b.shape}")
             if a.size:
-                length = _lengths(b)
-                distance = np.linalg.norm((a - b).astype(np.float64), axis=1) / length
-                tensors.append(_Tensor(mine.layer, name, distance, _rounding(rows) / length))
+                unit = _units(b) if mine.part != "state" else np.ones(b.shape[1])
+                length = _lengths(b / unit)
+                distance = np.linalg.norm((a - b) / unit, axis=1) / length
+                tensors.append(_Tensor(mine.layer, name, distance, _rounding(rows, unit) / length))
     return tensors
 
 
-def _lengths(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+def _units(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What the numbers of each channel are measured in: their size in the mean, so that a few channels of K that are
+    a hundred times as large, as some models have them, do not hide all others."""
+    sizes: NDArray[np.float64] = np.sqrt((rows.astype(np.float64) ** 2).mean(axis=0))
+    return np.maximum(sizes, max(SMALL * float(np.median(sizes)), 1e-9))
+
+
+def _lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
     """The length of each row, at least a part of what they have in the mean."""
     length: NDArray[np.float64] = np.linalg.norm(rows.astype(np.float64), axis=1)
     length[:] = np.maximum(length, max(SHORT * float(np.sqrt((length**2).mean())), 1e-9))
     return length
 
 
-def _rounding(rows: RowArray) -> NDArray[np.float64]:
+def _rounding(rows: RowArray, unit: NDArray[np.float64]) -> NDArray[np.float64]:
     """How far quantizing has moved each row, and half as much again; f16 is within TOLERANCE."""
     if rows.dtype != Q8_0:
         return np.zeros(len(rows))
     blocks: Any = rows
-    moved: NDArray[np.float64] = np.sqrt(BLOCK / 12 * (blocks["scale"].astype(np.float64) ** 2).sum(axis=1))
+    weight = (unit.reshape(-1, BLOCK) ** -2).sum(axis=1)
+    moved: NDArray[np.float64] = np.sqrt((blocks["scale"].astype(np.float64) ** 2 * weight).sum(axis=1) / 12)
     return 1.5 * moved
 
 
@@ -372,9 +388,7 @@ def _check_place(
     spliced = _placed(workspace, segment.tokens, segment.layers, segment.base, position)
     rounded = _placed(workspace, segment.tokens, right, position, position)
     angles = FLOATS * (position + len(segment))
-    v_noise = {
-        one.layer: np.maximum(one.errors, one.median) for one in compared(right, computed.layers) if one.name == "V"
-    }
+    v_noise = {one.layer: one.noise for one in compared(right, computed.layers) if one.name == "V"}
     wrong = []
     rounding = compared(rounded, right)
     own = {(one.layer, one.name): one for one in compared(spliced, segment.layers)}
