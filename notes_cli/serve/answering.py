@@ -27,6 +27,7 @@ class Token:
     spelt: bytes
     logprob: float
     likely: tuple[tuple[str, bytes, float], ...] = ()
+    shown: bytes = b""  # what it adds to the answer: nothing for a control token
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class Probabilities:
         scores = log_softmax(logits)
         best = np.argsort(-scores)[: self.likely]
         likely = tuple((*self._spelt(int(one)), float(scores[one])) for one in best)
-        self.new.append(Token(*self._spelt(token), float(scores[token]), likely))
+        shown = self.model.token_bytes(token)
+        self.new.append(Token(*self._spelt(token), float(scores[token]), likely, shown))
 
     def _spelt(self, token: int) -> tuple[str, bytes]:
         spelt = self.model.token_bytes(token, special=True)

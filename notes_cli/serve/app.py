@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from notes_cli.errors import NotesError
 from notes_cli.serve import bounds, errata, heat, library
@@ -251,13 +251,18 @@ class Service:
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         if (packed := request.headers.get("content-encoding", "identity")) != "identity":
             raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
+        what = f"the body is larger than {self.options.body:,} bytes"
+        too_large = Refused(413, what, code="too_large", last=True)
+        length = request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.options.body:
+            raise too_large  # none of it is waited for
         data = bytearray()
         try:
             with anyio.fail_after(SLOW):
                 async for part in request.stream():
                     data += part
                     if len(data) > self.options.body:
-                        raise Refused(413, f"the body is larger than {self.options.body:,} bytes", code="too_large")
+                        raise too_large
         except TimeoutError:
             raise Refused(408, "the body did not come in time") from None
         self._check()  # it may have taken its time
@@ -275,7 +280,11 @@ async def _told(request: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+    allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+    words = {
+        404: f"there is no {request.url.path[:200]!r} here. There are {', '.join(paths_of(request.app.routes))}",
+        405: f"{request.url.path[:200]} does not take {request.method}. It takes {allowed}",
+    }
     found = Refused(error.status_code, words.get(error.status_code, str(error.detail)))
     return JSONResponse(body(found), found.status, error.headers)
 
@@ -291,3 +300,9 @@ async def _fault(request: Request, error: Exception) -> Response:
 def pages_of(routes: Sequence[Route]) -> tuple[str, ...]:
     """Paths that a browser loads before it can send a key."""
     return tuple(route.path for route in routes if route.name == "page")
+
+
+def paths_of(routes: Sequence[BaseRoute]) -> list[str]:
+    """The paths that clients may ask, in order."""
+    found = [route.path_format for route in routes if isinstance(route, Route) and route.name != "page"]
+    return [path for path in dict.fromkeys(found) if path != ASK]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import secrets
 import time
@@ -31,7 +32,7 @@ class Reply:
     begun: Begun | None = None
     written: dict[int, Written] = field(default_factory=dict)
     _words: dict[int, list[TextDelta]] = field(default_factory=dict)
-    _offsets: dict[int, int] = field(default_factory=dict)  # of texts, for the log-probabilities of completions
+    _places: dict[int, Places] = field(default_factory=dict)  # of tokens, for the log-probabilities of completions
 
     @property
     def chat(self) -> bool:
@@ -142,17 +143,59 @@ class Reply:
     def _completed(self, index: int, tokens: Sequence[Token]) -> Json | None:
         if self.asked.writing.likely is None:
             return None
-        offsets, place = [], self._offsets.get(index, len(self.echo))
-        for one in tokens:
-            offsets.append(place)
-            place += len(one.text)
-        self._offsets[index] = place
+        places = self._places.setdefault(index, Places(len(self.echo)))
         return {
-            "tokens": [one.text for one in tokens],
+            "tokens": [_key(one.spelt) for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [{text: logprob for text, _, logprob in one.likely} for one in tokens],
-            "text_offset": offsets,
+            "top_logprobs": [_by_key(one) for one in tokens],
+            "text_offset": [places.next(one.shown) for one in tokens],
         }
+
+
+class Places:
+    """Where the tokens of a text begin in it, in characters. A token in the middle of a character is where that is."""
+
+    def __init__(self, start: int) -> None:
+        self._place, self._open = start, b""  # bytes of a character that is not complete
+
+    def next(self, token: bytes) -> int:
+        """Where the next token is."""
+        first = self._open + token[:1]
+        lost = bool(self._open and _decoded(first)[0]) and not _whole(first)  # it does not go on with what is open,
+        place = self._place + lost  # which is U+FFFD then
+        text, self._open = _decoded(self._open + token)
+        self._place += len(text)
+        return place
+
+
+def _decoded(data: bytes) -> tuple[str, bytes]:
+    """The characters that bytes are for certain, what is none as U+FFFD, and the bytes of one that may follow."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    return decoder.decode(data), decoder.getstate()[0]
+
+
+def _whole(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _by_key(token: Token) -> dict[str, float]:
+    """The likeliest tokens and their log-probabilities; of two that are spelt alike, that of the likelier one."""
+    found: dict[str, float] = {}
+    for _, spelt, logprob in token.likely:
+        found.setdefault(_key(spelt), logprob)
+    return found
+
+
+def _key(spelt: bytes) -> str:
+    """A token as completions name it: its text, or its bytes where it is a part of a character."""
+    try:
+        return spelt.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
 
 
 def reason(written: Written) -> str:

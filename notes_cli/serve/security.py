@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping, Sequence
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from notes_cli.expressions import expression
 from notes_cli.serve.refusals import Refused, body
 
+# A name or an IPv4 address, or an IPv6 address in brackets; then a port.
+HOST = expression(
+    r"(?:(?P<name>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?",
+    re.IGNORECASE | re.ASCII,
+)
 OPEN = ("/health",)  # what anybody may ask: balancers have no key
 
 
@@ -62,7 +69,10 @@ class Guard:
 
     def _refusal(self, headers: Headers, path: str, method: str) -> Refused | None:
         host = headers.get("host", "")
-        if not self._may_be_ours(_name(host).lower()):
+        name = _name(host)
+        if name is None:
+            return Refused(400, f"Host: {host[:80]!r} is not a name or an address, with a port or without")
+        if not self._may_be_ours(name):
             what = f"this server answers to localhost and to its address, not to {host[:80]!r}"
             return Refused(403, f"{what}: ask it by one of these, or let it listen by that name, or ask for a key")
         origin = headers.get("origin")
@@ -88,8 +98,11 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _name(host: str) -> str:
-    """The name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
+def _name(host: str) -> str | None:
+    """The name in a Host header in small letters, without the port; None where it is not as RFC 9110 has it. User
+    names, paths and names that end with a dot are not, nor are IPv6 addresses without brackets."""
+    match = HOST.fullmatch(host)
+    if match is None or int(match["port"] or 1) not in range(1, 1 << 16):
+        return None
+    name = (match["name"] or match["address"]).lower()
+    return name if match["name"] or (_is_address(name) and ":" in name) else None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+
+from notes_cli.serve.answering import Probabilities
+from notes_cli.serve.parsing import parse_completion
+from notes_cli.serve.replies import Places, Reply
 
 from .conftest import QUESTION, Json, Served, pieces, told
 
@@ -218,3 +224,69 @@ def test_every_seed_is_one(served: Served) -> None:
     for seed in (2**32 - 1, 2**32 - 2):
         replies = [served.http.post("/v1/completions", json={**ask, "seed": seed}).json()["choices"] for _ in range(4)]
         assert all([one["text"] for one in reply] == [one["text"] for one in replies[0]] for reply in replies)
+
+
+class Spelling:
+    """A model whose tokens are these bytes."""
+
+    def __init__(self, *tokens: bytes) -> None:
+        self.tokens = tokens
+
+    def token_bytes(self, token: int, *, special: bool = False) -> bytes:
+        return self.tokens[token]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "offsets"),
+    [
+        ([b"a", b"bc", b"d"], [0, 1, 3]),
+        (["é".encode()[:1], "é".encode()[1:], b"x"], [0, 0, 1]),
+        (["😀".encode()[:1], "😀".encode()[1:2], "😀".encode()[2:] + b"!", b"?"], [0, 0, 0, 2]),
+        (
+            ["a漢".encode()[:2], "漢".encode()[1:2], "漢".encode()[2:] + "字".encode()[:1], "字".encode()[1:], b"."],
+            [0, 1, 1, 2, 3],
+        ),
+        ([b"e", "\u0301".encode()[:1], "\u0301".encode()[1:], b"x"], [0, 1, 1, 2]),
+        ([b"\xf0\x9f", b"ab", b"c"], [0, 1, 3]),  # never completed: one U+FFFD
+        ([b"\xe2", b"\xe2", b"\x82\xac", b"x"], [0, 1, 1, 2]),
+        ([b"\x80", b"\xbf\xbf", b"a"], [0, 1, 3]),
+        ([b"a", b"", b"b"], [0, 1, 1]),  # a control token is not in the text
+    ],
+)
+@pytest.mark.parametrize("start", [0, 7])
+def test_offsets_of_tokens(tokens: list[bytes], offsets: list[int], start: int) -> None:
+    """In characters of the text; a part of a character is where that is."""
+    places = Places(start)
+    assert [places.next(token) - start for token in tokens] == offsets
+
+
+def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
+    """Each by its bytes, as OpenAI's completions have it; of tokens that are spelt alike the likelier one counts."""
+    logits = np.array([5.0, 4.0, 3.0, 2.0, 1.0], np.float32)
+    told = Probabilities(Spelling(b"\xf0\x9f", b"\xf0", "é".encode(), b"\xf0", b"x"), 4)  # type: ignore[arg-type]
+    told.chosen(1, logits)
+    asked = parse_completion({"prompt": "?", "logprobs": 4})[0]
+    found = Reply(asked, "tiny")._completed(0, told.take())
+    assert found and found["tokens"] == [r"bytes:\xf0"]
+    (likely,) = found["top_logprobs"]
+    assert list(likely) == [r"bytes:\xf0\x9f", r"bytes:\xf0", "é"]
+    assert likely[r"bytes:\xf0"] == found["token_logprobs"][0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_of_an_answer(served: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole and in chunks: each token of whole characters is in the text where it says, after the prompt if that is
+    echoed, also where characters come in several tokens."""
+    parts = served.http.post("/tokenize", json={"content": "é😀漢x"}).json()["tokens"]
+    bias = {str(token): 100 for token in parts}
+    given = {"prompt": "# Returns é", "max_tokens": 40, "temperature": 2, "seed": 4, "logprobs": 3, "echo": True}
+    reply = served.http.post("/v1/completions", json={**given, "logit_bias": bias, "stream": stream})
+    assert reply.status_code == 200, reply.text
+    lines = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")] if stream else [reply.text]
+    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+    text = "".join(choice["text"] for choice in choices)
+    found = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens = [(token, at) for one in found for token, at in zip(one["tokens"], one["text_offset"], strict=True)]
+    assert len(tokens) == 40 and any(token.startswith("bytes:") for token, _ in tokens)
+    assert all(text.startswith(token, at) for token, at in tokens if not token.startswith("bytes:"))
+    assert [at for _, at in tokens] == sorted(at for _, at in tokens) and tokens[0][1] == len("# Returns é")

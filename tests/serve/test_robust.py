@@ -180,6 +180,65 @@ def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) 
     assert reply.json()["error"]["message"] and "fault" not in reply.text
 
 
+@pytest.mark.parametrize("length", [(16 << 20) + 1, 99_999_999_999])
+def test_a_body_that_is_too_large_is_not_waited_for(served: Served, length: int) -> None:
+    """What its header announces is enough: 413 before any of it has come, and the connection ends."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        client.sendall(
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {length}\r\n\r\n".encode()
+        )
+        reply = b"".join(iter(lambda: client.recv(1 << 16), b"")).decode()  # until the server closes it
+    assert reply.startswith("HTTP/1.1 413 ") and "larger than 16,777,216 bytes" in reply
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "half"),
+    [
+        (rb'{"messages": [{"role": "user", "content": "a \ud800 b"}]}', "messages[0].content", r"\ud800"),
+        (rb'{"messages": [{"role": "\udfff"}]}', "messages[0].role", r"\udfff"),
+        (rb'{"tools": [{"function": {"name": "\udc00x"}}]}', "tools[0].function.name", r"\udc00"),
+        (rb'{"tools": [{"function": {"parameters": {"\ud83d": 1}}}]}', "a key of tools[0].function.parameters", "d83d"),
+        (rb'{"\ud83d": 1}', "a key holds", "d83d"),
+        (rb'"\ud83d\u0041"', "the body holds", "d83d"),
+        (b'{"messages": [{"content": "\xed\xa0\x80"}]}', "messages[0].content", r"\ud800"),
+        (rb'{"a": ["\ud83d\ude00", ["\ud83d\ud83d"]]}', "a[1][0]", "d83d"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/notes/explain"])
+def test_half_a_character_is_named_with_its_place(
+    served: Served, content: bytes, place: str, half: str, path: str
+) -> None:
+    reply = served.http.post(path, content=content, headers={"Content-Type": "application/json"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "invalid_json")
+    assert place in error["message"] and half in error["message"] and "half of a character" in error["message"]
+    assert "codec" not in error["message"]
+
+
+def test_bytes_that_are_no_text(served: Served) -> None:
+    """Which byte, and where."""
+    kind = {"Content-Type": "application/json"}
+    reply = served.http.post("/tokenize", content=b'{"content": "\xff"}', headers=kind)
+    assert reply.json()["error"]["message"] == "the body is not UTF-8: byte 0xff at position 13"
+
+
+def test_what_there_is_instead(served: Served) -> None:
+    """A path that there is not: those that there are. A method that a path does not take: those that it takes."""
+    for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/responses"):
+        reply = served.http.post(path, json={})
+        error = reply.json()["error"]["message"]
+        if path == "/":
+            assert reply.status_code == 405 and error == "/ does not take POST. It takes GET, HEAD"
+            continue
+        assert reply.status_code == 404 and error.startswith(f"there is no '{path}' here. There are /health, ")
+        assert "/v1/chat/completions, /v1/completions" in error and "/v1/notes/own" not in error
+    reply = served.http.get("/v1/chat/completions")
+    assert reply.status_code == 405 and reply.headers["allow"] == "POST"
+    assert reply.json()["error"]["message"] == "/v1/chat/completions does not take GET. It takes POST"
+
+
 @pytest.fixture
 def guarded(library: Path) -> Iterator[Served]:
     with started(library, options=Options(keys=("one", "two"), origins=("https://a.example",))) as found:
@@ -222,6 +281,65 @@ def test_no_other_name_leads_here(host: str, keys: tuple[str, ...]) -> None:
         )
         is None
     )
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1:80@evil.com", "evil.com@127.0.0.1", "user:pass@localhost", "localhost@", "@localhost"),
+        *(
+            "",
+            ":80",
+            "localhost:",
+            "localhost:0",
+            "localhost:65536",
+            "localhost:99999999",
+            "localhost:-1",
+            "localhost:+1",
+        ),
+        *(
+            "localhost:8o",
+            "localhost: 80",
+            "localhost:80:80",
+            "localhost:٣",
+            "localhost/",
+            "localhost/x",
+            "localhost#",
+            "a?b",
+        ),
+        *(
+            "localhost.",
+            "127.0.0.1.",
+            "localhost..",
+            ".localhost",
+            "a..b",
+            "local host",
+            "localhost\t",
+            "localhost,evil.com",
+        ),
+        *(
+            "[::1",
+            "::1]",
+            "::1",
+            "[localhost]",
+            "[127.0.0.1]",
+            "[]",
+            "[::1]x",
+            "[::1]:",
+            "[::1]:0",
+            "[::1]@x",
+            "x[::1]",
+            "[[::1]]",
+        ),
+        *("[::1%25lo]", "http://localhost", "localhost\\evil.com", "l\u043ecalhost", "%6cocalhost"),
+    ],
+)
+@pytest.mark.parametrize(("where", "keys"), [("127.0.0.1", ()), ("0.0.0.0", ()), ("0.0.0.0", ("one",))])
+def test_what_is_no_host(host: str, where: str, keys: tuple[str, ...]) -> None:
+    """Nothing but a name or an address and a port that there is, wherever we listen."""
+    headers = Headers(raw=[(b"host", host.encode()), (b"authorization", b"Bearer one")])
+    found = Guard(nobody, keys, where, (), (), {})._refusal(headers, "/v1/models", "GET")
+    assert found and found.status == 400 and "is not a name or an address" in str(found)
 
 
 async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
