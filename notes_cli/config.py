@@ -229,6 +229,11 @@ def sample_skills() -> list[Path]:
     return sorted(path for path in found if (path / "SKILL.md").is_file() or path.suffix == ".txt")
 
 
+def sample_names() -> list[str]:
+    """The names of these skills."""
+    return [path.stem for path in sample_skills()]
+
+
 def sample_skill(name: str) -> Path | None:
     """The skill of that name that comes with notes."""
     return next((path for path in sample_skills() if path.stem == name), None)

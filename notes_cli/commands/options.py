@@ -135,8 +135,8 @@ class SkillSource(SkillName):
         from notes_cli.text.discovery import find_skills
 
         with suppress(NotesError):
-            samples = [path.stem for path in config.sample_skills()]
-            return [*super().known(), *(found.name for found in find_skills(config.skill_folders())), *samples]
+            found = [one.name for one in find_skills(config.skill_folders())]
+            return [*super().known(), *found, *config.sample_names()]
         return super().known()
 
 

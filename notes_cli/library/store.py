@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
@@ -90,10 +90,12 @@ class Store(Protocol):
 class Library:
     """The compiled skills of one user, a Store in a folder, which appears with the first compile."""
 
-    def __init__(self, folder: Path, max_size: int | None = None) -> None:
-        """`max_size`: bytes that all files may take after a compile; None: any number."""
+    def __init__(self, folder: Path, max_size: int | None = None, samples: Callable[[], Sequence[str]] = tuple) -> None:
+        """`max_size`: bytes that all files may take after a compile; None: any number. `samples`: the names of texts
+        that could be compiled, for messages."""
         self.folder = folder
         self.max_size = max_size
+        self._samples = samples
 
     def path(self, name: str, identity: Identity) -> Path:
         """Where the segment of that name for that identity belongs, whether it exists or not.
@@ -280,6 +282,9 @@ class Library:
         if "," in word and all(one.strip() in known for one in word.split(",")):
             return SegmentError(none, "Name each skill on its own")
         near = get_close_matches(word, known, n=3)
+        samples = [] if near else get_close_matches(word, self._samples(), n=1)
+        if samples and samples != [word]:
+            return SegmentError(f"{none}. Did you mean {samples[0]}?", Help.COMPILE_NAMED(name=samples[0]))
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
         if not near and (os.sep in word or Path(word).suffix):  # there is nothing that could be compiled
             return SegmentError(f"no such file, and no compiled skill: {word}", Help.LIST_SKILLS())

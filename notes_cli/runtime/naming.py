@@ -89,4 +89,4 @@ def library(paths: config.Paths | None = None) -> Library:
     from notes_cli.library.store import Library  # it takes long to load, and names need none of it
 
     paths = paths or config.paths()
-    return Library(paths.library, max_size(config.load_config(paths.config)))
+    return Library(paths.library, max_size(config.load_config(paths.config)), config.sample_names)

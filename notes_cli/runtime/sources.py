@@ -108,7 +108,7 @@ class Sources:
         return self._found
 
     def _nothing(self, word: str) -> SkillError:
-        known = {*self.library.names(), *self.found()}
+        known = {*self.library.names(), *self.found(), *config.sample_names()}
         near = get_close_matches(word, known, n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
         what = f"no file, no compiled skill and no Agent Skill {word!r}{hint}"

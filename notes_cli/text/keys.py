@@ -48,7 +48,7 @@ MAX_UNCASED = 10  # characters of a word in a script without capitals, which may
 
 COMMENT = expression(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
 ASIDE = expression(r"\([^()]*\)")
-WORD = expression(r"[\w.@&'\u2019/+~#%-]*\w[\w.@&'\u2019/+~#%-]*")
+WORD = expression(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
 WRAPPED = expression(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
 CONSTANT = r"(?:`[^`\s\"]+`|<?https?://[^<>\s\uff08\uff09]+>?)"
 CONSTANTS = expression(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")

@@ -34,6 +34,15 @@ def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
     assert "came with notes" not in run_here("compile", "style-guide").err
 
 
+@pytest.mark.parametrize("word", ["stor-handbook", "Store-Handbok", "style-gide"])
+def test_a_misspelt_sample(empty: Path, home: Path, word: str) -> None:
+    """Its name is offered, also where nothing is compiled."""
+    meant = "style-guide" if "style" in word else "store-handbook"
+    assert f"Did you mean {meant}?" in run_here("compile", word).err
+    error = run_here("ask", "When?", "--splice", word).err
+    assert f"Did you mean {meant}?" in error and f"notes compile {meant}" in error
+
+
 def test_samples_are_none_of_all_skills(empty: Path) -> None:
     """--all means the project's and the user's."""
     assert "no Agent Skills" in run_here("compile", "--all").err

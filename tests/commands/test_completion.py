@@ -58,13 +58,13 @@ def test_what_is_completed(shell: Path) -> None:
 def test_what_a_shell_would_take_apart_is_quoted(shell: Path, tmp_path: Path) -> None:
     """Names and values with blanks, quotes and other signs; not where a quote has been opened."""
     (tmp_path / "odd.txt").write_text(
-        "# Odd\n\nDelivery time: 3 days\nquote: it's $HOME\n日期: 2026-06-01\n\nRules.\n", "utf-8"
+        "# Odd\n\nDelivery time: 3 days\nquote: It's $HOME\n日期: 2026-06-01\n\nRules.\n", "utf-8"
     )
     assert run_here("compile", tmp_path / "odd.txt").code == 0
     start = "notes ask --splice odd --erratum "
     assert completed(f"{start}Del") == ["Delivery\\ time="]
     assert completed(f"{start}Delivery\\ time=") == ["3\\ days"]
-    assert completed(f"{start}quote=") == ["it\\'s\\ \\$HOME"]
+    assert completed(f"{start}quote=") == ["It\\'s\\ \\$HOME"]
     assert completed(f"{start}日") == ["日期="]
     assert completed(f"{start}'Delivery time=", word="'Delivery time=") == ["Delivery time=3 days"]
 
