@@ -46,8 +46,9 @@ ITEM = expression(r" {0,3}[-*+] ")
 MAX_WORDS = 4
 MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also have no spaces
 
+# A value is one constant or several (CONSTANTS), or has no PROSE, and an amount (NUMBER) or few words (WORD).
 COMMENT = expression(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
-ASIDE = expression(r"\([^()]*\)")
+ASIDE = expression(r"\([^()]*\)")  # within a value: `3m (10 ft) to 9m (30 ft)`
 WORD = expression(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
 WRAPPED = expression(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
 CONSTANT = r"(?:`[^`\s\"]+`|<?https?://[^<>\s\uff08\uff09]+>?)"
@@ -101,21 +102,17 @@ def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
         return []
     found, lines = list[KeyLine](), list(_lines(text))
     for number, (first, line) in enumerate(lines):
-        if first not in given:
+        match = given.get(first)
+        if not match:
             continue
-        match = given[first]
-        neighbours = [lines[near] for near in (number - 1, number + 1) if 0 <= near < len(lines)]
-        if (
-            field_name(match["key"]) in declared
-            or FIELD_NAME.fullmatch(match["key"])
-            or (
-                all(
-                    near in shaped or APART.fullmatch(other) or (ITEM.match(other) and ITEM.match(line))
-                    for near, other in neighbours
-                )
-                and (any(near in given for near, _ in neighbours) or _is_evident(match))
-            )
-        ):
+        near = [lines[other] for other in (number - 1, number + 1) if 0 <= other < len(lines)]
+        apart = all(
+            start in shaped or APART.fullmatch(other) or (ITEM.match(other) and ITEM.match(line))
+            for start, other in near
+        )
+        beside = any(start in given for start, _ in near)
+        plain = FIELD_NAME.fullmatch(match["key"])  # one word of ASCII, which may also be among lines of prose
+        if plain or field_name(match["key"]) in declared or (apart and (beside or _is_evident(match))):
             found.append(_line(match, declared))
     return found
 
@@ -127,9 +124,7 @@ def is_value(text: str) -> bool:
     if CONSTANTS.fullmatch(core):
         return True
     core = _inner(core)
-    if ARROW.search(text):
-        return False
-    if PROSE.search(core) or _words("prose").intersection(core.casefold().split()):
+    if ARROW.search(text) or PROSE.search(core) or _words("prose").intersection(core.casefold().split()):
         return False
     number = NUMBER.search(core)
     if number:
