@@ -94,6 +94,14 @@ class _Symbol:
     most: int | None = 1
 
 
+class WaysError(GrammarError):
+    """A text could go on in too many ways at one place of the rule `rule`."""
+
+    def __init__(self, rule: str) -> None:
+        super().__init__(f"the rule {rule} can go on in more than {MAX_WAYS:,} ways at one place")
+        self.rule = rule
+
+
 class _Ways:
     """In how many ways a text can go on, as far as the beginning of each rule says."""
 
@@ -114,7 +122,7 @@ class _Ways:
                     ways, empty = self._symbol(symbol, 0)
                     run += ways
                     if run > MAX_WAYS:
-                        raise GrammarError(f"the rule {name} can go on in more than {MAX_WAYS:,} ways at one place")
+                        raise WaysError(name)
                     run = run if empty else 0
 
     def _symbol(self, symbol: _Symbol, depth: int) -> tuple[int, bool]:

@@ -16,9 +16,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from notes_cli.errors import GrammarError
-from notes_cli.text.grammar import MAX_RULES, MAX_TEXT, ROOT, times
+from notes_cli.text.grammar import MAX_RULES, MAX_TEXT, MAX_WAYS, ROOT, WaysError, check_grammar, times
 from notes_cli.text.pattern import PLAIN, pattern_rule, set_rule, text_rule, without
 
+FEW = 32  # texts to choose from that are written out as they are
 MAX_DEPTH = 64  # schemas in schemas, and $ref by $ref
 MAX_STEPS = 200_000  # schemas, values and names that are looked at: a few seconds of work
 MAX_PATTERN = 1000  # characters
@@ -117,6 +118,7 @@ class _Converter:
         self._schema = schema
         self._rules: dict[str, str] = dict(_BASICS)
         self._named: dict[str, str] = {}  # rules by what they say
+        self._places: dict[str, str] = {}  # of rules in the schema
         self._referred: dict[str, str] = {}  # rules by $ref
         self._values: dict[int, tuple[Any, set[Any]]] = {}  # those that a schema lists, by the schema's id
         self._loose = False  # whether keywords without a rule are left out
@@ -151,7 +153,13 @@ class _Converter:
         """The grammar of all rules that one leads to."""
         needed = self._needed(root)
         rules = {name: rule for name, rule in self._rules.items() if name in needed}
-        return "\n".join([f"{ROOT} ::= {root}", *(f"{name} ::= {rule}" for name, rule in rules.items())]) + "\n"
+        text = "\n".join([f"{ROOT} ::= {root}", *(f"{name} ::= {rule}" for name, rule in rules.items())]) + "\n"
+        try:
+            check_grammar(text)
+        except WaysError as error:
+            what = f"the JSON schema allows more than {MAX_WAYS:,} ways to go on at one place"
+            raise _TooLarge(f"{what} (at {self._places.get(error.rule) or '/'})") from error
+        return text
 
     def _needed(self, root: str) -> set[str]:
         """The rules that a rule leads to."""
@@ -182,6 +190,7 @@ class _Converter:
                 raise _TooLarge(f"the JSON schema is too large: its grammar has more than {most}")
             place = "-".join(re.findall(r"[A-Za-z0-9]+", at.replace("/properties/", "/")))[-40:].strip("-")
             self._named[body] = name = f"r{len(self._rules)}-{place}".rstrip("-")
+            self._places[name] = at.removesuffix("/rest").removesuffix("/more")
             self._rules[name] = body
         return self._named[body]
 
@@ -405,7 +414,26 @@ class _Converter:
             "".join(texts).encode()
         except (ValueError, UnicodeEncodeError) as error:
             raise _wrong(at, f"has a value for {keyword!r} that is not JSON: {error}") from error
-        return self._rule(" | ".join(map(text_rule, dict.fromkeys(texts))), at)
+        return self._rule(self._one_of([*dict.fromkeys(texts)], at, 0), at)
+
+    def _one_of(self, texts: Sequence[str], at: str, depth: int) -> str:
+        """One of several texts. What many have in common at their beginning is written once: llama.cpp follows every
+        alternative that there is at a place."""
+        if len(texts) <= FEW or depth > MAX_DEPTH:
+            return " | ".join(map(text_rule, texts))
+        groups: dict[str, list[str]] = {}
+        for text in texts:
+            groups.setdefault(text[:1], []).append(text)
+        ways = []
+        for group in groups.values():
+            if len(group) == 1:
+                ways.append(text_rule(group[0]))
+                continue
+            ends = [*zip(min(group), max(group), strict=False)]  # between which all others are
+            shared = next((place for place, (one, other) in enumerate(ends) if one != other), len(ends))
+            rest = self._rule(self._one_of([text[shared:] for text in group], at, depth + 1), at)
+            ways.append(f"{text_rule(group[0][:shared])} {rest}")
+        return " | ".join(ways)
 
     def _object(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
         properties, required = dict(_properties(schema, at)), dict.fromkeys(_required(schema, at))

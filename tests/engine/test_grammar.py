@@ -227,3 +227,31 @@ def test_many_ways_to_one_rule(model: Model) -> None:
         else:
             with Grammar(model, text) as grammar:
                 assert grammar.allows(spelt(model, "a")[0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [f"City number {number} of the region" for number in range(1500)],
+        [*range(5000)],
+        [{"a": number} for number in range(1500)],
+        [f"{'ab' * (number % 7)}{number}" for number in range(1200)],
+        ["", *(f"é{number}" for number in range(1100)), "é", '"', "\\"],
+    ],
+    ids=["cities", "numbers", "objects", "prefixes", "marks"],
+)
+def test_many_values(model: Model, values: list[Any]) -> None:
+    """What they begin with alike is written once, so that a text can go on in few ways: each can be written and ends
+    there, and nothing else."""
+    text = schema_grammar({"enum": values})
+    check_grammar(text)
+    end = next(token for token in range(model.n_vocab) if model.ends(token))
+    for value in values[::97] + values[-3:]:
+        tokens = spelt(model, json.dumps(value, ensure_ascii=False))
+        with Grammar(model, text) as grammar:
+            for token in tokens:
+                assert grammar.allows(token)
+                grammar.accept(token)
+            assert grammar.allows(end)
+    with Grammar(model, text) as grammar:
+        assert not grammar.allows(spelt(model, "~")[0])

@@ -194,3 +194,18 @@ def test_a_catalogue_that_is_too_large() -> None:
     """Refused with the tool at which it is."""
     with pytest.raises(GrammarError, match=r"^the tool second: the JSON schema is too large"):
         calls(first={"properties": {"a": _SMALL}}, second={"properties": {"a": {"enum": list(range(250_000))}}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"city": {"enum": [chr(0x4E00 + number) for number in range(1500)]}}}, "/properties/city"),
+        ({"properties": {f"p{number}": {"type": "integer"} for number in range(1500)}}, "/"),
+    ],
+    ids=["letters", "properties"],
+)
+def test_more_ways_than_there_may_be(schema: dict[str, Any], place: str) -> None:
+    """The place in the schema and the limit are named, and no rule of the grammar."""
+    with pytest.raises(GrammarError) as error:
+        schema_grammar({"type": "object", **schema})
+    assert str(error.value) == (f"the JSON schema allows more than 1,000 ways to go on at one place (at {place})")
