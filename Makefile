@@ -126,7 +126,7 @@ cuda: $(DEV) ## The patched library with llama.cpp's CUDA backend, and llama-ser
 		-DCMAKE_CUDA_COMPILER="$$toolkit/bin/nvcc" -DLLAMA_BUILD_COMMON=ON -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON \
 		-DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_APP=OFF >$(CUDA)/configure.log 2>&1 || { tail -20 $(CUDA)/configure.log; exit 1; }; } && \
 	{ cmake --build $(CUDA) --target ggml-cuda llama mtmd llama-server >$(CUDA)/build.log 2>&1 || { tail -20 $(CUDA)/build.log; exit 1; }; }
-	@ln -sf $(CURDIR)/$(CUDA)/toolkit/lib64/libcu*.so.[0-9]* $(CUDA)/bin/ 2>/dev/null || true # found beside the library
+	@ln -sf "$(CURDIR)/$(CUDA)"/toolkit/lib64/libcu*.so.[0-9]* $(CUDA)/bin/ 2>/dev/null || true # found beside the library
 	@NOTES_LIBRARY=$(CUDA)/bin $(BIN)/notes doctor
 
 gpu-check: $(DEV) ## Rows, logits, answers and timings of that build (10 minutes at most with a GPU); QUICK=1 without one. python -m bench.gpu.pack takes it to another machine
