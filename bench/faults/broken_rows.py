@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.segment import LayerRows, Segment, floats, quantized
+from notes_cli.engine.segment import Q8_0, LayerRows, Segment, floats, quantized
 from notes_cli.errors import NotesError
 from notes_cli.library.container import small
 from notes_cli.runtime.rows import NAMES
@@ -133,7 +133,8 @@ def _turned(workspace: Workspace, segment: Segment) -> tuple[LayerRows, ...] | N
 
 def _stored(segment: Segment, rows: LayerRows, name: str, values: Rows) -> NDArray[np.floating]:
     """Broken rows as the file of the segment keeps them."""
-    plain = values.astype(np.float32 if segment.row_type == "f32" else np.float16)
+    part = getattr(rows, name)
+    plain = values.astype(np.float16 if part.dtype == Q8_0 else part.dtype)
     bare = replace(segment, layers=(replace(rows, **{name: plain}),))
     found: NDArray[np.floating] = getattr(small(bare).layers[0], name)
     return found

@@ -37,9 +37,10 @@ TOLERANCE = 0.03  # of a row's length: ten times what the order of a batch chang
 SPREAD = 3.0  # a row may be as many times as far away as half of the rows of its tensor are
 FARTHEST = 1.5  # the greatest `scale`: two prefills in different ways are 1 apart
 NEAREST = 0.25  # the part of the tensors that `scale` goes by
-FAINT = 0.002  # noise below it says nothing about how a segment was computed
+FAINT = 0.01  # of a row: noise below it says nothing about how a segment was computed; nor does so small a channel
 SHORT = 0.1  # a row shorter than this part of the others is compared with them: little of it is left to be exact
 SMALL = 0.25  # and a channel that is smaller than this part of the median one is measured by that
+STEPS = 16  # of a quantized number that a channel is measured by at least
 OTHER_BATCH = 61  # tokens of a micro-batch of the second prefill
 TRANSITION = "transition"
 NAMES = {  # of K and V
@@ -231,18 +232,25 @@ def compared(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[
             if a.shape != b.shape:
                 raise EngineError(f"the segment has {name} of shape {a.shape} in layer {mine.layer}, not {b.shape}")
             if a.size:
-                unit = _units(b) if mine.part != "state" else np.ones(b.shape[1])
+                unit = _units(b, rows) if mine.part != "state" else np.ones(b.shape[1])
                 length = _lengths(b / unit)
                 distance = np.linalg.norm((a - b) / unit, axis=1) / length
                 tensors.append(_Tensor(mine.layer, name, distance, _rounding(rows, unit) / length))
     return tensors
 
 
-def _units(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+def _units(computed: NDArray[np.float32], kept: RowArray) -> NDArray[np.float64]:
     """What the numbers of each channel are measured in: their size in the mean, so that a few channels of K that are
-    a hundred times as large, as some models have them, do not hide all others."""
-    sizes: NDArray[np.float64] = np.sqrt((rows.astype(np.float64) ** 2).mean(axis=0))
-    return np.maximum(sizes, max(SMALL * float(np.median(sizes)), 1e-9))
+    a hundred times as large, as some models have them, do not hide all others; but no less than rounding leaves of
+    them, if rows are `kept` quantized."""
+    sizes: NDArray[np.float64] = np.sqrt((computed.astype(np.float64) ** 2).mean(axis=0))
+    least = max(SMALL * float(np.median(sizes)), FAINT * float(np.sqrt((sizes**2).mean())), 1e-9)
+    if kept.dtype == Q8_0:
+        blocks: Any = kept
+        steps = np.abs(blocks["scale"].astype(np.float64)).mean(axis=0)
+        sizes = np.maximum(sizes, STEPS * np.repeat(steps, BLOCK))
+    sizes[:] = np.maximum(sizes, least)
+    return sizes
 
 
 def _lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -373,10 +381,12 @@ def _unplaceable(workspace: Workspace, segment: Segment, position: int) -> str |
 def _check_place(
     workspace: Workspace, segment: Segment, computed: _Computed, position: int, progress: Progress | None
 ) -> list[WrongRows]:
-    """The wrong rows of a splice at a position: keys against tokens decoded there, V against the file's.
+    """The wrong rows of a splice at a position.
 
-    The rows are read from the cache, so that its type rounds them: by as much as it rounds the computed ones. What the
-    prefill there differs by from the one at the segment's own position shows in V, which is not rotated.
+    Each row is read back, rotated to where it was compiled, and compared with the file's: is it there? And half of the
+    keys of each layer must be as near to those of the same tokens decoded there as the file's are to the computed ones:
+    all are rotated by the same distance. What that prefill differs by from the one at the segment's own position shows
+    in V, which is not rotated. The type of the cache rounds rows by as much as it rounds the computed ones.
     """
     there = []
     with workspace.scratch(segment.base + len(segment)) as notebook:
@@ -385,29 +395,30 @@ def _check_place(
             where = notebook.context, notebook.sequence, segment.context, tokens
             there.append(_decoded_at(*where, start, segment.row_type, progress))
     right = _joined(there)
-    spliced = _placed(workspace, segment.tokens, segment.layers, segment.base, position)
-    rounded = _placed(workspace, segment.tokens, right, position, position)
-    angles = FLOATS * (position + len(segment))
-    v_noise = {one.layer: one.noise for one in compared(right, computed.layers) if one.name == "V"}
+    spliced, back = _placed(workspace, segment.tokens, segment.layers, segment.base, position)
+    rounded, _ = _placed(workspace, segment.tokens, right, position, position)
+    v_noise = {one.layer: one.median for one in compared(right, computed.layers) if one.name == "V"}
+    own = [replace(one, k=floats(one.k), v=floats(one.v)) for one in segment.layers]
     wrong = []
-    rounding = compared(rounded, right)
-    own = {(one.layer, one.name): one for one in compared(spliced, segment.layers)}
-    for one, type_ in zip(compared(spliced, right), rounding, strict=True):
-        bars = TOLERANCE + 1.5 * type_.errors + angles
-        if one.name.startswith("K"):
-            bars = bars + 2 * SPREAD * v_noise.get(one.layer, FAINT)
-        else:
-            one = own[one.layer, one.name]
-        found = one.wrong(bars, 0, position)
+    kept = compared(own, computed.layers)
+    rows = zip(compared(back, own), compared(spliced, right), compared(rounded, right), kept, strict=True)
+    for one, turned, type_, before in rows:
+        bar = TOLERANCE + FLOATS * (position + len(segment))
+        found = one.wrong(bar + 2 * type_.noise, 0, position)
+        if not found and turned.name.startswith("K"):
+            bar += before.median + 2 * type_.median + SPREAD * v_noise.get(one.layer, TOLERANCE)
+            middle = replace(turned, errors=np.full(len(segment), turned.median))
+            found = middle.wrong(np.full(len(segment), bar), 0, position)
         wrong += [found] if found else []
     return wrong
 
 
 def _placed(
     workspace: Workspace, tokens: Tokens, layers: Sequence[LayerRows], base: int, position: int
-) -> tuple[LayerRows, ...]:
-    """Rows as the cache has them at a position."""
+) -> tuple[tuple[LayerRows, ...], tuple[LayerRows, ...]]:
+    """Rows as the cache has them at a position, and as they are when they are rotated back."""
     context = workspace.context
     with context.lease() as lease:
         context.splice(lease.id, position, tokens, layers, base)
-        return context.read(lease.id, position, len(tokens), base=position, dtype="f32")
+        first, second = (context.read(lease.id, position, len(tokens), base=at, dtype="f32") for at in (position, base))
+        return first, second
