@@ -36,6 +36,7 @@ _HIDDEN = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufff
 _OBEYED = expression(rf"[{_CONTROL}]|\r(?!\n)")
 _HARMFUL = expression(rf"[{_CONTROL}{_HIDDEN}]|\r(?!\n)")
 _SPELT = expression(rf"[{_CONTROL}{_HIDDEN}]")  # in JSON, where C0 is spelt already
+COLUMNS = 80  # of a terminal, as most are
 
 
 def _visible(found: re.Match[str]) -> str:
@@ -293,6 +294,11 @@ def sentence(text: str) -> None:
     if terminal():
         text = fill(text, _console().width, break_long_words=False, break_on_hyphens=False)
     _write(text + "\n")
+
+
+def fitting(line: str, shorter: str) -> str:
+    """A line where it fits a terminal of the usual width, else a shorter one that says less."""
+    return line if len(line) <= COLUMNS else shorter
 
 
 def cells(text: str) -> int:

@@ -117,3 +117,8 @@ def test_nobody_prints_round_the_door() -> None:
             if {"echo", "Console", "stdout", "stderr"} & set(imported) or name in ("warnings.warn", "input"):
                 found.append(f"{path.name}:{node.lineno} import")  # type: ignore[attr-defined]
     assert found == []
+
+
+def test_a_line_fits_a_terminal() -> None:
+    """At 80 columns, wherever it goes: what is printed does not depend on the window."""
+    assert output.fitting("x" * 80, "short") == "x" * 80 and output.fitting("x" * 81, "short") == "short"

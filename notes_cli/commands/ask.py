@@ -28,8 +28,6 @@ from notes_cli.commands.options import (
 from notes_cli.commands.request import Call, read_call
 from notes_cli.explaining import plan_as_json, turn_as_json
 
-COLUMNS = 80  # of a line that is to fit a terminal
-
 GROUPS = {
     "Question": ("prompt", "file", "splices", "images", "system", "session", "results", "batch"),
     "Corrections": ("errata", "fields", "method"),
@@ -320,8 +318,7 @@ def _gain(found: Mapping[str, Any]) -> str:
     tokens, ms = found["tokens"], found["ms"]
     what, wait = ("prompt read", ms["prompt"]) if tokens["reasoning"] else ("first token", ms["first_token"])
     told = f"spliced, {tokens['decoded']:,} decoded; {what} in {human_time(wait / 1000)}{_saved(found)}"
-    line = f"{tokens['spliced']:,} tokens {told}"
-    return line if len(line) <= COLUMNS else f"{tokens['spliced']:,} {told}"
+    return output.fitting(f"{tokens['spliced']:,} tokens {told}", f"{tokens['spliced']:,} {told}")
 
 
 def _saved(found: Mapping[str, Any]) -> str:

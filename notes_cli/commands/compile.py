@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from notes_cli.text.toolset import ToolSet
 
 MOST_BLOCKS = 64
-COLUMNS = 80  # of a line that is to fit a terminal
 
 
 class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
@@ -364,8 +363,7 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
     names = f"fields {', '.join(fields)}" if fields else "no fields like fee: 12"
     if skill.picture:
         return told + end
-    whole = f"{told}, {names}{end}"
-    return whole if len(whole) <= COLUMNS else f"{told}, {count}{end}"
+    return output.fitting(f"{told}, {names}{end}", f"{told}, {count}{end}")
 
 
 def _facts(skill: Skill, compiled: Compiled, values: dict[str, str], nbytes: int) -> dict[str, Any]:

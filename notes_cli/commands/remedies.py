@@ -6,6 +6,7 @@ The one table of it. What is missing here is worded the same for everybody (erro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from shlex import join, quote
 from string import Formatter
 from typing import Any
@@ -42,10 +43,17 @@ def _compile_edited(values: Mapping[str, Any]) -> str:
 def _compile(source: Sequence[str], values: Mapping[str, Any]) -> str:
     words = ["notes", "compile", *source]
     if "model" in values:
-        words += ["-m", str(values["model"])]
+        words += ["-m", _model(values["model"])]
     for option, value in values["options"].items():
         words += [_FLAGS[option]] if value is True else [_FLAGS[option], str(value)]
     return f"Run: {join(words)}"
+
+
+def _model(path: object) -> str:
+    """A model's name, if it has one that -m takes, else its file."""
+    from notes_cli.runtime.naming import word_for
+
+    return word_for(Path(str(path)))
 
 
 def _each(option: str, names: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,15 @@ def own_name(path: Path) -> str | None:
 
     own = {smollm2.FILE: smollm2.NAME, config.SHIPPED_MODEL: config.SHIPPED_TINY}
     return {**own, config.EYE_FILES[0]: config.SHIPPED_EYE}.get(path.name)
+
+
+def word_for(path: Path, paths: config.Paths | None = None) -> str:
+    """What to call a model by: its name where that opens this very file, else the file."""
+    name = own_name(path)
+    with suppress(NotesError, OSError):
+        if name and model_file(name, paths).samefile(path):
+            return name
+    return str(path)
 
 
 def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[Named]:

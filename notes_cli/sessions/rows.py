@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from notes_cli.engine.places import axes_of, position
 from notes_cli.engine.segment import LayerRows, Media, Segment, Tokens
 from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError
 from notes_cli.library.container import checksum_of, open_segment, write_segment
+from notes_cli.runtime.naming import word_for
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.ledger import Header
@@ -51,7 +53,7 @@ class RowFiles:
                     f"{begun.model} is another model since then: begin another session, or put the former one there"
                 )
             else:
-                remedy = f"Its model: {begun.model}"
+                remedy = f"Its model: {word_for(Path(begun.model))}"
             raise SessionError(what, remedy)
         model, name = self._workspace.model, self._stored.name
         unknown = model.unknown(self._stored.state.tokens)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from notes_cli import config
+
 from .. import stores
 from .conftest import Notes, Outcome, command_line, on_a_terminal, run_here
 
@@ -264,3 +266,18 @@ def test_a_shell_completes_names(user: Path) -> None:
 def test_errors_of_names_are_json_too(notes: Notes, user: Path) -> None:
     outcome = notes("ask", "Why?", "--json", "-m", "qwen3:8b")
     assert outcome.code == 1 and "Did you mean qwen3:0.6b?" in json.loads(outcome.out)["error"]["message"]
+
+
+def test_models_of_notes_are_called_by_their_names(notes: Notes, smollm2: Path, home: Path, tmp_path: Path) -> None:
+    """In what a remedy has people type, where the name opens that very file; and as they were published, not by the
+    folder of a training run. A copy elsewhere is called by its path."""
+    text = tmp_path / "fee.txt"
+    text.write_text("fee: 12\n\nThe fee is for all.\n")
+    assert notes("compile", text, "-m", smollm2).code == 0
+    assert "SmolLM2-135M-Instruct Q4_1" in notes("ls").out
+    outcome = notes("ask", "Why?", "--splice", "fee", "-m", "notes-tiny")
+    assert outcome.err.endswith("Run: notes compile --from fee -m notes-tiny\n")
+    copy = tmp_path / config.shipped_model().name
+    shutil.copy(config.shipped_model(), copy)
+    outcome = notes("ask", "Why?", "--splice", "fee", "-m", copy)
+    assert outcome.err.endswith(f"Run: notes compile --from fee -m {copy}\n")
