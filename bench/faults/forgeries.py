@@ -13,7 +13,7 @@ from bench.faults.frame import ACCEPTED, FOUND, REFUSED, ROOT, SCRATCH, Budget, 
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import SegmentError, SkillError, UnsupportedError
+from notes_cli.errors import EngineError, SegmentError, SkillError
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.library.smollm2 import find_file
 from notes_cli.runtime.compiling import compile_skill
@@ -131,11 +131,13 @@ class Forgeries:
         """A segment, in a way that this model has."""
         while True:
             way, skill = rng.choice(WAYS), parse_skill(rng.choice(TEXTS), source="text", default="text")
-            with self._workspace(model, way.compiled, way.carry) as workspace:
-                try:
+            try:
+                with self._workspace(model, way.checked, way.carry) as workspace:
+                    assert workspace.context  # not all caches take all types
+                with self._workspace(model, way.compiled, way.carry) as workspace:
                     segment = compile_skill(workspace, skill, known=_earlier(workspace, skill, way), **way.how)
-                except (UnsupportedError, SkillError):  # no blocks, not as q8_0
-                    continue
+            except (EngineError, SkillError):  # no blocks, not as q8_0
+                continue
             if way.carry is (segment.carry is not None):
                 return way, segment
 
