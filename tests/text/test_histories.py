@@ -1,0 +1,80 @@
+"""Conversations with tools as other programs send them, in each template: none is refused, and no text is lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from bench.templates import HISTORIES, ours
+from notes_cli.serve.parsing import parse_chat
+from notes_cli.text.messages import Conversation
+from notes_cli.text.prompt import Chunk, build
+
+from .test_tools import NO_CALLS, NO_TOOLS, SHOWS, SOURCES, template_of
+
+ENDLESS = {  # a macro of these calls itself for ever where a property has no type
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+}
+USERS = re.compile(r"<(main|slow|look|brief)>|<a>\\?\"|b\|c|c\|d|\{x|\{a\}")  # in strings of users only
+
+
+def prompt_of(name: str, history: str) -> list[Chunk]:
+    asked = parse_chat(json.loads(json.dumps(HISTORIES[history])))
+    return build(template_of(name), Conversation(asked.messages, asked.tools))
+
+
+def typed(history: str) -> bool:
+    """Whether all properties of its tools have a type."""
+    tools = HISTORIES[history].get("tools", []) if HISTORIES[history].get("tool_choice") != "none" else []
+    schemas: list[Any] = [tool["function"].get("parameters") or {} for tool in tools]
+    return all("type" in one for schema in schemas for one in schema.get("properties", {}).values())
+
+
+@pytest.mark.parametrize("name", sorted([*SHOWS, *NO_CALLS]))
+def test_each_history_has_a_prompt(name: str) -> None:
+    """With the names of what was called, the results and all other texts, of which none is read as control tokens."""
+    for history, given in HISTORIES.items():
+        if name in ENDLESS and not typed(history):
+            assert "nested too deeply" in ours(SOURCES[name], name, given)
+            continue
+        chunks = prompt_of(name, history)
+        text = "".join(chunk.text for chunk in chunks)
+        for message in given["messages"]:
+            for call in message.get("tool_calls", []):
+                assert call["function"]["name"] in text, history
+            if message["role"] == "tool" and isinstance(message["content"], str):
+                shown = (message["content"], json.dumps(message["content"]), json.dumps(message["content"])[1:-1])
+                assert any(one in text for one in shown), history
+        own = [run.text for chunk in chunks for run in chunk.runs if run.special]
+        assert not [part for part in own if USERS.search(part)], history
+
+
+@pytest.mark.parametrize("name", sorted(NO_TOOLS))
+def test_a_template_without_tools(name: str) -> None:
+    """A history with calls is taken, also with tools that may not be called; tools that the model would not know of are
+    not."""
+    for history, given in HISTORIES.items():
+        why = ours(SOURCES[name], name, given)
+        if "tools" in given and given.get("tool_choice") != "none":
+            assert "does not tell the model of tools" in why or "must alternate" in why, history
+        else:
+            assert not why or (name == "google-gemma-2-2b-it" and "must alternate" in why), history
+
+
+def test_a_turn_does_not_change_what_came_before() -> None:
+    """The prompt of a history begins with what the prompt without its last question has: a prefix cache finds it."""
+    for name in ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407"):
+        for history in ("ids of other servers", "no ids", "parallel calls, results reversed", "arguments {} and null"):
+            given = HISTORIES[history]
+            messages = [one for one in given["messages"] if one["content"] != "And the largest?"]
+            texts = []
+            for more in ([], [{"role": "assistant", "content": "A."}, {"role": "user", "content": "And now?"}]):
+                asked = parse_chat({**given, "messages": [*messages, *more]})
+                chunks = build(template_of(name), Conversation(asked.messages, asked.tools))
+                texts.append("".join(chunk.text for chunk in chunks))
+            assert texts[1].startswith(texts[0]), (name, history)
