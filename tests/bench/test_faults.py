@@ -21,6 +21,7 @@ from bench.faults import (
     containers,
     disk,
     documents,
+    forgeries,
     frame,
     interrupts,
     kills,
@@ -36,6 +37,7 @@ from bench.faults.kills import Jobs
 from bench.faults.stage import Stage
 from notes_cli.library import container, private
 from notes_cli.library import profiles as kept
+from notes_cli.runtime import rows
 from notes_cli.sessions import archive, state
 from notes_cli.sessions.ledger import FORMAT, sealed
 from notes_cli.text import skill, template
@@ -46,7 +48,7 @@ FAILED = frame.BAD
 @pytest.fixture(autouse=True)
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that made a case fail go to the test's own folder; one thread a model."""
-    for module in (containers, ledgers, archives, profiles, documents):
+    for module in (containers, forgeries, ledgers, archives, profiles, documents):
         monkeypatch.setattr(module, "FOUND", tmp_path)
     monkeypatch.setenv("NOTES_THREADS", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -171,6 +173,14 @@ def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ledgers.judged(data) == ACCEPTED and not outcomes(judge, 300).intersection(FAILED)
     monkeypatch.setattr(state, "ids_of", list)
     assert "wrong" in outcomes(judge, 2000, "wrong")
+
+
+def test_forgeries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar that no row exceeds."""
+    judge = forgeries.Forgeries(tmp_path, 1, ("notes-tiny",))
+    assert outcomes(judge, 14, first=6) == {"accepted", "refused"}
+    monkeypatch.setattr(rows, "TOLERANCE", 10.0)
+    assert "wrong" in outcomes(judge, 14, "wrong", first=forgeries.INTACT)
 
 
 def test_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
