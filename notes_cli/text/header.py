@@ -147,8 +147,9 @@ def _by_line(yaml: str, where: str) -> dict[str, Any]:
     """The keys that are read, from front matter that YAML refuses. Of a key that is there twice the last one counts."""
     lines = dedent(yaml.expandtabs()).split("\n")
     keys = [(number, match) for number, line in enumerate(lines) if (match := TOP_KEY.fullmatch(line))]
+    ends = [*(number for number, _ in keys[1:]), len(lines)]
     found: dict[str, Any] = {}
-    for (number, match), (following, _) in zip(keys, [*keys[1:], (len(lines), None)], strict=True):
+    for (number, match), following in zip(keys, ends, strict=False):  # without a key there is an end all the same
         rest = lines[number + 1 : following]
         if match["key"] == "fields":
             found["fields"] = _fields_by_line([match["rest"], *rest], number + 1, where)

@@ -56,6 +56,12 @@ def test_what_yaml_refuses_is_read_line_by_line(tmp_path: Path, yaml: str, line:
     assert f"not valid YAML: line {line}," in warning and warning.endswith("read line by line instead")
 
 
+def test_nothing_may_be_readable(tmp_path: Path) -> None:
+    """Neither name nor description: the folder's name, and both are told."""
+    name, description, text, warnings = written(tmp_path, b"---\na b: c: d\n---\nx")
+    assert (name, description, text, len(warnings)) == ("ferry-trips", "", "x", 2)
+
+
 def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
     """YAML makes a list of it, and agents read it as it is written."""
     name, description, _, warnings = written(
@@ -157,7 +163,7 @@ PARTS = [
     "",
     "\ufeff",
 ]
-PARTS += ["\t- [", '"', "x", "...", "---x", "fields: {", "|", "name\uff1az", "'description': >"]
+PARTS += ["\t- [", '"', "x", "...", "---x", "fields: {", "a b: c: d", "|", "name\uff1az", "'description': >"]
 
 
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("\n".join) | st.text(max_size=200))
