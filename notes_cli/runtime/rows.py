@@ -33,7 +33,7 @@ from notes_cli.engine.segment import BLOCK, Q8_0, LayerRows, RowArray, Segment, 
 from notes_cli.errors import EngineError, Progress
 from notes_cli.runtime.workspace import Workspace
 
-TOLERANCE = 0.03  # of a row's length: ten times what the order of a batch changes (docs/reliability.md)
+TOLERANCE = 0.02  # of a row: twice what other batches change on the models that ship (docs/reliability.md)
 SPREAD = 3.0  # a row may be as many times as far away as half of the rows of its tensor are
 FARTHEST = 1.5  # the greatest `scale`: two prefills in different ways are 1 apart
 NEAREST = 0.25  # the part of the tensors that `scale` goes by

@@ -92,7 +92,7 @@ def test_one_forged_row_is_found(workspace: Workspace, shared: Path) -> None:
         return replace(rows, k=k)
 
     altered(shared, flip, layer=1)
-    with refused(SegmentError, "layer 1, K, token 7: off by 2, where rounding explains 0.03. Somebody forged it"):
+    with refused(SegmentError, "layer 1, K, token 7: off by 2, where rounding explains 0.02. Somebody forged it"):
         import_segment(workspace, shared)
 
 

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_told_in_one_line(workspace: Workspace) -> None:
     segment = compile_skill(workspace, SKILL)
     wrong = broken(segment, 1, lambda rows: scaled(rows, slice(5, 8)))
     check = check_rows(workspace, wrong)
-    assert check.reason == "layer 1, V, tokens 5 to 7: off by 0.5, where rounding explains 0.03"
+    assert check.reason == "layer 1, V, tokens 5 to 7: off by 0.5, where rounding explains 0.02"
     assert str(replace(check.wrong[0], position=1200, count=2)).startswith(
         "layer 1, V, tokens 5 to 7 (2 of them), placed at position 1,200: "
     )
