@@ -496,8 +496,9 @@ def _message(data: Any, where: str) -> Message:
     if given.any("function_call"):
         raise Refused(400, f"{where}.function_call is not supported: use tool_calls", param=f"{where}.function_call")
     call = given.text("tool_call_id")
-    given.ignore(_KEYS)
-    given.end()
+    if role not in ("assistant", "tool"):  # to which programs add their own keys
+        given.ignore(_KEYS)
+        given.end()
     if not parts and role != "assistant":
         if not silent:
             raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
@@ -531,8 +532,9 @@ def _parts(content: Any, where: str, images: bool = False) -> tuple[TextPart | I
         if kind not in ("text", "refusal"):
             raise Refused(400, f"{where}[{number}] is {kind[:40] or 'of no type'}: only text is supported", param=where)
         found.append(TextPart(given.needed(kind)))
-        given.ignore({"cache_control"})
-        given.end()
+        if images:
+            given.ignore({"cache_control"})
+            given.end()
     return tuple(found)
 
 

@@ -210,7 +210,11 @@ def _named(pattern: str, strip: str = "") -> Reader:
     def read(text: str, _: Schemas) -> Iterator[Found]:
         at = 0
         while match := found.search(text, at):
-            given, at = _json_at(text, match.end())
+            at = match.end()
+            if text[at:].lstrip()[:1] == "<":  # the next mark comes at once: there are no arguments
+                given: Any = None
+            else:
+                given, at = _json_at(text, at)
             groups = match.groupdict()
             yield match["name"].removeprefix(strip), given, groups.get("id") or ""
 

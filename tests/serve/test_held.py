@@ -255,6 +255,22 @@ def test_a_history_with_calls_and_no_tools(qwen: Served) -> None:
     qwen.chat(talk, max_tokens=1)
 
 
+def test_keys_that_programs_add_to_a_history(qwen: Served) -> None:
+    """In what the assistant and tools said they are passed over; in a question a key that nobody knows may be an
+    image."""
+    call = {
+        "id": "c",
+        "type": "function",
+        "index": 0,
+        "function": {"name": "get_time", "arguments": "{}", "parsed": {}},
+    }
+    said = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_details": [], "function_call": None}
+    part = {"type": "text", "text": "noon", "annotations": {"audience": ["user"]}}
+    talk = [*ASKED, said, {"role": "tool", "tool_call_id": "c", "content": [part], "is_error": False}]
+    qwen.chat(talk, max_tokens=1)
+    assert "messages[0].images" in qwen.chat([{**ASKED[0], "images": ["aGk="]}], 400)["message"]
+
+
 def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
     """In any order; tools that nobody may call are not there at all."""
     first, *others = (

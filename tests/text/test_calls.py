@@ -156,6 +156,8 @@ def test_a_call_without_arguments(given: str) -> None:
         assert [(call.name, call.arguments) for call in calls_in(text, form, TOOLS).calls] == [("get_time", {})], text
     section = "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_time:0<|tool_call_argument_begin|>null"
     assert calls_in(section, kimi, TOOLS).calls[0].arguments == {}
+    assert calls_in(section.removesuffix("null") + "<|tool_call_end|>", kimi, TOOLS).calls[0].arguments == {}
+    assert not calls_in(section.removesuffix("null"), kimi, TOOLS).calls  # it was cut
 
 
 @pytest.mark.parametrize("name", ['["get_time"]', "3", "null", '{"get_time": 1}'])
