@@ -121,6 +121,15 @@ class Context:
         return native.supports(self.handle, operation) or (self.unmovable if operation == "splice" else None)
 
     @property
+    def backend(self) -> str:
+        """What of this context and this machine decides how numbers are rounded: flash attention, devices, llama.cpp's
+        version. The number of threads and the size of batches are no part of it."""
+        model = self.model
+        here = [native.system_info(), str(model.placed), str(self.options.offload_kv)] if model.offloads else []
+        digest = hashlib.sha256("\n".join([native.system_info(), *here]).encode()).hexdigest()[:8]
+        return f"flash attention {self.options.flash_attention}, backend {digest}"
+
+    @property
     def compile_options(self) -> ContextOptions:
         """The options of a context that rows for this one are compiled in."""
         type_k, type_v = self.options.compiled

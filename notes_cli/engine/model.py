@@ -53,6 +53,7 @@ class Model:
         self.path = path
         self._devices = devices.handles(rpc)  # before anything is loaded
         self.offloads = bool(rpc) or devices.offloading()  # layers, to memory that is not this machine's
+        self.placed = gpu_layers, main_gpu, tuple(rpc)  # where its layers are, as far as there is a choice
         self.sources = open_sources(path)  # all files of the model
         try:
             self._load(gpu_layers, main_gpu, mmap, loading)

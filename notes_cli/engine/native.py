@@ -277,6 +277,11 @@ class Traffic(NamedTuple):
     copies: int
 
 
+def system_info() -> str:
+    """The version of llama.cpp, and what its backends are built for and find on this machine."""
+    return f"{UPSTREAM} {llama.llama_print_system_info().decode()}"
+
+
 def traffic() -> Traffic:
     counts = [ctypes.c_int64() for _ in range(3)]
     _library.notes_traffic(*map(ctypes.byref, counts))

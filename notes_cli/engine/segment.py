@@ -291,6 +291,8 @@ class Segment(_Referable):
     pictures: tuple[Pictured, ...] = ()
     # What compiling it took on this machine; None: not known.
     prefill: Prefill | None = None
+    # What computed its rows (Context.backend): another one rounds otherwise. Empty: not known.
+    backend: str = ""
 
     def __repr__(self) -> str:
         names = list(dict.fromkeys(one.name for one in self.fields))

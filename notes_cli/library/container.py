@@ -158,6 +158,7 @@ def open_stored(path: Path) -> Segment:
             projector=info.projector,
             pictures=_pictures(file, head, info),
             prefill=info.prefill,
+            backend=info.backend,
         )
         opened.pop_all()  # the file is its rows' now
         return segment

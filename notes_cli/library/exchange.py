@@ -16,15 +16,16 @@ READ = stat.S_IRGRP | stat.S_IROTH
 def export(path: Path, target: Path, *, force: bool = False, shared: bool = False) -> bool:
     """Write a segment to a file, every byte checked on the way; whether that was needed: not if it is there already.
 
-    Where its text came from is left out, and how long this machine took. `shared`: who can read the folder can read
-    the file. Raise SegmentError if there is another file, unless `force` says to write over it.
+    Where its text came from is left out, how long this machine took, and how it rounds. `shared`: who can read the
+    folder can read the file. Raise SegmentError if there is another file, unless `force` says to write over it.
     """
     segment, info = open_segment(path), peek(path)
     if target.exists() and not force:
         if target.is_file() and _same(info, target):
             return False
         raise SegmentError(f"{target} is there already, and is another file", Help.OTHER_FILE_OR_FORCE())
-    write_segment(target, replace(segment, source="", stamp=(), prefill=None), writer=info.writer, created=info.created)
+    bare = replace(segment, source="", stamp=(), prefill=None, backend="")
+    write_segment(target, bare, writer=info.writer, created=info.created)
     if shared:
         try:
             target.chmod(0o600 | (stat.S_IMODE(target.parent.stat().st_mode) & READ))

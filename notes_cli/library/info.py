@@ -89,6 +89,7 @@ class SegmentInfo:
     projector: str = ""  # what made their rows
     pictures: tuple[Place, ...] = ()  # the files of images that are there, too
     prefill: Prefill | None = None  # what compiling it took
+    backend: str = ""  # what computed its rows; empty: not known
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
@@ -114,6 +115,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"projector": segment.projector} if segment.projector else {}),
         **({"pictures.places": json.dumps(places(segment.pictures)[0])} if segment.pictures else {}),
         **({"prefill": json.dumps(asdict(segment.prefill))} if segment.prefill else {}),
+        **({"backend": segment.backend} if segment.backend else {}),
         "created": created or now,
         "writer": writer,
         **{f"identity.{key}": value for key, value in segment.identity.as_dict().items()},
@@ -185,6 +187,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         projector=text("projector") if "notes.projector" in head.metadata else "",
         pictures=_places(head.metadata.get("notes.pictures.places"), text("text")),
         prefill=_prefill(head.metadata.get("notes.prefill")),
+        backend=text("backend") if "notes.backend" in head.metadata else "",
     )
 
 

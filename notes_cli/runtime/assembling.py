@@ -254,6 +254,10 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
         return f"its rows are kept as {segment.kv}"
     if context.compile_options != context.options:
         return "the cache keeps rows in another type than they were computed in"
+    if not segment.backend:
+        return "it is not known what computed its rows"
+    if segment.backend != context.backend:
+        return f"its rows were computed with {segment.backend}, and this context has {context.backend}"
     return None
 
 

@@ -90,7 +90,8 @@ def compile_skill(
         else:
             segment = _in_one(notebook, segment, known, progress, keep, workspace.look, clock)
         # Capturing a state takes time that a prefill does not.
-        segment = replace(segment, prefill=None if segment.carry else clock.prefill(len(segment)))
+        took = None if segment.carry else clock.prefill(len(segment))
+        segment = replace(segment, prefill=took, backend=notebook.context.backend)
         kept = small(segment)
         if kept is not segment:
             _check_near(notebook, kept)
@@ -120,7 +121,7 @@ class _Clock:
 def _taken_over(context: Context, segment: Segment, known: Segment | None) -> int:
     """How many tokens of the segment have the rows that they would get in `known`."""
     if not segment.blocks:
-        return shared(segment, known)
+        return shared(context, segment, known)
     return sum(len(part) for part in reused(context, segment, known)[0] if part is not None)
 
 
@@ -163,7 +164,7 @@ def _in_one(
         return replace(segment, layers=_read(notebook, segment))
     if segment.pinned and captured(notebook.context, len(segment)):
         return _carried(notebook, segment, progress)
-    there = shared(segment, known)
+    there = shared(notebook.context, segment, known)
     if there and known:
         notebook.splice(known.slice(0, there))
     notebook.append(segment.tokens[there:])
@@ -223,7 +224,7 @@ def _keeping(
             count = len(notebook) - len(notebook.pending) - segment.base
             rows, took = _read(notebook, segment, count), clock.prefill(count)
             part = replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows, kv="f16")
-            keep(replace(part, prefill=took))
+            keep(replace(part, prefill=took, backend=notebook.context.backend))
             kept = time.monotonic()
             cost = kept - now
 
@@ -242,9 +243,9 @@ def _read(notebook: Notebook, segment: Segment, count: int | None = None) -> tup
     return notebook.context.read(sequence, first, end - first, base=first, dtype=segment.row_type)
 
 
-def shared(segment: Segment, known: Segment | None) -> int:
+def shared(context: Context, segment: Segment, known: Segment | None) -> int:
     """How many first tokens of the segment have the rows that they would get in `known`."""
-    if known is None or known.blocks or segment.blocks or segment.pinned or not _alike(known, segment):
+    if known is None or known.blocks or segment.blocks or segment.pinned or not _alike(context, known, segment):
         return 0
     same = min(len(known), len(segment))
     differ = np.flatnonzero(known.tokens[:same] != segment.tokens[:same])
@@ -272,7 +273,7 @@ def _in_blocks(
 def reused(context: Context, segment: Segment, known: Segment | None) -> tuple[list[Segment | None], tuple[int, ...]]:
     """For each block one of the known segment with the same tokens, compiled in the same way, that can be placed here;
     and how often its rows will have been moved. Beyond MOVES it is better computed again."""
-    if known is None or not _alike(known, segment):
+    if known is None or not _alike(context, known, segment):
         return [None] * len(segment.blocks), (0,) * len(segment.blocks)
     counts = known.moves or (0,) * len(known.spans)
     found = {
@@ -292,7 +293,10 @@ def reused(context: Context, segment: Segment, known: Segment | None) -> tuple[l
     return there, tuple(moves)
 
 
-def _alike(known: Segment, segment: Segment) -> bool:
+def _alike(context: Context, known: Segment, segment: Segment) -> bool:
+    """Whether the rows of the one are those of the other, where tokens are the same."""
+    if known.backend != context.backend:
+        return False
     same_left = np.array_equal(known.context, segment.context)
     same = same_left and known.base == segment.base and not known.pinned and not any(quantized(known.kv))
     same = same and not known.media and not segment.media  # whose tokens do not tell which images they are of

@@ -83,7 +83,8 @@ def import_segment(
         found = RowCheck(0, 0, 0.0) if trust else _checked(workspace, source, segment, progress)
         spans = segment.fields if segment.media else field_spans(workspace.model, skill, segment.tokens)
         influence = segment.influence if trust else {}
-        own = replace(segment, name=skill.name, fields=spans, influence=influence, source="", stamp=(), prefill=None)
+        bare = replace(segment, source="", stamp=(), prefill=None, backend="")
+        own = replace(bare, name=skill.name, fields=spans, influence=influence)
         if found.unchecked:  # how a recurrent state goes on through it
             own = replace(own, carry=None)
         write_segment(path, own, writer=f"notes {notes_cli.__version__}")

@@ -136,7 +136,7 @@ def _compile_to(
         blocks = max(1, len(known.blocks))
     if begins and (part := begun.kept(path)) is not None:
         planned = plan(workspace, skill, blocks, kv)
-        known = max(known, part, key=lambda one: shared(planned, one))  # the first of equals
+        known = max(known, part, key=lambda one: shared(workspace.context, planned, one))  # the first of equals
     writer = f"notes {notes_cli.__version__}"
 
     def keep(part: Segment) -> None:
@@ -158,7 +158,7 @@ def _compile_to(
 
 def _made(context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]) -> Compiled:
     """What was done for a segment of which `known` was there."""
-    blocks, fresh, decoded = 1, 1, len(segment) - shared(segment, known)
+    blocks, fresh, decoded = 1, 1, len(segment) - shared(context, segment, known)
     if segment.blocks:
         parts = zip(segment.spans, reused(context, segment, known)[0], strict=True)
         new = [last - first for (first, last), part in parts if part is None]

@@ -398,7 +398,10 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
     workspace = make_workspace(n_ctx=4096)
     known = compile_skill(workspace, text_of(TEXT))
     other = replace(known, context=known.context[::-1].copy())
-    assert compiling.shared(known, known) == len(known) and compiling.shared(known, other) == 0
+    context = workspace.context
+    assert compiling.shared(context, known, known) == len(known) and compiling.shared(context, known, other) == 0
+    elsewhere = replace(known, backend="")
+    assert compiling.shared(context, known, elsewhere) == 0
 
 
 @pytest.fixture

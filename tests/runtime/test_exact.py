@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,6 +118,33 @@ def test_rows_that_a_prefill_would_not_compute(
         found = explain(workspace, Request("Why?", [compiled(workspace, skill)], exact=True)).notebook.pieces
         piece = next(one for one in found if one.kind == "splice")
         assert piece.how == "decoded" and told in why(piece)
+
+
+@pytest.mark.parametrize(("compiled", "asked"), [("on", "off"), ("off", "on"), ("off", "off")])
+def test_rows_of_other_arithmetic(make_model: MakeModel, skill: Skill, compiled: str, asked: str) -> None:
+    """With flash attention the other way rows round otherwise: such are decoded, and the logits are those of a
+    prefill to the last bit."""
+    file = make_model("qwen3")
+    sizes = {"n_ctx": 512, "n_threads": 1}
+    with Workspace(file, ContextOptions(**sizes, flash_attention=compiled)) as workspace:  # type: ignore[arg-type]
+        segment = compile_skill(workspace, skill)
+    with Workspace(file, ContextOptions(**sizes, flash_attention=asked)) as workspace:  # type: ignore[arg-type]
+        prompt = Prompt("Why?", [segment])
+        _, wanted = logits(workspace, prompt, splice=False)
+        exact, found = logits(workspace, prompt, exact=True)
+        [piece] = [one for one in exact.pieces if one.kind == "splice"]
+        assert piece.how == ("spliced" if compiled == asked else "decoded")
+        if compiled != asked:
+            assert np.array_equal(found, wanted)
+            assert f"flash attention {compiled}" in why(piece) and f"flash attention {asked}" in why(piece)
+
+
+def test_rows_of_another_machine(workspace: Workspace, skill: Skill) -> None:
+    """What computed them is not known of rows that were exported and imported: nobody says that they are exact."""
+    segment = replace(compile_skill(workspace, skill), backend="")
+    found = explain(workspace, Request("Why?", [segment], exact=True)).notebook.pieces
+    [piece] = [one for one in found if one.kind == "splice"]
+    assert piece.how == "decoded" and "not known" in why(piece)
 
 
 def test_strict_refuses_what_is_not_exact(workspace: Workspace, skill: Skill) -> None:
