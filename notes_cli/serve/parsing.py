@@ -490,7 +490,7 @@ def _message(data: Any, where: str) -> Message:
     role = given.text("role")
     if role not in _ROLES:
         raise given.wrong("role", f"one of {', '.join(_ROLES)}", role)
-    silent = "content" in data and data["content"] in (None, [])
+    silent = role != "user" and "content" in data and data["content"] in (None, [])
     parts = _parts(given.any("content"), where, images=role in ("user", "system", "developer"))
     calls = _calls(given.any("tool_calls"), where)
     if given.any("function_call"):
