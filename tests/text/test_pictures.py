@@ -116,6 +116,7 @@ def test_files_that_are_not_taken(folder: Path, target: str, why: str) -> None:
 def test_what_stands_for_an_image_names_its_bytes(folder: Path) -> None:
     """In its place in the text; fields keep theirs, and one that would be within an image is none."""
     (folder / "s.md").write_text(
+        "---\ndescription: d\nfields: {logo: '![x](a.png)', until: '![y](no.png)'}\n---\n"
         "date: 2026-06-01\nlogo: ![x](a.png)\n\nSee ![date](a.png), shop: Ada\nuntil: ![y](no.png)"
     )
     skill = load_skill(folder / "s.md")
