@@ -55,6 +55,7 @@ def _part(rows: Rows, row: int) -> Rows:
     return np.concatenate([rows[:row], np.roll(rows[row:], 1, axis=0)])
 
 
+NOISE = "noise of 5%"
 BREAKS: dict[str, Break] = {
     "rows shifted by one token": lambda rows, chance, heads, row: np.roll(rows, 1, axis=0),
     "rows shifted from a token on": lambda rows, chance, heads, row: _part(rows, row),
@@ -62,7 +63,7 @@ BREAKS: dict[str, Break] = {
     "zeros": lambda rows, chance, heads, row: np.zeros_like(rows),
     "random rows": lambda rows, chance, heads, row: _random(rows, chance),
     "one row wrecked": lambda rows, chance, heads, row: _one(rows, chance, row),
-    "noise of 5%": lambda rows, chance, heads, row: _noisy(rows, chance),
+    NOISE: lambda rows, chance, heads, row: _noisy(rows, chance),
 }
 TURNED = "keys one position off"
 KINDS = (TURNED, *BREAKS)
