@@ -8,6 +8,6 @@ they run.
 """
 
 KINDS = (
-    *("containers", "splices", "forgeries", "ledgers", "archives", "profiles", "models", "documents", "templates"),
-    *("kills", "interrupts", "disk", "permissions", "concurrency"),
+    *("containers", "splices", "forgeries", "ledgers", "folders", "archives", "profiles", "models", "documents"),
+    *("templates", "kills", "interrupts", "disk", "permissions", "concurrency"),
 )

@@ -189,9 +189,9 @@ def _copy(source: BinaryIO, info: tarfile.TarInfo, path: Path) -> None:
 
 
 def _check_complete(ledger: Ledger, there: set[str]) -> None:
-    """Raise ArchiveError where rows are missing. Pinned rows are not kept of every turn: without them the text is
-    decoded again."""
-    needed = set() if ledger.header.pinned else {name for name, _ in ledger.state.rows}
+    """Raise ArchiveError where rows are missing, also those that only an undo would need. Pinned rows are not kept of
+    every turn: without them the text is decoded again."""
+    needed = set() if ledger.header.pinned else {*ledger.kept, *(name for name, _ in ledger.state.rows)}
     if needed - there:
         raise ArchiveError(f"the rows {min(needed - there) or 'of some tokens'} are missing")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from bench.faults import (
     containers,
     disk,
     documents,
+    folders,
     forgeries,
     frame,
     interrupts,
@@ -38,7 +40,7 @@ from bench.faults.stage import Stage
 from notes_cli.library import container, private
 from notes_cli.library import profiles as kept
 from notes_cli.runtime import rows
-from notes_cli.sessions import archive, state
+from notes_cli.sessions import archive, folder, ledger, state
 from notes_cli.sessions.ledger import FORMAT, sealed
 from notes_cli.text import skill, template
 
@@ -181,6 +183,25 @@ def test_forgeries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcomes(judge, 14, first=6) == {"accepted", "refused"}
     monkeypatch.setattr(rows, "TOLERANCE", 10.0)
     assert "wrong" in outcomes(judge, 14, "wrong", first=forgeries.INTACT)
+
+
+def test_folders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred damages, each found or harmless; then lines that nobody checks, and a cut that nobody sees."""
+    judge = folders.Folders(stage, 1)
+    assert outcomes(judge, 100) == {"accepted", "refused"}
+
+    def unchecked(line: bytes, before: str, number: int) -> tuple[Any, str]:
+        try:
+            found = json.loads(line)
+            return found, found.pop("checksum")
+        except (AttributeError, LookupError, ValueError) as error:
+            raise ledger.LedgerError from error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_opened", unchecked)
+        assert "wrong" in outcomes(judge, 300, "wrong")
+    monkeypatch.setattr(folder, "read_ledger", lambda data, head=None: ledger.read_ledger(data))
+    assert "wrong" in outcomes(judge, 300, "wrong")
 
 
 def test_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

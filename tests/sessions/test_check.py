@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from notes_cli.editing.methods import Method
 from notes_cli.errors import SessionError
 from notes_cli.library.check import Finding
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.asking import Request
+from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.check import check_sessions
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.listing import LEDGER
 from notes_cli.sessions.session import Session
+from notes_cli.text.skill import parse_skill
 
 from ..refused import refused
 
@@ -69,6 +72,19 @@ def test_a_ledger_that_is_damaged(sessions: Sessions, way: str) -> None:
     why = {"letter": "line 2 is not as it was written", "cut": "it ends within line 3 of 3", "empty": "it is empty"}
     assert finding.kind == "damaged" and finding.mend is None and why.get(way, "is missing") in finding.what
     assert snapshot(ledger.parent) == before
+
+
+def test_rows_that_only_an_undo_needs(workspace: Workspace, sessions: Sessions) -> None:
+    """All that they held was computed again by an edit, which can be taken back: that they are missing is found."""
+    with sessions.locked("undone", new=True) as stored, Session(workspace, stored) as session:
+        skill = compile_skill(workspace, parse_skill("date: 2026-06-01", source="x.txt", default="returns"))
+        session.ask(Request("Why?", splice=[skill], max_tokens=2))
+        session.ask(Request("And then?", max_tokens=2))
+        session.edit("date", "2026-07-01", Method("suffix"))
+        assert "0002.gguf" not in {name for name, _ in session.state.rows}
+    (stored.folder / "0002.gguf").unlink()
+    (finding,) = found(sessions)
+    assert "session undone: the rows 0002.gguf are missing" in finding.what
 
 
 def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
