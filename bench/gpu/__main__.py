@@ -54,8 +54,9 @@ def first(given: argparse.Namespace) -> Any:
     from bench.gpu import timing
     from bench.random_model import random_model
 
-    tokens = 500 if given.quick else 7000
-    models = {"SmolLM2-135M": given.smollm2, "random weights, Qwen3-0.6B's shape": random_model()}
+    tokens, models = (300 if given.quick else 7000), {"SmolLM2-135M": given.smollm2}
+    if not given.quick:
+        models["random weights, Qwen3-0.6B's shape"] = random_model()
     return [
         timing.first_tokens(name, path, timing.long_text(path, tokens), given.llama_server)
         for name, path in models.items()

@@ -31,12 +31,7 @@ from notes_cli.library.container import open_segment, open_stored, write_segment
 
 LONG = 120.0  # seconds for a request
 ROUNDS = 7
-TEXTS = (
-    "skills/store-handbook/SKILL.md",
-    "skills/api-reference/SKILL.md",
-    "skills/style-guide/SKILL.md",
-    "docs/skills.md",
-)
+TEXTS = tuple(f"skills/{name}/SKILL.md" for name in ("store-handbook", "api-reference", "style-guide"))
 
 
 def splices(counts: list[int], flash: str = "on") -> list[dict[str, Any]]:
