@@ -53,7 +53,7 @@ def pack(build: Path, out: Path, python: str) -> list[Path]:
         raise FileNotFoundError(FILE)
     shutil.copy2(model, folder / FILE)
     archive = out.parent / "pack.tar.xz"
-    with lzma.open(archive, "wb", preset=6) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with lzma.open(archive, "wb", preset=1) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(folder, arcname=".")
     parts = []
     with archive.open("rb") as whole:
