@@ -371,6 +371,8 @@ def _unplaceable(workspace: Workspace, segment: Segment, position: int) -> str |
     context, base = workspace.context, segment.base
     if segment.pinned or segment.axes is not None or segment.media:
         return "its rows are compared where they were compiled only"
+    if context.drops:
+        return "the cache keeps no more rows than its sliding window has (swa_full keeps them all)"
     if position < base:
         return "the left context does not fit before it"
     if position + len(segment) > context.n_ctx:

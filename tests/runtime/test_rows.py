@@ -140,8 +140,12 @@ def test_a_rotation_that_is_wrong_is_found_where_it_is_used(
     assert check_rows(workspace, segment, (segment.base, 500)).right
 
 
-def test_a_position_without_a_comparison_is_said(make_workspace: MakeWorkspace) -> None:
-    """Before the left context fits, beyond the context, where keys may not move, and in a recurrent model."""
+def test_a_position_without_a_comparison_is_said(make_workspace: MakeWorkspace, opened: Open) -> None:
+    """Before the left context fits, beyond the context, where keys may not move, where a window is all that is kept,
+    and in a recurrent model."""
+    with opened("gemma3-dense", swa_full=False) as workspace:
+        check = check_rows(workspace, compile_skill(workspace, SKILL), (100,))
+    assert check.right and "its sliding window" in check.unchecked[0]
     workspace = make_workspace("mistral3")  # keys stay within 256 positions
     segment = compile_skill(workspace, SKILL)
     check = check_rows(workspace, segment, (0, 5000, 300))
