@@ -20,7 +20,7 @@ from inspect import Parameter, cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
-from notes_cli.config import Paths, threads
+from notes_cli.config import Paths, from_variables
 from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
@@ -145,7 +145,7 @@ def open(
     *,
     n_ctx: int | None = None,
     n_threads: int | None = None,
-    n_gpu_layers: int = -1,
+    n_gpu_layers: int | None = None,
     paths: Paths | None = None,
     library: Store | None = None,
     fixed_size: bool = False,
@@ -159,14 +159,17 @@ def open(
     names, else smollm2 if it is there, else the tiny one that ships. Close what is returned, or use it as a context
     manager.
 
+    What is not given is as NOTES_CTX_SIZE, NOTES_THREADS and the other variables of the command line have it.
+
     `n_ctx`: tokens that the context has to begin with, 4096 by default; it grows as needed. `n_threads`: by default as
-    many as NOTES_THREADS names, or fit the machine and the model. `n_gpu_layers`: -1 for all. `options`: all of what a
-    context is made with. `paths`: the folders of one user, by default those that NOTES_HOME or the system names.
-    `library`: where compiled skills are, by default the folder in `paths`. `fixed_size`: the context keeps its size,
-    and what does not fit is an error. `beyond_trained`: more tokens than the model was trained for are allowed. `rpc`:
-    RPC servers of llama.cpp, "host:port", that layers go to first. `projector`: the GGUF file that makes rows of images
-    (mmproj), and `image_tokens` how many of one at least and at most. `carry`: whether the state of recurrent layers is
-    carried through skills that are not at the start of a prompt; None: where that was measured to hold.
+    many as fit the machine and the model. `n_gpu_layers`: -1, the default, for all. `options`: all of what a context is
+    made with; of the variables only NOTES_THREADS holds beside it. `paths`: the folders of one user, by default those
+    that NOTES_HOME or the system names. `library`: where compiled skills are, by default the folder in `paths`.
+    `fixed_size`: the context keeps its size, and what does not fit is an error. `beyond_trained`: more tokens than the
+    model was trained for are allowed. `rpc`: RPC servers of llama.cpp, "host:port", that layers go to first.
+    `projector`: the GGUF file that makes rows of images (mmproj), and `image_tokens` how many of one at least and at
+    most. `carry`: whether the state of recurrent layers is carried through skills that are not at the start of a
+    prompt; None: where that was measured to hold.
 
     Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
     """
@@ -177,9 +180,15 @@ def open(
     given = {name: numbers[name] for name in ("n_ctx", "n_threads") if numbers[name] is not None}
     if given and options is not None:
         raise NotesError(f"options and {' and '.join(given)} are both given", "Write all into the options")
-    options = replace(options or ContextOptions(), **given)
-    if options.n_threads is None:
-        options = replace(options, n_threads=threads())
+    variables = from_variables()
+    others = {name: variables.pop(name, None) for name in ("n_gpu_layers", "rpc", "projector")}
+    if n_gpu_layers is None:
+        n_gpu_layers = -1 if others["n_gpu_layers"] is None else others["n_gpu_layers"]
+    projector = others["projector"] if projector is None else projector
+    if options is None:
+        options = ContextOptions(**variables | given)
+    elif options.n_threads is None:
+        options = replace(options, n_threads=variables.get("n_threads"))
     if model is None:
         file = chosen_model(paths)
     else:
@@ -193,7 +202,7 @@ def open(
             fixed_size=fixed_size,
             beyond_trained=beyond_trained,
             gpu_layers=n_gpu_layers,
-            rpc=rpc,
+            rpc=rpc or others["rpc"] or (),
             projector=projector_of(file) if projector is None else Path(projector).expanduser(),
             image_tokens=image_tokens,
             carry=carry,

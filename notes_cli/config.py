@@ -22,6 +22,7 @@ SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
 SHIPPED_TINY = "notes-tiny"  # its name
 SHIPPED_EYE = "notes-eye"  # the name of the small model that sees
 EYE_FILES = ("notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf")  # it, and its projector
+MOST = 2**31 - 1  # of other numbers
 MOST_THREADS = 512
 MEND = "Mend or remove the file"
 SETTING = expression(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -45,12 +46,36 @@ class Paths:
         return cls(*own)
 
 
-def threads() -> int | None:
-    """How many threads NOTES_THREADS names, None where it is not set. Raise NotesError for what is no number."""
-    word = os.environ.get("NOTES_THREADS", "").strip()
-    if word and not (word.isdecimal() and 1 <= int(word) <= MOST_THREADS):
-        raise NotesError(f"NOTES_THREADS is {word!r}: it must be a number from 1 to {MOST_THREADS}")
-    return int(word) if word else None
+# Variables of numbers, by the keyword of `notes.open` that each is for: with the least and the most.
+_NUMBERS = {
+    "n_ctx": ("NOTES_CTX_SIZE", 0, MOST),
+    "n_threads": ("NOTES_THREADS", 1, MOST_THREADS),
+    "n_batch": ("NOTES_BATCH_SIZE", 1, MOST),
+    "n_ubatch": ("NOTES_UBATCH_SIZE", 1, MOST),
+    "n_gpu_layers": ("NOTES_GPU_LAYERS", -1, MOST),
+}
+_WORDS = {"flash_attention": "NOTES_FLASH_ATTN", "type_k": "NOTES_CACHE_TYPE_K", "type_v": "NOTES_CACHE_TYPE_V"}
+
+
+def from_variables() -> dict[str, Any]:
+    """What NOTES_* variables say of the model's context, by the fields of ContextOptions, and `n_gpu_layers`, `rpc` and
+    `projector`; what is not set is left out. Raise NotesError for a number that is none."""
+    found: dict[str, Any] = {}
+    for name, (variable, least, most) in _NUMBERS.items():
+        if word := os.environ.get(variable, "").strip():
+            try:
+                number = int(word)
+            except ValueError:
+                number = least - 1
+            if not least <= number <= most:
+                raise NotesError(f"{variable} is {word!r}: it must be a number from {least} to {most:,}")
+            found[name] = number
+    found |= {name: word for name, variable in _WORDS.items() if (word := os.environ.get(variable, "").strip())}
+    if word := os.environ.get("NOTES_RPC", "").strip():
+        found["rpc"] = [server.strip() for server in word.split(",") if server.strip()]
+    if word := os.environ.get("NOTES_MMPROJ", "").strip():
+        found["projector"] = word
+    return found
 
 
 def paths() -> Paths:
