@@ -97,7 +97,7 @@ def _decoding(source: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError, struct.error) as error:
-        raise ImageError(f"{source} is cut off or damaged: {error}", "Save it once more") from error
+        raise ImageError(f"{source} is cut off or damaged: {error}", "Save it again") from error
 
 
 def _opened(data: bytes, source: str) -> Image:
@@ -116,7 +116,7 @@ def _opened(data: bytes, source: str) -> Image:
     except UnidentifiedImageError:
         raise ImageError(f"{source} is no image that can be read", f"Known: {', '.join(FORMATS)}") from None
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise ImageError(f"{source} is cut off or damaged: {error}", "Save it once more") from error
+        raise ImageError(f"{source} is cut off or damaged: {error}", "Save it again") from error
     width, height = image.size
     why = None
     if image.format == "GIF" or getattr(image, "n_frames", 1) > 1:

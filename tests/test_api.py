@@ -177,7 +177,7 @@ def test_a_stream_whose_session_goes_on_says_so(model: notes.Model, skill: Skill
         going = session.stream("And then?", max_tokens=30)
         next(going)
         session.ask("And now?", max_tokens=1)
-        with pytest.raises(SessionError, match="session mine went on while this was answered"):
+        with pytest.raises(SessionError, match="session mine was continued while this was answered"):
             list(going)
         assert session.turns == 2
 

@@ -214,8 +214,8 @@ GROUPS = {
     default=OFF,
     show_default=True,
     metavar="WHICH",
-    help="Let a running notes serve of yours answer, which has the model loaded: auto (if there is one), off, or an "
-    "address.",
+    help="Send the question to a running notes serve of this user, which has the model loaded: auto (if there is "
+    "one), off, or an address.",
 )
 @model_options
 def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **given: Any) -> None:

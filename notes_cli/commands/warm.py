@@ -71,7 +71,7 @@ def _find(call: Call, given: Mapping[str, Any]) -> tuple[Server, Chosen]:
     except (NotesError, OSError) as error:
         raise Declined(error.what if isinstance(error, NotesError) else reason(error)) from error
     if not found:
-        raise Declined("none is running" if which == AUTO else "no server of yours is running there")
+        raise Declined("none is running" if which == AUTO else "no notes serve of this user is running there")
     try:
         chosen = choose_model(quiet=call.json, begins=True, **given)
     except (NotesError, click.UsageError) as error:

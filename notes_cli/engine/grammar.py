@@ -47,7 +47,7 @@ class Grammar:
                 return found
         found = self._likeliest(np.arange(len(logits)), logits)
         if found is None:
-            raise EngineError(f"no token of {self._model.name} goes on as the grammar demands")
+            raise EngineError(f"no token of {self._model.name} continues the answer as the grammar requires")
         return found
 
     def among(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:

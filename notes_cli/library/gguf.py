@@ -73,7 +73,7 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
     end = max((entry.end for entry in tensors.values()), default=start)
     size = len(data) if size is None else size
     if end != size:
-        raise FormatError(f"it has {size} bytes where its head says {end}")
+        raise FormatError(f"it has {size} bytes, and its header describes {end}")
     if start > len(data):
         raise ShortError("it ends too early")
     return Head(metadata, value_offset, tensors, start, end)

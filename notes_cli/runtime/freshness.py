@@ -160,7 +160,8 @@ def again(info: SegmentInfo, name: str | None = None) -> Skill:
     """The skill that a segment was compiled from, by the text and the fields that it holds. Raise SkillError for tools:
     another model's template tells of them in another way."""
     if info.tools:
-        raise SkillError(f"{info.name} holds tools as one model's template tells of them", "Compile their file again")
+        what = f"{info.name} holds tools in the form of one model's chat template"
+        raise SkillError(what, "Compile their file again")
     files = open_stored(info.path).pictures if info.media else ()
     pictures = tuple(Shown(one.start, one.end, read_picture(one.data, source_text(info.source))) for one in files)
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)

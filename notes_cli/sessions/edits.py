@@ -134,7 +134,7 @@ class Editor:
         """The one field that the name is for. Raise SkillError where that is none, or several."""
         found = self._resolved(name)
         if len(found) > 1:
-            raise SkillError(f"{name} stands for {listed([one.key for one in found])}: edit one at a time")
+            raise SkillError(f"{name} names several fields ({listed([one.key for one in found])}): edit one at a time")
         return found[0]
 
     def _changed(self, one: Reference, value: str, *, again: bool = False) -> _Changed | None:
@@ -170,7 +170,7 @@ class Editor:
             return ERRATUM, f"{ERRATUM}: {one.skill} has an image, and no rows of such a skill are edited"
         changed, found = self._changed(one, value), defaults(self._workspace)
         if changed is None:
-            return ERRATUM, f"{ERRATUM}: the text says {one.key}={value} as it is, an erratum says otherwise"
+            return ERRATUM, f"{ERRATUM}: the text has {one.key}={value} already, and an erratum gives another value"
         following = len(self._state.tokens) - changed.patches[0].first
         if following <= NEAR and not self._workspace.model.recurrent:
             return SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
@@ -187,7 +187,7 @@ class Editor:
             raise UnsupportedError(what, Help.OTHER_METHOD(method=ERRATUM))
         changed = self._changed(one, value, again=record.reaches_end) if record.edits_rows else None
         if record.edits_rows and not record.appends_erratum and not changed:
-            what = f"the text says {one.key}={value} as it is, an erratum says otherwise"
+            what = f"the text has {one.key}={value} already, and an erratum gives another value"
             raise SkillError(what, Help.OTHER_METHOD(method=ERRATUM))
         places, prepared = self._amend(changed, method) if changed else ((), Prepared())
         origin = Origin(

@@ -257,8 +257,8 @@ class Forgetter:
 
     def _unlike(self, turn: int) -> SessionError:
         return SessionError(
-            f"turn {turn} of session {self._name} is not as the chat template of {self._workspace.model.name} has it "
-            "now, so it cannot be told what is the template's"
+            f"turn {turn} of session {self._name} does not match the chat template of {self._workspace.model.name} as "
+            "it is now, so it is not known which words of it are the template's"
         )
 
     def _tail(self, asked: Entry, turn: int) -> _Tail:

@@ -334,7 +334,7 @@ class Session:
             yield fork
 
     def _gone_on(self) -> SessionError:
-        what = f"session {self.stored.name} went on while this was answered, and the answer is not kept"
+        what = f"session {self.stored.name} was continued while this was answered, and the answer is not kept"
         return SessionError(what, "Ask again")
 
     def keep(self, answer: str = "", turn: int | None = None) -> None:

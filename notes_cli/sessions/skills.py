@@ -43,7 +43,7 @@ def as_segment(live: Live, skill: SkillText) -> Segment:
     if spelt not in (text, b" " + text):  # SentencePiece puts a blank before it
         name = live.stored.name
         raise SessionError(
-            f"the ledger of session {name} is damaged: {skill.name} is not where it says", Help.UNDO(name=name)
+            f"the ledger of session {name} is damaged: {skill.name} is not at its position", Help.UNDO(name=name)
         )
     tokens, context = (np.array(live.state.tokens[slice(*span)], np.int32) for span in ((first, last), (0, first)))
     influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}

@@ -145,7 +145,7 @@ def test_scripts_of_other_shells(shell: Path, tmp_path: Path, name: str, monkeyp
 def test_a_shell_that_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     outcome = run_here("completion")
-    assert outcome.code == 2 and "SHELL says 'tcsh'" in outcome.err
+    assert outcome.code == 2 and "The variable SHELL is 'tcsh'" in outcome.err
 
 
 @pytest.mark.parametrize("home", ["", "here"])

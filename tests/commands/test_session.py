@@ -217,7 +217,7 @@ def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
     before = snapshot(begun)
     outcome = notes("edit", "mine", "--field", "tier=gold", "--method", "suffix")
     assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
-    assert "the text says tier=gold as it is, an erratum says otherwise. Use --method erratum" in outcome.err
+    assert "the text has tier=gold already, and an erratum gives another value. Use --method erratum" in outcome.err
     assert snapshot(begun) == before
     for _ in range(2):
         notes("session", "undo", "mine")

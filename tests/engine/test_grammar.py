@@ -118,7 +118,7 @@ def test_what_cannot_go_on(make_model: MakeModel) -> None:
     with Model(make_model()) as model, Grammar(model, 'root ::= "a"') as grammar:
         with pytest.raises(EngineError, match="does not go on as the grammar demands"):
             grammar.accept(int(model.tokenize("b")[0]))
-        with pytest.raises(EngineError, match="no token of tiny llama goes on"):
+        with pytest.raises(EngineError, match="no token of tiny llama continues the answer"):
             grammar.choose(np.full(model.n_vocab, -np.inf, np.float32))
 
 

@@ -322,7 +322,7 @@ def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> 
         turn(session, skill, "Why?")
         at = session.state.skills[0].position
     forge(session.stored.folder, lambda lines: lines[1]["skills"][0].update(position=at + 1))
-    with held(make()) as session, pytest.raises(SessionError, match="returns is not where it says"):
+    with held(make()) as session, pytest.raises(SessionError, match="returns is not at its position"):
         session.edit("date", "2026-07-01", Method("field"))
 
 
@@ -455,7 +455,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
         assert (done.method, done.chosen) == ("suffix", "recompute: no method is trustworthy on this model")
         session.edit("date", "2026-07-03", Method("erratum"))
         done = session.edit("date", "2026-07-02")  # as it is in the text
-        assert done.method == "erratum" and "the text says date=2026-07-02 as it is" in done.chosen
+        assert done.method == "erratum" and "the text has date=2026-07-02 already" in done.chosen
     with held(make("lfm2"), "other") as session:
         turn(session, skill, "Why?")
         profile("field", "field: 9 of 9")
@@ -650,7 +650,7 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
             list(session.edits({"date": "x", "tier": "a", "returns.tier": "b"}))
         assert session.stored.ledger.read_bytes() == ledger
         session.edit("tier", "basic", Method())
-        with pytest.raises(NotesError, match="the text says tier=gold as it is"):
+        with pytest.raises(NotesError, match="the text has tier=gold already"):
             session.edit("tier", "gold", Method("field"))
         session.edit("tier", "gold", Method())
 
@@ -741,7 +741,7 @@ def test_a_turn_is_not_kept_where_the_session_went_on(make: Open, skill: Skill) 
         ):
             session.follow("And then?").flush()
             change()
-            with pytest.raises(SessionError, match="went on while this was answered"):
+            with pytest.raises(SessionError, match="was continued while this was answered"):
                 session.keep("yes")
         session.edit("tier", "basic", ERRATUM)
         session.follow("And then?")
