@@ -4,7 +4,7 @@
 
 For each template in models/templates of llama.cpp's sources, llama-server is started with it and a tiny model, and
 renders twelve histories (/apply-template, which decodes nothing). We read the same requests and make their prompts.
-Exits 1 where we refuse a history that llama-server takes, with a template that tells the model of tools.
+Exits 1 where we refuse a history that llama-server takes, with a template that has tools or calls.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def ours(source: str, name: str, given: Json) -> str:
 
 @dataclass
 class Row:
-    """A template: whether it has tools and calls, as llama.cpp finds, and why which history is refused."""
+    """A template: whether it has tools or calls, as llama.cpp finds, and why which history is refused."""
 
     tools: bool = False
     ours: dict[str, str] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def row(server: Path, template: Path, histories: Mapping[str, Json] = HISTORIES)
     source = template.read_text(encoding="utf-8")
     with serving(server, template) as url, httpx.Client(base_url=url, timeout=60) as client:
         caps = client.get("/props").json()["chat_template_caps"]
-        found.tools = caps["supports_tools"] and caps["supports_tool_calls"]
+        found.tools = caps["supports_tools"] or caps["supports_tool_calls"]
         for name, given in histories.items():
             reply = client.post("/apply-template", json=given)
             if reply.status_code != 200:
@@ -196,7 +196,7 @@ def table(rows: Mapping[str, Row]) -> str:
     """A line a history: with how many templates each side takes it; those with tools, and all."""
     with_tools = {name: one for name, one in rows.items() if one.tools}
     lines = [
-        f"| history, by {len(with_tools)} templates that tell of tools and show calls | llama-server | notes "
+        f"| history, by {len(with_tools)} templates that tell of tools or show calls | llama-server | notes "
         "| only llama-server | only notes |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]

@@ -14,6 +14,7 @@ gives them, and so has what is in no usual place: a later system message, and wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -22,10 +23,11 @@ from typing import Any, Literal, NamedTuple
 from notes_cli.classes import dataclass
 from notes_cli.errors import ModelError, NotesError
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, Message, SkillPart, TextPart, checked
-from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls
-from notes_cli.text.template import ChatTemplate
-from notes_cli.text.untrusted import is_left, marker, stretches
+from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls, shows_calls
+from notes_cli.text.template import ChatTemplate, LeftOutError
+from notes_cli.text.untrusted import as_given, is_left, marker, stretches
 
+TOOLS = "You can call these tools:"  # before their definitions, where no template tells of them
 Kind = Literal["text", "splice", "erratum", "question", "call", "result"]
 
 
@@ -56,7 +58,7 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
     Texts are stripped, except answers and results of tools. Raise NotesError for tools that are not valid, and
     ModelError if the model's template has no place for a message, a tool or a call.
     """
-    template = template.with_tools(conversation.tools)
+    template, conversation = _with_tools(template, conversation)
     messages = [replace(message) for message in conversation.messages]  # each another object, to know it again
     turns: list[list[Message]] = [[]]
     answers: list[Message] = []
@@ -82,6 +84,23 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
         for answer in answers[number : number + 1]:
             chunks += _text(Run(answer.text, False))
     return chunks
+
+
+def _with_tools(template: ChatTemplate, conversation: Conversation) -> tuple[ChatTemplate, Conversation]:
+    """The template with the tools. One that shows calls and leaves it to the system message to tell of tools (DeepSeek
+    V3.1's) is as it is: then the system message ends with them, as JSON, a line each."""
+    try:
+        return template.with_tools(conversation.tools), conversation
+    except LeftOutError:
+        if not shows_calls(template):
+            raise
+    tools = [as_given(tool["function"]) for tool in conversation.tools]
+    part = TextPart("\n".join([TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)]))
+    head, *rest = conversation.messages
+    if head.role != "system":
+        head, rest = Message("system"), [head, *rest]
+    messages = (replace(head, parts=(*head.parts, part)), *rest)
+    return template.for_calls(), replace(conversation, messages=messages)
 
 
 def _is_answer(message: Message, turn: Sequence[Message], *, later: bool) -> bool:

@@ -117,6 +117,16 @@ def _from_end(template: ChatTemplate, rest: str, messages: Sequence[Message], en
     return rest[min(places) :]
 
 
+def shows_calls(template: ChatTemplate) -> bool:
+    """Whether the template shows what was called, so that its model was trained to call tools."""
+    calls = Message("assistant", (), (ToolCall("abcdefgh1", "look"),))
+    try:
+        _form(template, [*_TALK[:2], calls, Message("tool", (TextPart("r"),), (), "abcdefgh1", "look")], _TOGETHER)
+    except ModelError:
+        return False
+    return True
+
+
 def _form(template: ChatTemplate, talk: Sequence[Message], forms: Sequence[_Form] = _FORMS) -> _Form:
     """The first form with which the template shows every call and every result. Raise ModelError if it shows a call in
     none."""

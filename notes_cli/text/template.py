@@ -51,6 +51,10 @@ JOIN = "\n\n"  # between system content and question if a template has no system
 _PLAIN = {"role", "content"}  # of a message without calls and results
 
 
+class LeftOutError(ModelError):
+    """Tools that a template does not tell the model of."""
+
+
 class Memory(Hashable, Protocol):
     """What templates have rendered, from one process to the next (library/renderings.py)."""
 
@@ -122,7 +126,7 @@ class ChatTemplate:
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         """The same template with definitions of these tools, in the form that Conversation takes.
 
-        Raise NotesError for tools that are not valid, and ModelError if the template leaves one out.
+        Raise NotesError for tools that are not valid, and LeftOutError if the template leaves one out.
         """
         if not tools:
             return self
@@ -136,14 +140,19 @@ class ChatTemplate:
         there = markers_in(shown)
         left_out = [name for mark, name in named.items() if mark not in there]
         if left_out:
-            raise ModelError(
+            raise LeftOutError(
                 f"{self.name} does not tell the model of tools (left out: {', '.join(left_out)})",
                 "Describe them in the system text, or use a model that was trained to call tools",
             )
-        other = self._with_tools(given)
-        other.reply = self.reply if self.calling is None else self.calling
+        other = self._with_tools(given).for_calls()
         if self.earlier is not self:
             other.earlier = self.earlier._with_tools(given)
+        return other
+
+    def for_calls(self) -> ChatTemplate:
+        """The same template with the words before an answer that may call a tool."""
+        other = copy.copy(self)
+        other.reply = self.reply if self.calling is None else self.calling
         return other
 
     def _with_tools(self, tools: Sequence[Mapping[str, Any]], way: Way = marked) -> ChatTemplate:

@@ -456,6 +456,17 @@ FORMS: tuple[Form, ...] = (
         also="<|message_sep|>",
     ),
     Form(
+        "DeepSeek R1 and V3",
+        ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+        _named(
+            "<\uff5ctool\u2581call\u2581begin\uff5c>(?:function<\uff5ctool\u2581sep\uff5c>)?(?P<name>[\\w.:/-]+)"
+            "(?:<\uff5ctool\u2581sep\uff5c>|\\s*```json)"
+        ),
+        also="<\uff5ctool\u2581call\u2581begin\uff5c><\uff5ctool\u2581sep\uff5c>"
+        "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+    Form(
         "Hermes, Qwen, Granite 4",
         ("<tool_call>",),
         "<tool_call>",

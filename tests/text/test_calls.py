@@ -12,7 +12,7 @@ from notes_cli.text.messages import Conversation, Message, TextPart, ToolCall, u
 from notes_cli.text.prompt import build
 from notes_cli.text.tools import FORCED, calls_in, form_of, may_call
 
-from .test_tools import KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, template_of
+from .test_tools import IN_SYSTEM, KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, template_of
 
 _TEXTS = {"city": "string", "code": "string", "days": "integer", "on": "boolean", "deep": "object"}
 TOOLS = (
@@ -62,7 +62,7 @@ def written(name: str, calls: Sequence[ToolCall]) -> str:
     return text[text.index(form.begin) :]
 
 
-@pytest.mark.parametrize("name", KNOWS)
+@pytest.mark.parametrize("name", sorted([*KNOWS, *IN_SYSTEM]))
 def test_what_a_template_shows_is_read_back(name: str) -> None:
     """Two calls, or one where the template has no more: their names and arguments, whatever characters are in them."""
     calls = (FIRST,) if name in ONE_CALL else (FIRST, SECOND)
@@ -172,10 +172,10 @@ def test_the_documents_list_them() -> None:
     text = (Path(__file__).parents[2] / "docs" / "answers.md").read_text()
     listed = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text.partition("| form |")[2], re.M))
     found: dict[str, set[str]] = {}
-    for name in KNOWS:
+    for name in (*KNOWS, *IN_SYSTEM):
         form = form_of(SOURCES[name])
         assert form
         found.setdefault(form.name, set()).add(name)
     assert {form: {*names.split(", ")} for form, names in listed.items() if form != "---"} == found
-    for name in NO_TOOLS | NO_CALLS | UNREAD:
+    for name in NO_TOOLS | IN_SYSTEM | NO_CALLS | UNREAD:
         assert f"`{name}`" in text, name

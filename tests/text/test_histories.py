@@ -13,7 +13,7 @@ from notes_cli.serve.parsing import parse_chat
 from notes_cli.text.messages import Conversation
 from notes_cli.text.prompt import Chunk, build
 
-from .test_tools import NO_CALLS, NO_TOOLS, SHOWS, SOURCES, template_of
+from .test_tools import IN_SYSTEM, NO_CALLS, NO_TOOLS, SHOWS, SOURCES, template_of
 
 ENDLESS = {  # a macro of these calls itself for ever where a property has no type
     "CohereForAI-c4ai-command-r-plus-tool_use",
@@ -35,7 +35,7 @@ def typed(history: str) -> bool:
     return all("type" in one for schema in schemas for one in schema.get("properties", {}).values())
 
 
-@pytest.mark.parametrize("name", sorted([*SHOWS, *NO_CALLS]))
+@pytest.mark.parametrize("name", sorted([*SHOWS, *IN_SYSTEM, *NO_CALLS]))
 def test_each_history_has_a_prompt(name: str) -> None:
     """With the names of what was called, the results and all other texts, of which none is read as control tokens."""
     for history, given in HISTORIES.items():

@@ -54,15 +54,17 @@ FOUND = Message("tool", (TextPart(RESULT),), tool_call_id=CALL.id)
 
 NO_TOOLS = {  # nothing in the template tells the model of them
     "HuggingFaceTB-SmolLM3-3B",
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
-    "deepseek-ai-DeepSeek-V3.1",
     "google-gemma-2-2b-it",
     "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }
+IN_SYSTEM = {  # calls, and leave it to the system message to tell of tools
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+}
 NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}  # tools, but not what was called
-UNREAD = {"fireworks-ai-llama-3-firefunction-v2", "llama-cpp-deepseek-r1"}  # calls, but in a form that is not read back
+UNREAD = {"fireworks-ai-llama-3-firefunction-v2"}  # calls, but in a form that is not read back
 ONE_CALL = {  # a message
     "GigaChat3-10B-A1.8B",
     "GigaChat3.1-10B-A1.8B",
@@ -71,7 +73,7 @@ ONE_CALL = {  # a message
     "meta-llama-Llama-3.3-70B-Instruct",
     "openai-gpt-oss-120b",
 }
-SHOWS = sorted({*SOURCES} - NO_TOOLS - NO_CALLS)
+SHOWS = sorted({*SOURCES} - NO_TOOLS - IN_SYSTEM - NO_CALLS)
 KNOWS = sorted({*SHOWS} - UNREAD)
 
 
@@ -164,6 +166,23 @@ def test_a_template_that_drops_tools(name: str) -> None:
 
 TWO = Message("assistant", (), (CALL, ToolCall("abcdefgh2", "get_time")))
 RESULTS = (FOUND, Message("tool", (TextPart("noon"),), tool_call_id="abcdefgh2"))
+
+
+@pytest.mark.parametrize("name", sorted(IN_SYSTEM))
+def test_a_template_that_leaves_tools_to_the_system_message(name: str) -> None:
+    """They are at its end, as JSON with nothing special in it, after skills and what else it has."""
+    head = Message("system", (TextPart("You are brief."), SkillPart("a")))
+    shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in Conversation((USER,), TOOLS).tools)
+    for talk, before in (((head, USER), "You are brief.\n\n<a>\n\n"), ((USER,), "")):
+        text = text_of(build(template_of(name), Conversation(talk, TOOLS)))
+        assert f"{before}You can call these tools:\n{shown}" in text and text.index(shown) < text.index("Q?")
+    chunks = build(template_of(name), Conversation((SYSTEM, USER, CALLS, FOUND), TOOLS))
+    runs = [run for chunk in chunks for run in chunk.runs]
+    assert sum(run.text.count("evil") for run in runs) >= 3
+    assert not any("evil" in run.text for run in runs if run.special)
+    assert text_of(chunks).replace(f"\n\nYou can call these tools:\n{shown}", "") == text_of(
+        build(template_of(name), Conversation((SYSTEM, USER, CALLS, FOUND)))
+    )
 
 
 @pytest.mark.parametrize("name", sorted(NO_CALLS))

@@ -14,7 +14,7 @@ from notes_cli.text.messages import Conversation, Message, TextPart, user_messag
 from notes_cli.text.prompt import Chunk, build
 from notes_cli.text.toolset import ToolSet, in_order, load_tools, tools_skill, with_splice
 
-from .test_tools import KNOWS, NO_TOOLS, TOOLS, template_of
+from .test_tools import IN_SYSTEM, KNOWS, NO_TOOLS, TOOLS, template_of
 
 SET = ToolSet("mine", in_order(TOOLS), "tools.json")
 
@@ -50,7 +50,7 @@ def test_the_order_of_tools_is_not_the_clients() -> None:
         in_order([*TOOLS, TOOLS[0]])
 
 
-@pytest.mark.parametrize("name", sorted(NO_TOOLS))
+@pytest.mark.parametrize("name", sorted(NO_TOOLS | IN_SYSTEM))
 def test_a_template_without_tools(name: str) -> None:
     """Refused."""
     with pytest.raises(ModelError, match="does not tell the model of tools"):
