@@ -45,7 +45,7 @@ def ask(server: Server, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         why = "it does not answer" if isinstance(error, TimeoutError) else "it has ended"
         raise (Lost if begun else Declined)(why) from error
     except (HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise (Lost if begun else Declined)("it does not answer as notes serve does") from error
+        raise (Lost if begun else Declined)("it does not answer as a server of notes does") from error
     finally:
         connection.close()
 
