@@ -14,14 +14,25 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.gpu import report
 
-LIMITS = {"device": 30, "rows": 90, "logits": 120, "splices": 90, "first": 120, "fidelity": 150, "corrections": 150}
+LIMITS = {
+    "device": 30,
+    "rows": 90,
+    "logits": 120,
+    "splices": 90,
+    "first": 120,
+    "fidelity": 150,
+    "noise": 150,
+    "corrections": 150,
+}
 
 
 def device(given: argparse.Namespace) -> dict[str, Any]:
@@ -71,20 +82,58 @@ def corrections(given: argparse.Namespace) -> Any:
     return _real(given, "corrections")
 
 
+def noise(given: argparse.Namespace) -> Any:
+    """Answers to the same prompts, prefilled in micro-batches of 512 tokens and of 256."""
+    from bench.real.measure import Fidelity
+    from bench.real.run import answers
+    from bench.real.tasks import SKILLS, Tasks
+    from notes_cli.api import Model
+    from notes_cli.runtime.prompt import Prompt
+    from notes_cli.text.skill import load_skill
+
+    def plain(model: Model, one: Tasks) -> Any:
+        text = load_skill(SKILLS / one.skill).text
+        return answers(model.workspace, [Prompt(question.ask, system=text) for question in one.questions])
+
+    tasks, row, found = _tasks(given), Fidelity("plain"), []
+    for tokens in (512, 256):
+        with _opened(given, n_ubatch=tokens) as model:
+            found.append([plain(model, one) for one in tasks])
+    for one, wanted, got in zip(tasks, *found, strict=True):
+        row.add(one.questions, got, wanted)
+    return [row.as_dict()]
+
+
 def _real(given: argparse.Namespace, part: str) -> Any:
-    """A part of `make real` on SmolLM2, with two tasks of each kind where it is to be quick."""
-    from dataclasses import replace
-
-    import notes_cli as notes
+    """A part of `make real` on SmolLM2."""
     from bench.real import measure
-    from bench.real.tasks import load_tasks
-    from notes_cli.config import Paths
 
-    tasks = load_tasks()
-    if given.quick:
-        tasks = [replace(one, questions=one.questions[:2], corrections=one.corrections[:1]) for one in tasks]
-    with TemporaryDirectory() as home, notes.open(str(given.smollm2), paths=Paths.under(Path(home))) as model:
-        return getattr(measure, part)(model, tasks, lambda text: print(text, file=sys.stderr, flush=True))
+    with _opened(given) as model:
+        return getattr(measure, part)(model, _tasks(given), lambda text: print(text, file=sys.stderr, flush=True))
+
+
+@contextmanager
+def _opened(given: argparse.Namespace, **options: Any) -> Iterator[Any]:
+    """SmolLM2 with an empty library."""
+    import notes_cli as notes
+    from notes_cli.config import Paths
+    from notes_cli.engine.options import ContextOptions
+
+    with (
+        TemporaryDirectory() as home,
+        notes.open(str(given.smollm2), ContextOptions(**options), paths=Paths.under(Path(home))) as model,
+    ):
+        yield model
+
+
+def _tasks(given: argparse.Namespace) -> Any:
+    """Those of `make real`, one or two of each kind where it is to be quick."""
+    from bench.real.tasks import load_tasks
+
+    return [
+        replace(one, questions=one.questions[:2], corrections=one.corrections[:1]) if given.quick else one
+        for one in load_tasks()
+    ]
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
@@ -94,6 +143,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "splices": splices,
     "first": first,
     "fidelity": fidelity,
+    "noise": noise,
     "corrections": corrections,
 }
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.real.report import fidelity_table, marked
+from bench.real.report import corrections_table, fidelity_table, marked
 from bench.zoo_model import AMPLIFIED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +91,7 @@ SUMMARIES: dict[str, Any] = {
     "splices": _splices_summary,
     "first": _first_summary,
     "fidelity": json.dumps,
+    "noise": json.dumps,
     "corrections": json.dumps,
 }
 
@@ -137,7 +138,8 @@ def write(found: dict[str, Any]) -> None:
         "invariants": invariants_table(found),
         "splices": splices_table(_result(found, "splices")),
         "first": first_table(_result(found, "first")),
-        "fidelity": fidelity_table(_result(found, "fidelity")),
+        "fidelity": fidelity_table([*_result(found, "noise"), *_result(found, "fidelity")]),
+        "corrections": corrections_table(found["corrections"]["result"]),
     }
     page = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():

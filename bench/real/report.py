@@ -17,6 +17,7 @@ from bench.real.tasks import ROOT
 STORE = ROOT / "docs" / "results" / "real.json"
 SHOWN = "smollm2"  # the model of README, by the beginning of its name
 WAYS = {
+    "plain": "not spliced, but prefilled in other micro-batches",
     "compiled": "spliced where it was compiled",
     "exact": "the same with `--exact`",
     "q8_0": "spliced there, kept as q8_0",
