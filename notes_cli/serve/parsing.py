@@ -10,7 +10,7 @@ import math
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -569,13 +569,18 @@ def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
         call = Reader(one, f"{where}[{number}]")
         function = Reader(call.any("function"), f"{where}[{number}].function")
         name, words = function.text("name"), function.any("arguments")
-        try:
-            arguments = json.loads(words) if isinstance(words, str) and words.strip() else words
-        except (ValueError, RecursionError):
-            raise function.wrong("arguments", "an object as JSON", words) from None
-        if arguments is None or arguments == [] or (isinstance(arguments, str) and not arguments.strip()):
-            arguments = {}  # as clients have the call of a tool that takes none
-        if not isinstance(arguments, dict):
-            raise function.wrong("arguments", "an object as JSON", words)
-        found.append(ToolCall(call.text("id"), name, arguments))
+        found.append(ToolCall(call.text("id"), name, _arguments(words)))
     return tuple(found)
+
+
+def _arguments(given: Any) -> Mapping[str, Any]:
+    """The arguments of a call in a history, an object or its JSON. Blank, null and an empty list are those of a tool
+    that takes none. What is no object, as a model may have written it, is one argument, so that the conversation goes
+    on."""
+    found = given
+    if isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(given) if given.strip() else None
+    if isinstance(found, dict):
+        return found
+    return {} if found in (None, [], "") else {"arguments": found}

@@ -15,6 +15,7 @@ import pytest
 
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime import thinking
+from notes_cli.serve.parsing import parse_chat
 
 from ..commands.conftest import run_here
 from ..conftest import MakeModel
@@ -253,6 +254,29 @@ def test_a_history_with_calls_and_no_tools(qwen: Served) -> None:
         assert reply["usage"]["prompt_tokens"] < alone
     call["function"] = {"name": "get_weather"}
     qwen.chat(talk, max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ('{"city": "Par', {"arguments": '{"city": "Par'}),
+        ('["Paris"]', {"arguments": ["Paris"]}),
+        ("[" * 9999, {"arguments": "[" * 9999}),
+        ('"Paris"', {"arguments": "Paris"}),
+        (7, {"arguments": 7}),
+        *((nothing, {}) for nothing in ("", " ", "null", None, "[]", [], "{}", {}, '""')),
+    ],
+)
+def test_arguments_that_are_no_object(given: Any, read: Json) -> None:
+    """A model wrote them once, and was told so: the conversation goes on with what it wrote."""
+    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": given}}
+    messages = [
+        *ASKED,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "", "tool_call_id": "c"},
+    ]
+    [found] = parse_chat({"messages": messages}).messages[1].tool_calls
+    assert found.arguments == read
 
 
 def test_keys_that_programs_add_to_a_history(qwen: Served) -> None:
