@@ -79,10 +79,10 @@ class Context:
             self._bound = min(self._bound, model.n_ctx_train)
         if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to go beyond
             self._bound = min(self._bound, bound)
-        self._drops = not options.swa_full and llama.llama_model_n_swa(model.handle) > 0  # what leaves a window
+        self.drops = not options.swa_full and llama.llama_model_n_swa(model.handle) > 0  # what leaves a window
         # What cannot go back is not stopped half way, a recurrent state or a cache that drops rows: such a context gets
         # shorter batches instead.
-        self._watched = not model.recurrent and not self._drops and interrupts.descriptor() >= 0
+        self._watched = not model.recurrent and not self.drops and interrupts.descriptor() >= 0
         if self._watched:
             native.call("notes_watch", handle, interrupts.descriptor())
         self.stride = self.n_batch if self._watched else min(self.n_batch, _STRIDE)  # tokens that nothing stops
@@ -474,7 +474,7 @@ class Context:
             axes = None if axes is None else axes + (position - base)
             base = position
         # What leaves a small window is gone before the rows come, which must then be known to be right.
-        if isinstance(layers, Stored) and layers.file is not None and axes is None and not self._drops:
+        if isinstance(layers, Stored) and layers.file is not None and axes is None and not self.drops:
             count = first + len(what)
             check(layers.tensors, self.layers, count)
             try:
@@ -568,7 +568,7 @@ class Context:
             with self.share(sequence, length) as other:
                 yield other.id
             return
-        window = self._window(sequence) if self._drops else None
+        window = self._window(sequence) if self.drops else None
         try:
             yield sequence
         finally:
