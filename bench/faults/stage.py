@@ -29,6 +29,7 @@ from notes_cli.sessions.folder import Sessions
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
 MODEL_OPTIONS = ("-c", "1024", "-t", "1")
+SUMS = ("rows_checksum", "replaces")  # keys of a ledger that go by the time
 ANSWER = ("-n", "2", "--temp", "0", "--seed", "1")
 
 
@@ -243,7 +244,8 @@ def look(home: Path) -> Look:
         try:
             stored = kept.find(name)
             lines = [
-                {key: value for key, value in line.items() if key not in ("time", "heard")} for line in stored.lines
+                {key: value for key, value in line.items() if key not in ("time", "heard", *SUMS)}
+                for line in stored.lines
             ]
             rows = []
             for file in stored.kept():
