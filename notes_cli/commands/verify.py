@@ -19,13 +19,15 @@ from notes_cli.explaining import entry_why, expected
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
+    from notes_cli.measure.answers import Parting
     from notes_cli.measure.composed import Composed
     from notes_cli.measure.edits import Edits
     from notes_cli.measure.session import SessionReport
-    from notes_cli.measure.verify import Report
+    from notes_cli.measure.verify import Case, Report
+    from notes_cli.runtime.rows import RowCheck
     from notes_cli.sessions.state import Entry
 
-_WIDE = 100  # columns of a terminal that the table of questions takes with those of the control
+_WIDE = 100  # columns of a terminal that a table of questions takes with figures
 
 
 @click.command(cls=Grouped)
@@ -99,11 +101,11 @@ def command(
 ) -> int:
     """Compare splices and errata with a full recompute of the same tokens.
 
-    Shows the cosine of the logits, the KL divergence, whether the likeliest token and the decision are the same, and a
-    control: the same rows without rotation, whose keys in the first layer must be off by 3 times as much as those of
-    the splice. With an erratum, the decision must also be that of the corrected text. Exits 0 if every decision is the
-    same, the mean cosine is at least 0.99, and the control does what it must; else it exits 1 and says which of these
-    was missed.
+    Each question is asked as `notes ask` asks it, and once more with everything decoded. Their decisions must be the
+    same: the choice (--choices), or the first words of the answer. Two texts may part later, or where both tokens are
+    about equally likely, so that rounding decides: that is told, and is no failure. With an erratum, the decision must
+    also be that of the corrected text. And all rows of each skill are compared with rows that are computed now. Exits 0
+    if all of that holds and the mean cosine of the logits is at least 0.99; else it exits 1 and says what does not.
 
     With --field, edit methods are compared with a recompute of the corrected text. Exits 0 if every method that was
     named decides as the recompute does; with `all`, if the one that auto chooses does.
@@ -117,8 +119,7 @@ def command(
     much the one that differs most does) and rows. What was forgotten is not among them: the prefill is what a session
     comes to that never had it.
 
-    Where a model's rows cannot be moved, the skills are verified at the start of the prompt, where the control cannot
-    show anything.
+    Where a model's rows cannot be moved, the skills are verified at the start of the prompt.
 
     \b
     Examples:
@@ -195,7 +196,7 @@ def _check_usage(
     if session and (errata or fields or methods or system is not None or seam is not None):
         raise click.UsageError("a session is verified as it is: only --question, --choices and --wording go with it")
     if fields and errata:
-        raise click.UsageError("--field and --erratum do not go together: --method erratum says the new value")
+        raise click.UsageError("--field and --erratum do not go together: --method erratum states the new value")
     if methods and not fields:
         raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
 
@@ -209,11 +210,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "kl": report.kl,
         "same_top": all(case.same_top for case in cases),
         "same_decision": all(case.same_decision for case in cases),
-        "control": {
-            "cosine": report.control_cosine,
-            "same_decision": all(case.control_decision == case.reference for case in cases),
-            **asdict(report.control),
-        },
+        "rows": {name: _rows_as_json(check) for name, check in report.rows},
         "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
         "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
@@ -235,40 +232,80 @@ def _composition_as_json(found: Composed) -> dict[str, Any]:
     }
 
 
+def _rows_as_json(check: RowCheck) -> dict[str, Any]:
+    return {
+        "tokens": check.tokens,
+        "layers": check.layers,
+        "farthest": check.farthest,
+        "wrong": [str(one) for one in check.wrong],
+        "unchecked": list(check.unchecked),
+    }
+
+
 def _print(report: Report, model: str) -> None:
-    rows = []
-    for case in report.cases:
-        rows.append(
-            (
-                case.question + ("  + " + ", ".join(case.errata) if case.errata else ""),
-                f"{case.cosine:.4f}",
-                f"{case.kl:.1e}",
-                _short(case.decision),
-                _short(case.reference),
-                "" if case.corrected is None else _short(case.corrected),
-                "same" if case.right else "DIFFERS",
-                f"{case.control_cosine:.4f}" if case.moved else "not moved" if case.spliced else "not reused",
-                _short(case.control_decision),
-            )
+    wide, corrects = output.width(_WIDE) >= _WIDE, any(case.corrected is not None for case in report.cases)
+    rows = [
+        (
+            _asked(case),
+            *((f"{case.cosine:.4f}", f"{case.kl:.1e}") if wide else ()),
+            *(_short(case.decision), _short(case.reference)),
+            *(("" if case.corrected is None else _short(case.corrected),) if corrects else ()),
+            "same" if case.right else "DIFFERS",
         )
-    columns: tuple[str, ...] = ("question", "cosine", "KL", "spliced", "recompute", "corrected text", "decision")
-    if output.width(_WIDE) >= _WIDE:  # the lines below are about the control, too
-        columns = (*columns, "control cosine", "control")
-    output.table(columns, [row[: len(columns)] for row in rows], right=("cosine", "KL", "control cosine"))
+        for case in report.cases
+    ]
+    figures = ("cosine", "KL") if wide else ()
+    corrected = ("corrected text",) if corrects else ()
+    output.table(("question", *figures, "spliced", "recompute", *corrected, "decision"), rows, right=figures)
+    for case in report.cases:
+        if case.parting:
+            output.result(_parted(case, case.parting))
     if report.composition:
         _print_composition(report.composition)
     for name, kv, size in report.small:
         output.result(f"{name}: its file keeps rows as {kv} ({output.human_size(size)}), rounded")
     if report.system:
         output.result(f"the skills come after a system text (-s): {_short(report.system)}")
+    for name, check in report.rows:
+        if check.right:
+            output.result(f"{name}: K and V of {check.layers} layers and {check.tokens} tokens are as computed now")
+        for why in check.unchecked:
+            output.result(f"{name}: not compared: {why}")
     same = sum(case.right for case in report.cases)
-    told = {"caught": "does what it must", "missed": "DOES NOT", "nothing": "cannot show anything"}
-    output.result(f"the control {told[report.control.verdict]}: {report.control.why}")
-    control = f", control without rotation {report.control_cosine:.4f}" if any(c.moved for c in report.cases) else ""
     _verdict(
-        f"{same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f}{control} on {model}",
+        f"{same} of {len(rows)} decisions as a full recompute, mean cosine {report.cosine:.4f}, on {model}",
         report.failures,
     )
+    if not report.passed:
+        output.result(f"next: {_next(report)}")
+
+
+def _asked(case: Case) -> str:
+    return case.question + ("  + " + ", ".join(case.errata) if case.errata else "")
+
+
+def _parted(case: Case, parting: Parting) -> str:
+    """What to think of two texts that part."""
+    where = f"{_asked(case)}: both answers are the same up to token {parting.at}"
+    gap = f"{parting.gap:.2f} nats between the two tokens there, and rounding moves that by {parting.noise:.2f}"
+    if parting.near:
+        return f"{where}, where two are about equally likely ({gap})"
+    if parting.late:
+        return f"{where}: a text may part so late without being another answer ({gap})"
+    return f"{where} only, and rounding does not explain that ({gap})"
+
+
+def _next(report: Report) -> str:
+    """The first thing to do about a failure."""
+    if broken := [name for name, check in report.rows if not check.right]:
+        return f"compile {broken[0]} again: notes compile --from {broken[0]} --force"
+    if not any(case.spliced for case in report.cases):
+        return "see why nothing was reused: notes ask --explain"
+    if report.composition and report.composition.repair:
+        return "take the repair above"
+    if any(case.same_decision and not case.as_corrected for case in report.cases):
+        return "look for a method that corrects it: notes verify --field NAME=VALUE --method all"
+    return "ask such questions with --recompute, which decodes everything"
 
 
 def _print_composition(found: Composed) -> None:

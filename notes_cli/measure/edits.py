@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
 from notes_cli.errors import NotesError, Notice, Progress, UnsupportedError
+from notes_cli.measure.answers import ANSWER
 from notes_cli.measure.compare import cosine, divergence, same_top
-from notes_cli.measure.verify import ANSWER, check_questions, decided, other_decision
+from notes_cli.measure.verify import check_questions, decided, other_decision
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import AUTO, DEFAULT_SEAM

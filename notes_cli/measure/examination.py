@@ -50,11 +50,10 @@ def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener
     """Compare splice and errata with a full recompute of the same tokens; of several skills also what each question
     needs of them, and what repairs those that decide otherwise. Raise NotesError where that cannot be."""
     prompt, questions, seam = _settled(workspace, wanted, listener)
-    prompt = replace(prompt, fields={})
     how: dict[str, Any] = {"choices": wanted.choices, "seam": seam}
     with listener.watch(LABEL, later=True) as update:
         report = verify(workspace, prompt, questions, progress=update, **how)
-        composed = compose(workspace, prompt, report.cases, progress=update, **how)
+        composed = compose(workspace, replace(prompt, fields={}), report.cases, progress=update, **how)
     return replace(report, composition=composed)
 
 
@@ -86,5 +85,5 @@ def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> t
         system = "" if fixed else verify_system()
     how: dict[str, Any] = {"seam": wanted.seam, "wording": wanted.wording, "fields": wanted.fields}
     request = Request("", errata=wanted.errata, system=system, **how)
-    draft = settled(workspace, request, segments, listener, only_sentences=True)
+    draft = settled(workspace, request, segments, listener)
     return draft.prompt, wanted.questions or field_questions(segments), draft.settings.seam

@@ -20,8 +20,9 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import NotesError, Notice, Progress
+from notes_cli.measure.answers import ANSWER
 from notes_cli.measure.compare import cosine, divergence, same_top
-from notes_cli.measure.verify import ANSWER, below_cosine, decided, other_decision
+from notes_cli.measure.verify import below_cosine, decided, other_decision
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import Entry, State

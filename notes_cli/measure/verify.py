@@ -1,51 +1,45 @@
 """Verifying: does a spliced and corrected prompt decide as a full recompute does, on this model?
 
-Every case is assembled in four ways: spliced; recomputed from the same tokens (the reference); spliced without rotation
-(the control); and, where errata change fields, the corrected text recomputed without errata.
-
-What the control must do: the keys of the first layer, which follow from a token and its position alone, must be off by
-WORSE times as much as those of the splice. Deeper rows and logits also hold what precedes the skill, so they say
-how near the splice is, but not for sure whether keys were rotated. Where nothing was moved, or the first layer does not
-rotate, the control cannot show anything, and that is what is said of it.
+Every case is assembled as a question with these corrections is, and recomputed from the same tokens, the reference;
+where corrections change fields, the corrected text is recomputed without any, too. And of each skill all rows are
+compared with a recompute, as they are in its file and where they were placed (runtime/rows.py): logits alone hardly
+tell a wrong row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
-import numpy as np
-from numpy.typing import NDArray
-
 from notes_cli.editing.change import change
-from notes_cli.engine.decision import decide
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, quantized
 from notes_cli.errors import Help, NotesError, Notice, Progress
+from notes_cli.measure.answers import ANSWER, Answered, Parting, answered, noise_of, parting
 from notes_cli.measure.compare import cosine, divergence, same_top
 from notes_cli.measure.composed import Composed
 from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.corrections import known_fields
+from notes_cli.runtime.corrections import known_fields, resolved
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.rows import RowCheck, check_rows
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import SkillText
-from notes_cli.text.erratum import Erratum
+from notes_cli.text.keys import listed
 
 COSINE = 0.99  # a mean below this fails
-WORSE = 3.0  # times the error of the splice's first keys: that of the control must be more
-KEYS = 64  # tokens of a skill whose keys are compared
-ANSWER = 24  # tokens of an answer that are compared where no choices are given
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One question, measured. Decisions are the chosen answer, or the greedy answer's text without choices.
 
-    `corrected` is the decision of the corrected text recomputed; None where no erratum changes a field. `margin` is
-    the distance between the two best choices in the reference, None without choices.
+    `corrected` is the decision of the corrected text recomputed; None where no correction is of a field. Of texts,
+    which two prompts word differently, only the new values are compared: `missing` are those that the corrected text's
+    answer has and this one has not. `margin` is the distance between the two best choices in the reference, None
+    without choices. `parting`: where the answer parts from the reference; None where it does not.
     """
 
     question: str
@@ -57,30 +51,24 @@ class Case:
     reference: str
     margin: float | None
     corrected: str | None
-    control_cosine: float
-    control_decision: str
     spliced: int
-    moved: bool  # whether any row was rotated; if not, the control is the splice itself
-    # Relative errors of the keys of the first layer, of what was moved; None where there are none that rotate.
-    keys: float | None = None
-    control_keys: float | None = None
+    moved: bool  # whether any row was rotated
+    parting: Parting | None = None
+    missing: tuple[str, ...] | None = None  # None with choices
 
     @property
     def same_decision(self) -> bool:
-        return self.decision == self.reference
+        return self.decision == self.reference or bool(self.parting and self.parting.same)
+
+    @property
+    def as_corrected(self) -> bool:
+        """Whether it decides as the corrected text, if there is one."""
+        return self.corrected in (None, self.decision) or self.missing == ()
 
     @property
     def right(self) -> bool:
         """Decides as the reference, and as the corrected text where there is one."""
-        return self.same_decision and self.corrected in (None, self.decision)
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """What the control has shown: `caught` or `missed`, or `nothing`, where it cannot show anything; and why."""
-
-    verdict: str
-    why: str
+        return self.same_decision and self.as_corrected
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +79,7 @@ class Report:
     composition: Composed | None = None  # where there are several skills
     system: str = ""  # what precedes the skills
     small: tuple[tuple[str, str, int], ...] = ()  # skills whose files keep quantized rows: name, as what, bytes
+    rows: tuple[tuple[str, RowCheck], ...] = ()  # what a comparison of each skill's rows has found, by its name
 
     def __repr__(self) -> str:
         verdict = "passed" if self.passed else "failed"
@@ -105,39 +94,19 @@ class Report:
         return fmean(case.kl for case in self.cases)
 
     @property
-    def control_cosine(self) -> float:
-        return fmean(case.control_cosine for case in self.cases)
-
-    @property
-    def control(self) -> Control:
-        """What the control has shown."""
-        moved = [case for case in self.cases if case.moved]
-        pairs = [(case.keys, case.control_keys) for case in moved]
-        if shown := [(keys, off) for keys, off in pairs if keys is not None and off is not None]:
-            keys, off = max(keys for keys, _ in shown), min(off for _, off in shown)
-            caught = all(off > WORSE * keys for keys, off in shown)
-            return Control(
-                "caught" if caught else "missed",
-                f"without rotation the first layer's keys are off by {off:.1e}, with it by {keys:.1e} "
-                f"(they must be off by {WORSE:g} times as much)",
-            )
-        if moved:
-            return Control("nothing", "the first layer of this model does not rotate its keys, or has none")
-        if any(case.spliced for case in self.cases):
-            return Control("nothing", "rows were reused where they were compiled")
-        return Control("nothing", "nothing was reused")
-
-    @property
     def failures(self) -> tuple[Notice, ...]:
         """Each bar that was missed, by which figure."""
-        found = below_cosine([(case.question, case.cosine) for case in self.cases])
+        found = [Notice(f"{name} has wrong rows: {check.reason}") for name, check in self.rows if not check.right]
+        found += below_cosine([(case.question, case.cosine) for case in self.cases])
         for case in self.cases:
             if not case.same_decision:
-                found.append(other_decision(case.question, case.decision, case.reference))
-            elif not case.right:
-                found.append(other_decision(case.question, case.decision, case.corrected or "", "the corrected text's"))
-        if self.control.verdict == "missed":
-            found.append(Notice(f"the control was not caught: {self.control.why}"))
+                found.append(other_decision(case.question, case.decision, case.reference, parting=case.parting))
+            elif case.missing:
+                what = f"{case.question!r} is answered without {listed(case.missing)}: {case.decision!r}"
+                found.append(Notice(f"{what}, the corrected text's answer is {case.corrected!r}"))
+            elif not case.as_corrected:
+                whose = "the corrected text's"
+                found.append(other_decision(case.question, case.decision, case.corrected or "", whose))
         if not any(case.spliced for case in self.cases):
             found.append(Notice("nothing was reused, so nothing was verified", Help.EXPLAIN()))
         return tuple(found)
@@ -156,9 +125,17 @@ def below_cosine(rows: Sequence[tuple[str, float]]) -> list[Notice]:
     return [Notice(f"the mean cosine is {mean:.4f}, it must be {COSINE} or more (lowest: {lowest:.4f}, {row!r})")]
 
 
-def other_decision(row: str, decision: str | None, reference: str | None, whose: str = "the recompute's") -> Notice:
+def other_decision(
+    row: str,
+    decision: str | None,
+    reference: str | None,
+    whose: str = "the recompute's",
+    *,
+    parting: Parting | None = None,
+) -> Notice:
     """The bar that a row misses whose decision is another than it should be."""
-    return Notice(f"{row!r} decides {decision!r}, {whose} decision is {reference!r}")
+    where = f", from token {parting.at + 1} on" if parting else ""
+    return Notice(f"{row!r} decides {decision!r}, {whose} decision is {reference!r}{where}")
 
 
 def verify(
@@ -170,14 +147,17 @@ def verify(
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
 ) -> Report:
-    """Ask each question (the prompt's own is not asked) without the prompt's errata and, if there are any, with them.
-    `progress` is told of each recompute."""
+    """Ask each question (the prompt's own is not asked) without the prompt's corrections and, if there are any, with
+    them. `progress` is told of each recompute."""
     check_questions(questions)
-    corrections: list[Sequence[Erratum]] = [(), prompt.errata] if prompt.errata else [()]
-    asked = [replace(prompt, question=question, errata=errata) for errata in corrections for question in questions]
+    plain = replace(prompt, errata=(), fields={})
+    corrections = [plain, prompt] if prompt.errata or prompt.fields else [plain]
+    asked = [replace(one, question=question) for one in corrections for question in questions]
     small = [(one.name, one.kv, one.nbytes) for one in prompt.segments if any(quantized(one.kv))]
-    cases = tuple(_measure(workspace, one, choices, seam, progress) for one in asked)
-    return Report(cases, system=prompt.system or "", small=tuple(small))
+    places: dict[str, list[int]] = {one.name: [] for one in prompt.segments}
+    cases = tuple(_measure(workspace, one, choices, seam, progress, places) for one in asked)
+    rows = [(one.name, check_rows(workspace, one, places[one.name], progress)) for one in prompt.segments]
+    return Report(cases, system=prompt.system or "", small=tuple(small), rows=tuple(rows))
 
 
 def check_questions(questions: Sequence[str]) -> None:
@@ -204,94 +184,71 @@ def corrected_segment(segment: Segment, values: dict[str, str], workspace: Works
 
 
 def _measure(
-    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, seam: int, progress: Progress | None
+    workspace: Workspace,
+    prompt: Prompt,
+    choices: Sequence[str] | None,
+    seam: int,
+    progress: Progress | None,
+    places: dict[str, list[int]],
 ) -> Case:
+    """`places`: the positions where skills are placed are added to it."""
     with assemble(workspace, prompt, seam=seam, room=ANSWER) as spliced:
-        found = spliced.logits()
-        places = [(piece.position, min(piece.tokens, KEYS)) for piece in spliced.pieces if piece.moved]
+        logits = spliced.logits()
+        moved = [piece for piece in spliced.pieces if piece.moved]
+        for piece in moved:
+            first = next(one for one in spliced.pieces if one.kind == "splice" and one.name == piece.name)
+            places[piece.name].append(first.position)
         count = spliced.count("spliced")
-        keys = _keys(spliced, places)
-        decision, _ = decided(spliced, choices)
-
-    with assemble(workspace, prompt, seam=seam, rotate=False, room=ANSWER) as control:
-        unrotated = control.logits()
-        control_keys = _keys(control, places)
-        control_decision, _ = decided(control, choices)
+        found = answered(spliced, choices)
 
     with assemble(workspace, prompt, splice=False, room=ANSWER) as reference:
         reference.flush(progress)
-        wanted = reference.logits()
-        right = _keys(reference, places)
-        reference_decision, margin = decided(reference, choices)
+        expected = reference.logits()
+        wanted = answered(reference, choices)
 
+    corrected = _corrected(workspace, prompt, choices, progress)
     return Case(
         question=prompt.question,
-        errata=tuple(erratum.text for erratum in prompt.errata),
-        cosine=cosine(found, wanted),
-        kl=divergence(found, wanted),
-        same_top=same_top(found, wanted),
-        decision=decision,
-        reference=reference_decision,
-        margin=margin,
-        corrected=_corrected_decision(workspace, prompt, choices, progress),
-        control_cosine=cosine(unrotated, wanted),
-        control_decision=control_decision,
+        errata=(*(f"{name}={value}" for name, value in prompt.fields.items()), *(one.text for one in prompt.errata)),
+        cosine=cosine(logits, expected),
+        kl=divergence(logits, expected),
+        same_top=same_top(logits, expected),
+        decision=found.text,
+        reference=wanted.text,
+        margin=wanted.margin,
+        corrected=corrected.text if corrected else None,
         spliced=count,
-        moved=bool(places),
-        keys=_off(keys, right),
-        control_keys=_off(control_keys, right),
+        moved=bool(moved),
+        parting=parting(found, wanted, partial(noise_of, workspace, wanted)),
+        missing=None if choices else _missing(prompt, found, corrected),
     )
 
 
-def _keys(notebook: Notebook, places: Sequence[tuple[int, int]]) -> NDArray[np.float32] | None:
-    """Keys of the first layer of so many tokens from each position on, one after the other, [n, n_embd_k]; None where
-    it does not rotate them, or there are none."""
-    context = notebook.context
-    first = next((index for index, layer in enumerate(context.layers) if layer.part == "attention"), None)
-    if not places or first is None or context.layers[first].rope < 0:
-        return None
-    if context.model.recurrent:  # keys of later layers follow from a state, too, and rows are read as a whole
-        if context.layers[first].layer:
-            return None
-        whole = notebook.read(0, len(notebook), "f32")[0][first].k
-        return np.concatenate([whole[start : start + n] for start, n in places])
-    read = [notebook.read(start, start + n, "f32")[0][first].k for start, n in places]
-    return np.concatenate(read)
+def _missing(prompt: Prompt, found: Answered, corrected: Answered | None) -> tuple[str, ...]:
+    """The new values that the corrected text's answer has, and this one has not."""
+    values = [value.strip() for _, value in resolved(prompt.fields, prompt.segments)]
+    texts = (corrected.text.casefold() if corrected else "", found.text.casefold())
+    return tuple(value for value in values if value.casefold() in texts[0] and value.casefold() not in texts[1])
 
 
-def _off(found: NDArray[np.float32] | None, wanted: NDArray[np.float32] | None) -> float | None:
-    """The error, relative to what is wanted."""
-    if found is None or wanted is None:
-        return None
-    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
-
-
-def _corrected_decision(
+def _corrected(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
-) -> str | None:
-    said = [erratum for erratum in prompt.errata if erratum.field]
-    names = {span.name for one in prompt.segments if one.media for span in one.fields}
-    if not said or names & {erratum.field for erratum in said}:  # a text with images in it is not written again
+) -> Answered | None:
+    """What the corrected text decides, without a word about the correction; None where no field is corrected."""
+    values = resolved(prompt.fields, prompt.segments)
+    names = {one.name for one in prompt.segments if one.media}
+    if not values or any(one.skill in names for one, _ in values):  # a text with images is not written again
         return None
-    free = [erratum for erratum in prompt.errata if erratum.field is None]
     segments = [
-        corrected_segment(
-            segment,
-            {one.field: one.value for one in said if one.field and one.value and one.skill in ("", segment.name)},
-            workspace,
-        )
+        corrected_segment(segment, {one.field: value for one, value in values if one.skill == segment.name}, workspace)
         for segment in prompt.segments
     ]
-    corrected = replace(prompt, segments=segments, errata=free)
-    with assemble(workspace, corrected, splice=False, room=ANSWER) as notebook:
+    with assemble(workspace, replace(prompt, segments=segments, fields={}), splice=False, room=ANSWER) as notebook:
         notebook.flush(progress)
-        return decided(notebook, choices)[0]
+        return answered(notebook, choices)
 
 
 def decided(notebook: Notebook, choices: Sequence[str] | None) -> tuple[str, float | None]:
     """The decision at the end of a notebook, and its margin where there are choices."""
-    if choices:
-        decision = decide(notebook, choices)
-        return decision.choice, decision.margin
-    with Sampler(SamplerOptions(temperature=0.0)) as sampler:
-        return notebook.context.model.text(notebook.generate(sampler, ANSWER)).strip(), None
+    found = answered(notebook, choices)
+    return found.text, found.margin

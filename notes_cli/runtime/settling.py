@@ -110,19 +110,17 @@ def settled(
     goes_on: bool = False,
     grammar: str | None = None,
     begun: float | None = None,
-    only_sentences: bool = False,
 ) -> Draft:
     """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
     skills that its session has already, None without a session; one that `goes_on` amends them by edits alone.
-    `unheard`: what everybody is told of these, by field, and it was not yet. `begun`: when it was asked; None: now.
-    `only_sentences`: errata leave the entries of fields as they are."""
+    `unheard`: what everybody is told of these, by field, and it was not yet. `begun`: when it was asked; None: now."""
     _ = workspace.context  # making it is a part of opening
     ready, before = time.perf_counter(), had or ()
     segments = named_apart(segments, [one.name for one in before])
     request = _corrected(workspace, request, segments, listener.notice, before, unheard or {})
     _tell_meant(request, [*before, *segments], listener.notice)
     stated = False
-    if had is None and not only_sentences:  # a session keeps the text of its skills as it was compiled
+    if had is None:  # a session keeps the text of its skills as it was compiled
         fields, errata = as_new_values(request.errata, request.fields, segments)
         stated = len(errata) < len(request.errata)
         request = replace(request, fields=fields, errata=errata)

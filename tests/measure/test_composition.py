@@ -13,6 +13,7 @@ from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.measure import composition, proof, verify
+from notes_cli.measure.answers import Answered
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.pairs import Asked, Pair, pairs
@@ -147,7 +148,7 @@ def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatc
     def decided(notebook: Notebook, choices: Sequence[str]) -> tuple[str, float]:
         return reader.decide(notebook, choices).choice, 1.0
 
-    monkeypatch.setattr(verify, "decided", decided)
+    monkeypatch.setattr(verify, "answered", lambda *given: Answered(*decided(*given)))
     monkeypatch.setattr(composition, "decided", decided)
     workspace = make_workspace()
     segments = [compile_skill(workspace, one) for one in (pair.first, pair.second)]
