@@ -130,11 +130,6 @@ class Context:
         return f"flash attention {self.options.flash_attention}, backend {digest}"
 
     @property
-    def drops(self) -> bool:
-        """Whether rows that leave a sliding window are gone."""
-        return self._drops
-
-    @property
     def compile_options(self) -> ContextOptions:
         """The options of a context that rows for this one are compiled in."""
         type_k, type_v = self.options.compiled
