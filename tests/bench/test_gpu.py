@@ -1,0 +1,44 @@
+"""The GPU check: its page shows what is stored, and what does not hold is reported."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bench.gpu import report
+
+NOISE = {"first": 0.0, "rows": 1e-6, "logits": 1e-6}
+DEVICE = {"device": {"result": {"devices": ["CUDA0: a GPU"]}}}
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    """Each table of docs/devices.md is that of docs/results/gpu.json."""
+    stored = json.loads(report.STORE.read_text(encoding="utf-8"))
+    assert report.page(stored) == report.PAGE.read_text(encoding="utf-8")
+    assert all(f"<!-- gpu: {name} -->\n| " in report.page(stored) for name in ("invariants", "splices", "first"))
+
+
+@pytest.mark.parametrize(
+    ("part", "line", "holds"),
+    [
+        ("rows", {"different": 0, "copies": 4}, True),
+        ("rows", {"different": 1, "copies": 4}, False),
+        ("rows", {"different": 0, "copies": 0}, False),  # the cache was not on the device
+        ("rows", {"refused": "no such cache"}, True),
+        ("logits", {"splice": "exact", "errors": {}, "noise": NOISE}, True),
+        ("logits", {"splice": "wrong", "errors": {"splice": NOISE}, "noise": NOISE}, True),
+        ("logits", {"splice": "wrong", "errors": {"splice": {**NOISE, "logits": 1e-5}}, "noise": NOISE}, False),
+        ("logits", {"splice": "wrong", "errors": {"splice": {**NOISE, "first": 1e-9}}, "noise": NOISE}, False),
+        ("logits", {"splice": "wrong", "errors": {"splice": NOISE}}, False),  # nothing to judge it by
+        ("logits", {"splice": "crash", "errors": {}}, False),
+    ],
+)
+def test_what_does_not_hold_is_reported(part: str, line: dict[str, Any], holds: bool) -> None:
+    found = {**DEVICE, part: {"result": [{"model": "m", "column": "c", **line}], "seconds": 1.0}}
+    assert (report.broken(found) == []) is holds
+
+
+def test_a_part_that_failed_is_reported() -> None:
+    assert report.broken({"first": {"failed": "longer than 120 s", "seconds": 120.0}}) == ["first: longer than 120 s"]
