@@ -68,10 +68,14 @@ def _rows_summary(rows: list[dict[str, Any]]) -> str:
 
 def _logits_summary(lines: list[dict[str, Any]]) -> str:
     words = [one[name] for one in lines for name in OPERATIONS if one.get(name)]
-    within = sum("wrong" in [one.get(name) for name in OPERATIONS] and not _wrong(one) for one in lines)
+    beyond = [one for one in lines if "wrong" in [one.get(name) for name in OPERATIONS]]
+    within = sum(not _wrong(one) for one in beyond)
     missed = sum(bool(one.get("missed")) for one in lines)
-    counts = ", ".join(f"{words.count(word)} {word}" for word in ("exact", "refused", "wrong", "crash"))
-    return f"{counts}; of the wrong {within} within the device's noise; {missed} controls missed"
+    return (
+        f"{words.count('exact')} within the CPU's bounds, {words.count('wrong')} beyond them (in {within} of "
+        f"{len(beyond)} contexts within the device's own rounding), {words.count('crash')} crashes, "
+        f"{words.count('refused')} refused; {missed} controls missed"
+    )
 
 
 def _splices_summary(lines: list[dict[str, Any]]) -> str:
@@ -125,26 +129,45 @@ def first_table(lines: list[dict[str, Any]]) -> str:
 
 
 def invariants_table(found: dict[str, Any]) -> str:
-    """What was compared, and how it came out."""
-    rows = f"| rows read back from the device | {_rows_summary(_result(found, 'rows'))} |"
-    logits = f"| splice, restore, rewrite, carry beside decoding | {_logits_summary(_result(found, 'logits'))} |"
-    return "\n".join(["| | |", "| --- | --- |", rows, logits])
+    """How the comparisons came out."""
+    return "\n".join(
+        [
+            "| compared | |",
+            "| --- | --- |",
+            f"| rows read back, 11 models and 7 kinds of cache | {found['rows']['summary']} |",
+            f"| splice, restore, rewrite and carry beside decoding, the same models | {found['logits']['summary']} |",
+        ]
+    )
+
+
+def compact(found: dict[str, Any]) -> dict[str, Any]:
+    """What is stored: of the long parts their summary."""
+    short = dict(found)
+    for part in ("rows", "logits"):
+        short[part] = {"summary": SUMMARIES[part](_result(found, part)), "seconds": found[part]["seconds"]}
+    return short
 
 
 def write(found: dict[str, Any]) -> None:
     """Store the figures, and write the tables between the page's markers."""
-    STORE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    stored = compact(found)
+    STORE.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(stored), encoding="utf-8")
+
+
+def page(stored: dict[str, Any]) -> str:
+    """The page with the tables of what is stored."""
     tables = {
-        "invariants": invariants_table(found),
-        "splices": splices_table(_result(found, "splices")),
-        "first": first_table(_result(found, "first")),
-        "fidelity": fidelity_table([*_result(found, "noise"), *_result(found, "fidelity")]),
-        "corrections": corrections_table(found["corrections"]["result"]),
+        "invariants": invariants_table(stored),
+        "splices": splices_table(_result(stored, "splices")),
+        "first": first_table(_result(stored, "first")),
+        "fidelity": fidelity_table([*_result(stored, "noise"), *_result(stored, "fidelity")]),
+        "corrections": corrections_table(stored["corrections"]["result"]),
     }
-    page = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     for name, table in tables.items():
-        page = marked(page, name, table, "gpu")
-    PAGE.write_text(page, encoding="utf-8")
+        text = marked(text, name, table, "gpu")
+    return text
 
 
 if __name__ == "__main__":
