@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.classes import dataclass
+from notes_cli.editing.prefill import prefill
 from notes_cli.engine import interrupts
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
@@ -37,7 +38,8 @@ TOLERANCE = 0.02  # of a row: twice what other batches change on the models that
 SPREAD = 3.0  # a row may be as many times as far away as half of the rows of its tensor are
 FARTHEST = 1.5  # the greatest `scale`: two prefills in different ways are 1 apart
 NEAREST = 0.25  # the part of the tensors that `scale` goes by
-FAINT = 0.01  # of a row: noise below it says nothing about how a segment was computed; nor does so small a channel
+FAINT = 0.0001  # noise below it, less than f16 rounds, says nothing about how a segment was computed
+LITTLE = 0.01  # of the size of all channels: what a smaller one is measured by
 SHORT = 0.1  # a row shorter than this part of the others is compared with them: little of it is left to be exact
 SMALL = 0.25  # and a channel that is smaller than this part of the median one is measured by that
 STEPS = 16  # of a quantized number that a channel is measured by at least
@@ -244,7 +246,7 @@ def _units(computed: NDArray[np.float32], kept: RowArray) -> NDArray[np.float64]
     a hundred times as large, as some models have them, do not hide all others; but no less than rounding leaves of
     them, if rows are `kept` quantized."""
     sizes: NDArray[np.float64] = np.sqrt((computed.astype(np.float64) ** 2).mean(axis=0))
-    least = max(SMALL * float(np.median(sizes)), FAINT * float(np.sqrt((sizes**2).mean())), 1e-9)
+    least = max(SMALL * float(np.median(sizes)), LITTLE * float(np.sqrt((sizes**2).mean())), 1e-9)
     if kept.dtype == Q8_0:
         blocks: Any = kept
         steps = np.abs(blocks["scale"].astype(np.float64)).mean(axis=0)
@@ -288,11 +290,9 @@ def _computed(workspace: Workspace, notebook: Notebook, segment: Segment, progre
     """A prefill of the segment's tokens in an empty notebook, as it is compiled."""
     context, dtype = notebook.context, segment.row_type
     if segment.blocks:
-        parts = []
-        for first, last in segment.spans:  # each has seen the left context alone
-            tokens = segment.tokens[first:last]
-            parts.append(_decoded_at(context, notebook.sequence, segment.context, tokens, first, dtype, progress))
-        return _Computed(_joined(parts))
+        _put_blocks(notebook, segment, progress)
+        rows = context.read(notebook.sequence, segment.base, len(segment), base=segment.base, dtype=dtype)
+        return _Computed(rows)
     notebook.append(segment.context)
     notebook.flush()
     transitions: Sequence[Transition] = ()
@@ -317,6 +317,17 @@ def _computed(workspace: Workspace, notebook: Notebook, segment: Segment, progre
     else:
         rows = context.read(notebook.sequence, segment.first, count, base=segment.first, dtype=dtype)
     return _Computed(rows, transitions)
+
+
+def _put_blocks(notebook: Notebook, segment: Segment, progress: Progress | None) -> None:
+    """Prefill each block after the left context alone, and put them side by side, as a compile does."""
+    parts = [segment.tokens[first:last] for first, last in segment.spans]
+    rows = list(prefill(notebook, segment.context, parts, segment.row_type, progress))
+    plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
+    notebook.truncate(0)
+    notebook.append(segment.context)
+    for tokens, layers in zip(parts, rows, strict=True):
+        notebook.splice(replace(plain, tokens=tokens, layers=layers))
 
 
 def _decoded_at(

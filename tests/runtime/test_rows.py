@@ -56,7 +56,7 @@ def opened(model_file: Callable[[str], Path]) -> Open:
 
 @pytest.mark.parametrize(
     "model",
-    ["notes-tiny", "llama-dense", "qwen3moe-moe", "gemma3-dense", "deepseek2-moe", "gptneox-dense", "jamba-dense"],
+    ["notes-tiny", "qwen3moe-moe", "gemma3-dense", "deepseek2-moe", "gptneox-dense", "jamba-dense", "hrm_text-dense"],
 )
 def test_broken_rows_are_named(opened: Open, tmp_path: Path, model: str) -> None:
     """Every kind in the first, middle and last layer and in all, in K, V or both: the tensors that were broken, and no
@@ -85,6 +85,18 @@ def test_another_order_of_the_same_computation_is_right(opened: Open, model: str
         check = check_rows(workspace, segment, (segment.base, 200, 601))
         assert check.right and check.tokens == len(segment), check.reason
         assert bool(check.unchecked) is segment.pinned
+
+
+@pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense"])
+def test_blocks_are_computed_as_they_are_compiled(opened: Open, model: str) -> None:
+    """Each after the left context alone and then moved: decoded where it is, its rows would differ by more."""
+    with opened(model, n_ubatch=50) as workspace:
+        segment = compile_skill(workspace, parse_skill(TEXTS[1], source="x", default="x"), blocks=2)
+    with opened(model) as workspace:
+        check = check_rows(workspace, segment, (segment.base, 300))
+        assert len(segment.blocks) == 2 and check.right, check.reason
+        found = mutant(workspace, segment, "keys one position off", "last", "K", 1)
+        assert found and not missed(check_rows(workspace, found.segment), found)
 
 
 @pytest.mark.parametrize("cache", [("q8_0", "q8_0"), ("q4_0", "f16"), ("f32", "f32")])
