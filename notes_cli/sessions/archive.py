@@ -20,7 +20,7 @@ from notes_cli.library.atomic import replacing, sync_folder
 from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
 from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, sealed
-from notes_cli.sessions.listing import LEDGER
+from notes_cli.sessions.listing import HEAD, LEDGER
 from notes_cli.text import names
 
 SUFFIX = ".notes.tar"
@@ -98,7 +98,6 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
                 clear(there.folder)
             folder.rename(there.folder)
             sync_folder(sessions.folder)
-            sessions.find(name).write_head()
         except ArchiveError as error:
             raise SessionError(f"{title} is not an export of a session: {error}. Nothing was changed") from error
         except SegmentError as error:
@@ -144,6 +143,8 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
         _check_rows(folder / info.name, ledger)
         seen.add(info.name)
     _check_complete(ledger, seen)
+    with replacing(folder / HEAD) as temporary:
+        temporary.write_text(str(ledger.head), encoding="ascii")
 
 
 def _ledger(data: bytes) -> Ledger:
