@@ -38,7 +38,7 @@ TOLERANCE = 0.02  # of a row: twice what other batches change on the models that
 SPREAD = 3.0  # a row may be as many times as far away as half of the rows of its tensor are
 FARTHEST = 1.5  # the greatest `scale`: two prefills in different ways are 1 apart
 NEAREST = 0.25  # the part of the tensors that `scale` goes by
-FAINT = 0.0001  # noise below it, less than f16 rounds, says nothing about how a segment was computed
+FAINT = 0.00001  # noise below it says nothing about how a segment was computed
 LITTLE = 0.01  # of the size of all channels: what a smaller one is measured by
 SHORT = 0.1  # a row shorter than this part of the others is compared with them: little of it is left to be exact
 SMALL = 0.25  # and a channel that is smaller than this part of the median one is measured by that
@@ -220,7 +220,7 @@ class _Found:
 def _scale(tensors: Sequence[_Tensor], apart: Sequence[_Tensor]) -> float:
     """How many times as far as two prefills are apart the nearest of the tensors are away."""
     times = [one.median / far.median for one, far in zip(tensors, apart, strict=True) if far.median > FAINT]
-    return min(FARTHEST, float(np.nan_to_num(np.quantile(times, NEAREST), nan=0.0))) if times else 0.0
+    return min(FARTHEST, float(np.nan_to_num(np.quantile(times, NEAREST, method="lower")))) if times else 0.0
 
 
 def compared(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[_Tensor]:
