@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from textwrap import fill
+from textwrap import wrap
 from typing import NamedTuple
 
 from notes_cli import output
@@ -83,13 +83,13 @@ def _lines(said: Said, width: int) -> list[str]:
     """A part in lines, what it is before the first of them."""
     lines = output.clean(said.text).splitlines() or [""]
     if width > 2 * INDENT:
-        lines = [
-            part
-            for line in lines
-            for part in fill(
-                *(line, width - INDENT), break_long_words=False, break_on_hyphens=False, drop_whitespace=False
-            ).splitlines()
-            or [""]
-        ]
+        lines = [part for line in lines for part in _wrapped(line, width - INDENT)]
     before = [said.who.ljust(INDENT), *[" " * INDENT] * len(lines)]
     return [f"{head}{line}".rstrip() for head, line in zip(before, lines, strict=False)]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line in lines of whole words, all as far in as it is."""
+    blanks = line[: len(line) - len(line.lstrip())]
+    words = wrap(line.strip(), width - len(blanks), break_long_words=False, break_on_hyphens=False)
+    return [blanks + part for part in words] or [""]

@@ -268,6 +268,16 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
     assert [*transcript.turn(state, 2)] == [("tool", "weather: 17"), ("assistant", "It is warm.")]
 
 
+def test_long_lines_are_wrapped_on_a_terminal() -> None:
+    """In whole words, behind who says them, and as far in as they began."""
+    said = transcript.Said("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
+    assert transcript._lines(said, 30) == [
+        *("user        one two three four", "            five six", "                - seven eight"),
+        *("                nine ten", "                eleven", "", "            end"),
+    ]
+    assert len(transcript._lines(said, 0)) == 4
+
+
 def test_compacting(notes: Notes, begun: Path) -> None:
     """Superseded errata go, and an undo brings them back; where there are none, that is said, and nothing happens."""
     before = snapshot(begun)
