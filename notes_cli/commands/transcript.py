@@ -91,5 +91,5 @@ def _lines(said: Said, width: int) -> list[str]:
 def _wrapped(line: str, width: int) -> list[str]:
     """A line in lines of whole words, all as far in as it is."""
     blanks = line[: len(line) - len(line.lstrip())]
-    words = wrap(line.strip(), width - len(blanks), break_long_words=False, break_on_hyphens=False)
+    words = wrap(line.strip(), max(INDENT, width - len(blanks)), break_long_words=False, break_on_hyphens=False)
     return [blanks + part for part in words] or [""]
