@@ -458,7 +458,7 @@ def test_a_question_that_is_not_the_templates_any_more(make: Open, monkeypatch: 
     grown(workspace, "mine", TALK)
     with held(workspace) as session:
         session.state.questions[0] = "Something else?"
-        with pytest.raises(SessionError, match="turn 1 of session mine is not as the chat template"):
+        with pytest.raises(SessionError, match="turn 1 of session mine does not match the chat template"):
             session.forget(["1"])
 
 
