@@ -301,7 +301,7 @@ def _next(report: Report) -> str:
         return f"compile {broken[0]} again: notes compile --from {broken[0]} --force"
     if not any(case.spliced for case in report.cases):
         return "see why nothing was reused: notes ask --explain"
-    if report.composition and report.composition.repair:
+    if report.composition and report.composition.repair not in ("", "recompute"):
         return "take the repair above"
     if any(case.same_decision and not case.as_corrected for case in report.cases):
         return "look for a method that corrects it: notes verify --field NAME=VALUE --method all"
