@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.runtime.assembling import assemble, cells_meanwhile
-from notes_cli.runtime.prompt import Prompt, chunks_of, parts_of
+from notes_cli.runtime.assembling import assemble, cells_meanwhile, divide
+from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import at_question
 
@@ -32,17 +32,25 @@ def answers(
 
     `splice=False` decodes the same tokens, `exact` all that is not where it was compiled, `seam`: boundary tokens.
     """
-    cut = [at_question(chunks_of(workspace, prompt)) for prompt in prompts]
-    parts = [parts_of(workspace, prompt, chunks) for prompt, chunks in zip(prompts, cut, strict=True)]
+    parts = [_parts(workspace, prompt) for prompt in prompts]
     longest = max(len(one.tokens[-1]) for one in parts) + ANSWER
     workspace.make_way(parts[0].count + cells_meanwhile(prompts[0], parts[0]) + longest, 2)
     outcomes = []
     with assemble(workspace, prompts[0], parts=parts[0].stem, splice=splice, exact=exact, seam=seam) as stem:
-        stem.flush()
+        if not parts[0].stem.asking:  # else it was divided there
+            divide(stem)
+        stem.flush_divided()
         for one in parts:
-            with stem.share() as sequence, Sampler(SamplerOptions(temperature=0.0)) as sampler:
+            with stem.share_rows() as sequence, Sampler(SamplerOptions(temperature=0.0)) as sampler:
                 sequence.append(one.tokens[-1], "question")
                 logits = sequence.logits().copy()
                 text = workspace.model.text(sequence.generate(sampler, ANSWER)).strip()
             outcomes.append(Outcome(text, logits))
     return outcomes
+
+
+def _parts(workspace: Workspace, prompt: Prompt) -> Parts:
+    """The parts of a prompt, cut before its question, with the batches of `notes ask`."""
+    whole = chunks_of(workspace, prompt)
+    chunks = at_question(whole)
+    return replace(parts_of(workspace, prompt, chunks), asking=1 + len(chunks) - len(whole))
