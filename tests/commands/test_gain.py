@@ -163,7 +163,9 @@ def six(notes: Notes, make_model: Callable[..., Path]) -> Callable[[], None]:
 
     def put(*kinds: str) -> None:
         for number, name in enumerate(NAMES):
-            text = "".join(f"Window {field}: {field} days\n" for field in ("ab", "cd", "ef", "gh", "ij", "kl"))
+            text = "".join(
+                f"Window {field}: {days} days\n" for days, field in enumerate(("ab", "cd", "ef", "gh", "ij", "kl"), 11)
+            )
             assert (
                 notes("compile", "-", "--name", name, "-m", make_model(kinds[number % len(kinds)]), stdin=text).code
                 == 0
@@ -193,9 +195,9 @@ def test_ls_fits_80_columns(
         assert ("model" in lines[0].split()) != any("compiled for tiny llama F32" in line for line in lines)
     wide = lines_of(on_a_terminal(["ls", "--long"], COLUMNS="400"))
     head = "name tokens size model compiled uses used state fields text"
-    assert wide[0].split() == head.split() and "Window kl=kl days" in wide[1]
+    assert wide[0].split() == head.split() and "Window kl=16 days" in wide[1]
     cut = lines_of(on_a_terminal(["ls"], COLUMNS="160"))[1]
-    assert re.search(r"(ready|other model) +Window ab=ab days, (Window \w\w=\w\w days, )*…$", cut)
+    assert re.search(r"(ready|other model) +Window ab=11 days, (Window \w\w=\d\d days, )*…$", cut)
     long = lines_of(on_a_terminal(["ls", "--long"], COLUMNS="80"))
     assert "uses" in long[0] and "text of api: standard input" in long
 
@@ -205,7 +207,7 @@ def test_ls_in_a_pipe_has_a_line_for_each(notes: Notes, six: Callable[..., None]
     six("llama")
     lines = notes("ls").out.splitlines()
     assert lines[0].split() == ["name", "tokens", "size", "model", "compiled", "state", "fields"]
-    assert len(lines) == 8 and all("Window kl=kl days" in line for line in lines[1:7])
+    assert len(lines) == 8 and all("Window kl=16 days" in line for line in lines[1:7])
 
 
 @pytest.mark.parametrize(

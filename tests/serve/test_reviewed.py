@@ -53,10 +53,11 @@ def test_the_name_of_a_skill_opens_no_file(served: Served, tmp_path: Path) -> No
                         "tool_calls": [
                             {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 200_000}}
                         ],
-                    }
+                    },
+                    {"role": "user", "content": "Well?"},
                 ]
             },
-            "arguments",
+            "context",
         ),
     ],
 )
