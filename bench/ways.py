@@ -2,21 +2,49 @@
 
     python -m bench.ways MODEL SKILL FIELD [--asked 200]
 
-Each prompt is asked by an erratum, by a field's new value, in a batch of its own and as a session's first turn, each in
-the same process. What a server does is compared in tests/serve/test_ways.py.
+Each prompt is asked by an erratum, by a field's new value, in a batch of its own, as a session's first turn, and as a
+chat of `notes serve`, which runs in a thread of the same process and answers nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import httpx
 
 import notes_cli as notes
 from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.options import ContextOptions
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve.app import Options, Service
+from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.server import listen, serve
 
 QUESTIONS = ["What does it say?", "Who is asked first, and why is that so?", "What changes, and from when on?"]
 SYSTEMS = [None, "Answer in one word."]
+
+
+@contextmanager
+def served(model: Path, home: Path) -> Iterator[httpx.Client]:
+    """A client of a `notes serve` with this library."""
+    scheduler = Scheduler(lambda: Workspace(model, ContextOptions(), paths=notes.Paths.under(home)))
+    service = Service(scheduler, Options())
+    with listen("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=lambda: serve(service, listening, lambda: None, drain=5))
+        thread.start()
+        scheduler.ready.result(60)
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
+                yield client
+        finally:
+            service.end()
+            thread.join(30)
 
 
 def main() -> int:
@@ -37,8 +65,13 @@ def main() -> int:
         return logits
 
     Notebook.ask = asked  # type: ignore[method-assign,assignment]
-    with tempfile.TemporaryDirectory() as home, notes.open(given.model, paths=notes.Paths.under(Path(home))) as model:
+    with (
+        tempfile.TemporaryDirectory() as home,
+        notes.open(given.model, paths=notes.Paths.under(Path(home))) as model,
+        ExitStack() as stack,
+    ):
         model.compile(given.skill, name="skill")
+        client = stack.enter_context(served(model.workspace.model.path, Path(home)))
         for number in range(given.asked):
             value, method = f"Pine {number}", notes.Method("erratum")
             question, system = QUESTIONS[number % len(QUESTIONS)], SYSTEMS[number % len(SYSTEMS)]
@@ -54,9 +87,19 @@ def main() -> int:
             way = "session"
             with model.session(f"s{number}") as session:
                 session.ask(by_field)
-    every = [bits for bits in seen.values() if len(bits) == 4]  # prompts, and those with a token of the answer
+            way = "server"
+            messages = [{"role": "system", "content": system}] if system else []
+            words = {"splice": ["skill"], "errata": [f"{given.field}={value}"], "cache_salt": str(number)}
+            body = {"messages": [*messages, {"role": "user", "content": question}], "max_tokens": 1, "notes": words}
+            client.post("/v1/chat/completions", json={**body, "temperature": 0}).raise_for_status()
+    every = [bits for bits in seen.values() if len(bits) == 5]  # prompts, and those with a token of the answer
     same = sum(len(set(bits.values())) == 1 for bits in every)
-    print(f"{given.asked} requests: {same} of {len(every)} sets of logits are the same in all four ways")
+    for bits in every:
+        if len(set(bits.values())) > 1:
+            print(
+                "differ:", *(" ".join(way for way in bits if bits[way] == one) for one in {*bits.values()}), sep="\n  "
+            )
+    print(f"{given.asked} requests: {same} of {len(every)} sets of logits are the same in all five ways")
     return int(same < len(every) or len(every) < given.asked)
 
 
