@@ -74,7 +74,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
     """Each says which key or value it is; the lines around them are answered, and the exit status is 1."""
     bad = {
         "{": "the line is not JSON: Expecting property name",
-        '"No" means what?': "(column 6). A question that begins with \" is written as a JSON string",
+        '"No" means what?': '(column 6). A question that begins with " is written as a JSON string',
         "[1]": "neither a question nor an object",
         "{}": "the line has no question",
         '" "': "the line has no question",
@@ -122,7 +122,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
 
 def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
     """Text as it is, between lines of JSON; numbers and words of JSON are text, too."""
-    plain = ["Why?", "Où, 日本? {\"question\"}", "7", "null", "- May I?"]
+    plain = ["Why?", 'Où, 日本? {"question"}', "7", "null", "- May I?"]
     ask = ("ask", "--splice", "returns", "-n", 3, "--seed", 5, "--batch", "-")
     found = answers(notes(*ask, stdin="\n".join([*plain[:2], '{"question": "When?"}', "", *plain[2:]])))
     wanted = answers(notes(*ask, stdin="\n".join(map(json.dumps, [*plain[:2], "When?", *plain[2:]]))))

@@ -13,6 +13,7 @@ from notes_cli.config import resource
 from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition
+from notes_cli.measure.answers import Answered
 from notes_cli.measure.pairs import PAIRS
 from notes_cli.runtime.workspace import Workspace
 
@@ -166,7 +167,7 @@ def test_a_file_without_questions(
 
 def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which skills each question needs, what was tried, and the command, which passes where it is used."""
-    monkeypatch.setattr("notes_cli.measure.verify.decided", _concluding)
+    monkeypatch.setattr("notes_cli.measure.verify.answered", lambda *given: Answered(*_concluding(*given)))
     monkeypatch.setattr(composition, "decided", _concluding)
     outcome = notes("verify", "returns", "fees", "--question", "Who pays?", "--choices", "a,b")
     assert outcome.code == 1 and "Who pays?  returns + fees  DIFFERS" in outcome.out

@@ -181,8 +181,8 @@ def test_keys_of_the_issue(notes: Notes, compiled: Path) -> None:
     assert ask["ms"].keys() == {"load", "splice", "prompt", "first_token", "total", "saved"}
     assert ask["pieces"][0].keys() >= {"kind", "name", "tokens", "position", "how", "why"}
     verify = notes("verify", "returns", "--choices", "a,b", "--json").json
-    assert verify.keys() >= {"cosine", "kl", "same_top", "same_decision", "control", "pass"}
-    assert verify["control"].keys() >= {"cosine", "same_decision"}
+    assert verify.keys() >= {"cosine", "kl", "same_top", "same_decision", "rows", "pass"}
+    assert verify["rows"]["returns"].keys() >= {"tokens", "layers", "farthest", "wrong"}
 
 
 def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:

@@ -466,7 +466,7 @@ def test_every_truncation_is_found(tmp_path: Path, make_segment: MakeSegment) ->
             with pytest.raises(SegmentError):
                 read(path)
     path.write_bytes(whole + b"\0")
-    with pytest.raises(SegmentError, match="its head says"):
+    with pytest.raises(SegmentError, match="its header describes"):
         open_segment(path)
 
 

@@ -255,9 +255,7 @@ def test_a_context_that_others_fill(
 @pytest.fixture
 def returns(shipped: Workspace) -> Prompt:
     """A question about the sample skill, to be thought about."""
-    return Prompt(
-        "May I return this?", [compile_skill(shipped, load_skill(SAMPLES / "returns"))], think=True
-    )
+    return Prompt("May I return this?", [compile_skill(shipped, load_skill(SAMPLES / "returns"))], think=True)
 
 
 def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, returns: Prompt) -> None:
