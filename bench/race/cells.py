@@ -131,7 +131,7 @@ def keep(cell: Cell, runs: Sequence[Run], path: Path = KEPT) -> None:
     found = {cell.name: {"settings": cell.settings, "runs": [_rounded(run) for run in runs]}}
     found = {**_read(path), **found}
     lines = [
-        f'{json.dumps(one.name)}:{json.dumps(found[one.name], separators=(",", ":"))}'
+        f"{json.dumps(one.name)}:{json.dumps(found[one.name], separators=(',', ':'))}"
         for one in cells([])
         if one.name in found
     ]

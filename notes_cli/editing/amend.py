@@ -62,9 +62,7 @@ def amend(
     return method.record.way(Edit(notebook, segment, change, method.name, prepared, placer))
 
 
-def refusal(
-    context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()
-) -> str | None:
+def refusal(context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()) -> str | None:
     """Why the method is not possible in this context, None if it is. `session`: for a skill that is in one. `changes`:
     for these, which may move what follows them."""
     reasons = list(map(context.supports, _needs(method.record, session) or ()))
