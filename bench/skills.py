@@ -1,4 +1,4 @@
-"""Read every SKILL.md below a folder as `notes compile` does, and count what is read, and what is refused and why.
+"""Read every SKILL.md below a folder as `notes compile` does, and count files read, warned about and refused.
 
     python -m bench.skills FOLDER
 

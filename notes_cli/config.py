@@ -58,7 +58,7 @@ _WORDS = {"flash_attention": "NOTES_FLASH_ATTN", "type_k": "NOTES_CACHE_TYPE_K",
 
 
 def from_variables() -> dict[str, Any]:
-    """What NOTES_* variables say of the model's context, by the fields of ContextOptions, and `n_gpu_layers`, `rpc` and
+    """The context options that NOTES_* variables set, by the fields of ContextOptions, and `n_gpu_layers`, `rpc` and
     `projector`; what is not set is left out. Raise NotesError for a number that is none."""
     found: dict[str, Any] = {}
     for name, (variable, least, most) in _NUMBERS.items():

@@ -90,7 +90,7 @@ class Folders:
         return verdict
 
     def _judged(self, folder: Path, files: Files) -> Verdict:
-        """What opening the session and checking all come to."""
+        """Open the session and run fsck: refused, accepted, or wrong with the reason."""
         sessions = Sessions(folder.parent)
         found = [finding for finding in check_sessions(sessions) if finding.path.is_relative_to(folder)]
         try:
@@ -127,7 +127,7 @@ class Folders:
         )
 
     def _through(self, rng: random.Random, folder: Path, files: Files, verdict: Verdict) -> Verdict:
-        """What the commands make of it."""
+        """Run one command on the damaged session: it must agree with `verdict`."""
         home = folder.parent.parent
         before = None if verdict == REFUSED else _said(Sessions(folder.parent).find(folder.name))
         commands = (
@@ -182,7 +182,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _said(stored: SessionFolder) -> tuple[list[str], Any]:
-    """A conversation: its questions, and all else that is told of it."""
+    """The conversation of a session: questions, tokens, entries, fields, pending errata, rows and checksums."""
     state = stored.state
     return state.questions, (state.tokens, state.entries, state.fields, state.pending, state.rows, state.checksums)
 

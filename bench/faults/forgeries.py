@@ -94,7 +94,7 @@ def run(budget: Budget, seed: int) -> Row:
 
 
 class Forgeries:
-    """Judges what a check of rows, and an import, make of segments."""
+    """Judge check_rows and import: mutants must be refused by name, intact segments accepted."""
 
     def __init__(self, folder: Path, seed: int, models: tuple[str, ...] = ("notes-tiny", *ZOO, "smollm2")) -> None:
         self.folder, self.seed, self.models = folder, seed, models
@@ -139,7 +139,7 @@ class Forgeries:
         return REFUSED if found else ACCEPTED
 
     def _imported(self, workspace: Workspace, path: Path, name: str) -> bool:
-        """Whether it is taken over. All other ways to end are those of neither a forged segment nor an intact one."""
+        """Import the segment: True if its rows were taken over, False if it was refused. Other errors are raised."""
         try:
             return import_segment(workspace, path, name=name).how == "rows"
         except SegmentError:
@@ -181,14 +181,14 @@ class Forgeries:
 
 
 def _earlier(workspace: Workspace, skill: Skill, way: Way) -> Segment | None:
-    """What an earlier version of the text was compiled to."""
+    """Compile an earlier version of the text: its first half."""
     if not way.earlier:
         return None
     return compile_skill(workspace, replace(skill, text=skill.text[: len(skill.text) // 2] + "?", fields=()))
 
 
 def missed(check: RowCheck, found: Mutant) -> str:
-    """What a check says of a mutant that is not so; empty if it names what is wrong and nothing else.
+    """Compare a check with the mutant: the reason if it misses a wrong tensor or names a right one, else "".
 
     Of noise in all layers, that in deep ones may be another device's: then some layers are named."""
     named = {(one.layer, one.tensor) for one in check.wrong}

@@ -62,7 +62,7 @@ class Ledgers:
         return verdict
 
     def _through(self, rng: random.Random, number: int, data: bytes, verdict: Verdict) -> Verdict:
-        """What the commands make of it. Every other one has rows of the tokens that it names."""
+        """Run one command on the damaged ledger. Every other ledger has rows of the tokens that it names."""
         home = self.stage.copied(self.home, "home")
         folder = home / "sessions" / "mine"
         (folder / LEDGER).write_bytes(data)
@@ -207,7 +207,7 @@ def lied(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
 
 
 def opened(data: bytes) -> list[Any]:
-    """The lines of a ledger without their checksums, right or wrong; none of what is a mutant already."""
+    """Parse the lines of a ledger without their checksums; an empty list for bytes that are no JSON lines."""
     try:
         lines = [json.loads(line) for line in data.splitlines()]
     except (ValueError, RecursionError):

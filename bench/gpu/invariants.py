@@ -1,4 +1,4 @@
-"""What must hold on any device: rows are the same bits as on the CPU, and splices compute what decoding computes.
+"""Invariants of a device: rows have the bits of the CPU, and splices give the results of decoding.
 
 Keys are rotated on the host, so a spliced row that is read back from the device must have the bits that it has in a
 cache in the host's memory. Logits depend on the device's kernels: they are compared with those of decoding the same
@@ -118,10 +118,13 @@ def _rows(path: Path, kv: str, flash: Flash) -> Line:
             before = native.traffic().copies
             wanted = _spliced(context, tokens, segment)
             assert native.traffic().copies == before
-    with Model(path) as model, Context(model, options) as context:
-        before = native.traffic().copies
-        got = _spliced(context, tokens, segment)
-        copies = native.traffic().copies - before
+    try:
+        with Model(path) as model, Context(model, options) as context:
+            before = native.traffic().copies
+            got = _spliced(context, tokens, segment)
+            copies = native.traffic().copies - before
+    except NotesError as error:  # the host's cache took them
+        raise RuntimeError(f"{path.stem} {kv} {flash}: the device refuses what the host takes: {error}") from error
     different = sum(int((a != b).sum()) for a, b in zip(got, wanted, strict=True))
     return {"elements": sum(one.size for one in wanted), "different": different, "copies": copies}
 

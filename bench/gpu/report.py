@@ -27,7 +27,7 @@ def line(part: str, found: dict[str, Any]) -> str:
 
 
 def broken(found: dict[str, Any]) -> list[str]:
-    """What failed and what does not hold, a line each."""
+    """Parts that failed and invariants that do not hold, a line each."""
     lines = [f"{part}: {one['failed']}" for part, one in found.items() if "failed" in one]
     for one in _result(found, "rows"):
         if one.get("different") or ("different" in one and not one["copies"] and _gpu(found)):
@@ -84,16 +84,12 @@ def _splices_summary(lines: list[dict[str, Any]]) -> str:
     )
 
 
-def _first_summary(lines: list[dict[str, Any]]) -> str:
-    return json.dumps(lines)
-
-
 SUMMARIES: dict[str, Any] = {
     "device": json.dumps,
     "rows": _rows_summary,
     "logits": _logits_summary,
     "splices": _splices_summary,
-    "first": _first_summary,
+    "first": json.dumps,
     "fidelity": json.dumps,
     "noise": json.dumps,
     "corrections": json.dumps,
@@ -141,7 +137,7 @@ def invariants_table(found: dict[str, Any]) -> str:
 
 
 def compact(found: dict[str, Any]) -> dict[str, Any]:
-    """What is stored: of the long parts their summary."""
+    """The results as they are stored: rows and logits as their summary."""
     short = dict(found)
     for part in ("rows", "logits"):
         short[part] = {"summary": SUMMARIES[part](_result(found, part)), "seconds": found[part]["seconds"]}
@@ -156,7 +152,7 @@ def write(found: dict[str, Any]) -> None:
 
 
 def page(stored: dict[str, Any]) -> str:
-    """The page with the tables of what is stored."""
+    """The page with the tables of the stored results."""
     tables = {
         "invariants": invariants_table(stored),
         "splices": splices_table(_result(stored, "splices")),

@@ -1,4 +1,4 @@
-"""A session as a conversation: who said what, turn by turn, with errata and edits where they came."""
+"""Print a session as a conversation, turn by turn, with errata and edits in their places."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def turn(state: State, number: int) -> Iterator[Said]:
 
 
 def _same(entry: Entry) -> tuple[str, str]:
-    """What neighbours must share to be shown as one."""
+    """The key by which neighbours are merged into one entry."""
     if entry.origin.reason is Reason.THOUGHT_END:
         return "", ""
     return "thought" if entry.thought else entry.kind, entry.name

@@ -285,7 +285,7 @@ def _asked(case: Case) -> str:
 
 
 def _parted(case: Case, parting: Parting) -> str:
-    """What to think of two texts that part."""
+    """The line about two texts that part."""
     where = f"{_asked(case)}: both answers are the same up to token {parting.at}"
     gap = f"{parting.gap:.2f} nats between the two tokens there, and rounding moves that by {parting.noise:.2f}"
     if parting.near:

@@ -122,7 +122,7 @@ class Context:
 
     @property
     def backend(self) -> str:
-        """What of this context and this machine decides how numbers are rounded: flash attention, devices, llama.cpp's
+        """Everything in this context and machine that changes rounding: flash attention, devices, llama.cpp's
         version. The number of threads and the size of batches are no part of it."""
         model = self.model
         here = [native.system_info(), str(model.placed), str(self.options.offload_kv)] if model.offloads else []

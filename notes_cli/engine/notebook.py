@@ -315,7 +315,7 @@ class Notebook:
         return self._tokens[self._done :]
 
     def divide(self) -> None:
-        """What comes next goes into no batch with what is pending now."""
+        """End the batch here: later tokens are not decoded with those that are pending now."""
         self._divided = len(self)
 
     @property

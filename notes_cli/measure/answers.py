@@ -49,17 +49,17 @@ class Parting:
 
     @property
     def near(self) -> bool:
-        """Whether rounding may have decided."""
+        """True if the gap is within rounding."""
         return self.gap <= max(NEAR, TIMES * self.noise)
 
     @property
     def late(self) -> bool:
-        """Whether both say the same first."""
+        """True if the first tokens of both are the same."""
         return self.at >= FIRST
 
     @property
     def same(self) -> bool:
-        """Whether the two are the same decision for all that."""
+        """True if the difference does not count as another decision."""
         return self.near or self.late
 
 

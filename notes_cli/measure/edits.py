@@ -105,7 +105,7 @@ def verify_edits(
     """Amend the prompt's skills by its values, by each method, and ask each question (the prompt's own is not asked).
 
     `methods` may hold `auto` and `all`. Raise NotesError for one that does not exist, for values that change nothing,
-    and where there is no question. `progress` is told of each recompute.
+    and where there is no question. `progress` is called during each recompute.
     """
     check_questions(questions)
     if any(one.media for one in prompt.segments):

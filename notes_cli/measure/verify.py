@@ -62,7 +62,7 @@ class Case:
 
     @property
     def as_corrected(self) -> bool:
-        """Whether it decides as the corrected text, if there is one."""
+        """True if the decision is that of the corrected text, or there is none."""
         return self.corrected in (None, self.decision) or self.missing == ()
 
     @property
@@ -148,7 +148,7 @@ def verify(
     progress: Progress | None = None,
 ) -> Report:
     """Ask each question (the prompt's own is not asked) without the prompt's corrections and, if there are any, with
-    them. `progress` is told of each recompute."""
+    them. `progress` is called during each recompute."""
     check_questions(questions)
     plain = replace(prompt, errata=(), fields={})
     corrections = [plain, prompt] if prompt.errata or prompt.fields else [plain]
@@ -234,7 +234,7 @@ def _missing(prompt: Prompt, found: Answered, corrected: Answered | None) -> tup
 def _corrected(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Answered | None:
-    """What the corrected text decides, without a word about the correction; None where no field is corrected."""
+    """The decision of the corrected text without an erratum; None where no field is corrected."""
     values = resolved(prompt.fields, prompt.segments)
     names = {one.name for one in prompt.segments if one.media}
     if not values or any(one.skill in names for one, _ in values):  # a text with images is not written again

@@ -147,8 +147,8 @@ def assembling(
 
 
 def divide(notebook: Notebook) -> None:
-    """What is asked comes next. Many tokens that are pending before it are decoded apart from it, few together with it:
-    so are those of the same prompt whose beginning several questions share (runtime/batch.py)."""
+    """Mark the beginning of the question for batching. Many tokens that are pending before it are decoded apart from
+    it, few together with it: as for the same prompt whose beginning several questions share (runtime/batch.py)."""
     if len(notebook.pending) > APART:
         notebook.divide()
 

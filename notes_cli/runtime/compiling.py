@@ -294,7 +294,7 @@ def reused(context: Context, segment: Segment, known: Segment | None) -> tuple[l
 
 
 def _alike(context: Context, known: Segment, segment: Segment) -> bool:
-    """Whether the rows of the one are those of the other, where tokens are the same."""
+    """True if both segments have the same KV entries where their tokens are the same."""
     if known.backend != context.backend:
         return False
     same_left = np.array_equal(known.context, segment.context)

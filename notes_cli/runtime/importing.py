@@ -1,4 +1,4 @@
-"""Taking over segments that others compiled: what checksums cannot tell is computed again, and compared.
+"""Import segments that others compiled: compare all their rows with a prefill, which checksums cannot replace.
 
 A checksum finds damage, not forgery. A row follows from all tokens before it, in every layer, so whether a single one
 is wrong only a prefill of the whole text can tell (rows.py): an import takes as long as a compile. A sample would be

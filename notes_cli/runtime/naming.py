@@ -57,7 +57,7 @@ def own_name(path: Path) -> str | None:
 
 
 def word_for(path: Path, paths: config.Paths | None = None) -> str:
-    """What to call a model by: its name where that opens this very file, else the file."""
+    """The argument of -m for a model: its name where that opens this very file, else the file."""
     name = own_name(path)
     with suppress(NotesError, OSError):
         if name and model_file(name, paths).samefile(path):

@@ -85,7 +85,7 @@ class WrongRows:
 
 @dataclass(frozen=True, slots=True)
 class RowCheck:
-    """What a comparison of a segment's rows has found. `tokens` have been compared in `layers` layers; `farthest`:
+    """The result of comparing a segment's rows. `tokens` have been compared in `layers` layers; `farthest`:
     the largest relative distance of a row in the file. `unchecked`: what could not be compared, and why, in words."""
 
     tokens: int
@@ -100,7 +100,7 @@ class RowCheck:
 
     @property
     def reason(self) -> str:
-        """What is wrong, in one line; empty where nothing is."""
+        """The wrong rows in one line; empty if all are right."""
         more = f", and {len(self.wrong) - 1} more" if len(self.wrong) > 1 else ""
         return f"{self.wrong[0]}{more}" if self.wrong else ""
 
@@ -138,7 +138,7 @@ def check_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What a prefill has computed: the rows that the segment should have, and its transitions if it has some."""
+    """The result of a prefill: the rows that the segment should have, and its transitions if it has some."""
 
     layers: Sequence[LayerRows]
     transitions: Sequence[Transition] = ()
@@ -203,7 +203,7 @@ class _Found:
         ways = []
         for far, near in ((computed, other), (other, computed)):
             tensors, others = self.tensors(near), self.tensors(far)
-            # An expert that is chosen by a hair: a row may be that of either prefill.
+            # Where two experts are almost tied, a row may be that of either prefill.
             either = [
                 replace(one, errors=np.where(second.errors <= TOLERANCE + second.rounding, 0.0, one.errors))
                 for one, second in zip(tensors, others, strict=True)
@@ -242,7 +242,7 @@ def compared(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[
 
 
 def _units(computed: NDArray[np.float32], kept: RowArray) -> NDArray[np.float64]:
-    """What the numbers of each channel are measured in: their size in the mean, so that a few channels of K that are
+    """The unit of each channel: the mean size of its numbers, so that a few channels of K that are
     a hundred times as large, as some models have them, do not hide all others; but no less than rounding leaves of
     them, if rows are `kept` quantized."""
     sizes: NDArray[np.float64] = np.sqrt((computed.astype(np.float64) ** 2).mean(axis=0))

@@ -36,7 +36,7 @@ _uncollected = _Uncollected()
 
 
 def read_json(data: bytes | bytearray) -> Any:
-    """What a body says. Raise Refused for what is no JSON, and for half of a character in one of its texts."""
+    """Parse a JSON body. Raise Refused if it is no JSON or has a lone surrogate."""
     try:
         with _uncollected:
             found = json.loads(data, parse_constant=_no_number)

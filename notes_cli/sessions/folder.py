@@ -117,7 +117,7 @@ class SessionFolder:
         self._wrote()
 
     def _wrote(self) -> None:
-        """A line was written, and has happened whatever becomes of the head: with the next line, that follows."""
+        """Read the ledger again after a write, and update the head; if that fails, the next write does it."""
         self._read()
         with suppress(OSError):
             self.write_head()
@@ -204,7 +204,7 @@ class SessionFolder:
                 raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
 
     def _bytes(self) -> tuple[bytes | None, Head | None]:
-        """What is in the ledger, None where there is no session yet, and in the head, None without one. The head is
+        """The bytes of the ledger (None: no session yet) and the head (None: no such file). The head is
         read first, so that what another process writes meanwhile is not taken for damage.
 
         Raise SessionError for what cannot be read, and where one of the two is lost or no such file.

@@ -49,13 +49,13 @@ class Head(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Head | None:
-        """What `str` of one has written; None for anything else."""
+        """Parse the text that `str` writes; None for anything else."""
         match = HEAD_LINE.fullmatch(text)
         return cls(int(match[1]), match[2]) if match else None
 
 
 class Ledger(NamedTuple):
-    """What a ledger's file holds: the first line, all lines, what they come to, how many bytes are whole lines, and
+    """A parsed ledger: the first line, all lines, the state that they give, how many bytes are whole lines, and
     its head."""
 
     header: Header
@@ -84,7 +84,7 @@ class FormatError(LedgerError):
 
 
 def read_ledger(data: bytes, head: Head | None = None) -> Ledger:
-    """What a ledger says. Bytes after its last whole line are of a write that did not end, and not read.
+    """Parse a ledger. Bytes after its last whole line are of an interrupted write, and skipped.
 
     `head` is what is known of it; without one, lines that are missing at the end are not found.
     Raise LedgerError where it is damaged, CutError where all lines are sound and not those that `head` names.

@@ -36,7 +36,7 @@ READ = ("name", "description", "fields")
 
 
 class Header(NamedTuple):
-    """What front matter gives, and the text after it. Without front matter all is empty but the text."""
+    """The values of front matter, and the text after it. Without front matter all is empty but the text."""
 
     name: str = ""
     description: str = ""
@@ -120,7 +120,7 @@ def _begin(text: str) -> int:
 
 
 def _parse(yaml: str, where: str) -> tuple[dict[str, Any], str]:
-    """What front matter holds under the keys that are read, and what is wrong with its YAML. All scalars stay as they
+    """The values of the keys that are read, and the errors of the YAML. All scalars stay as they
     are written: a date is a text, and 012 is 012."""
     from notes_cli.documents import parse_yaml  # needed where a text is read, not where it is spliced
 

@@ -118,7 +118,7 @@ def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
 
 
 def is_value(text: str) -> bool:
-    """Whether a text is data, and no words about something: an amount or a date (it begins with a number, after two
+    """True if a text is data instead of prose: an amount or a date (it begins with a number, after two
     words at most, and is short), an address, code without blanks, a word, or a name of up to three words."""
     core = COMMENT.sub("", text)
     if CONSTANTS.fullmatch(core):
@@ -190,8 +190,8 @@ def _words(kind: str) -> frozenset[str]:
 
 
 def _is_evident(match: re.Match[str]) -> bool:
-    """Whether a line needs no other beside it: the key is in bold or one word of a script that has capitals, or the
-    value has a digit or is a constant."""
+    """True if a line counts without a neighbour of its kind: the key is in bold or one word of a script that has
+    capitals, or the value has a digit or is a constant."""
     key, value = match["key"], match["value"]
     single = match["bold"] is not None or (" " not in key and _has_case(key))
     return single or any(char.isdigit() for char in value) or CONSTANTS.fullmatch(value) is not None

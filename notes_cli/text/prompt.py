@@ -27,7 +27,7 @@ from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls, shows_calls
 from notes_cli.text.template import ChatTemplate, LeftOutError
 from notes_cli.text.untrusted import as_given, is_left, marker, stretches
 
-TOOLS = "You can call these tools:"  # before their definitions, where no template tells of them
+TOOLS = "You can call these tools:"  # before their definitions, where the template does not show them
 Kind = Literal["text", "splice", "erratum", "question", "call", "result"]
 
 

@@ -285,7 +285,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 def _json(value: Any) -> Any:
-    """What JSON has in the place of what it has not: null for what is undefined, lists for what filters return."""
+    """JSON's stand-in for values that it lacks: null for what is undefined, lists for what filters return."""
     import jinja2  # it is there already
 
     return None if isinstance(value, jinja2.Undefined) else [*value]

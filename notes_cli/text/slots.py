@@ -118,7 +118,7 @@ def _from_end(template: ChatTemplate, rest: str, messages: Sequence[Message], en
 
 
 def shows_calls(template: ChatTemplate) -> bool:
-    """Whether the template shows what was called, so that its model was trained to call tools."""
+    """True if the template shows earlier calls: its model was trained to call tools."""
     calls = Message("assistant", (), (ToolCall("abcdefgh1", "look"),))
     try:
         _form(template, [*_TALK[:2], calls, Message("tool", (TextPart("r"),), (), "abcdefgh1", "look")], _TOGETHER)
@@ -170,7 +170,7 @@ def _in_form(talk: Sequence[Message], form: _Form) -> Sequence[Message]:
 
 def _apart(talk: Sequence[Message]) -> Iterator[Message]:
     """The messages, of which none has several calls: each is followed by its result, if there is one."""
-    head, waiting = Message("assistant"), list[ToolCall]()  # what is said beside the calls; those without a result yet
+    head, waiting = Message("assistant"), list[ToolCall]()  # the text beside the calls; calls without a result
     for message in [*talk, None]:
         if message is not None and message.role == "tool":
             ready = [call for call in waiting if call.id == message.tool_call_id][:1]

@@ -52,7 +52,7 @@ _PLAIN = {"role", "content"}  # of a message without calls and results
 
 
 class LeftOutError(ModelError):
-    """Tools that a template does not tell the model of."""
+    """The template shows the model no tools."""
 
 
 class Memory(Hashable, Protocol):
