@@ -1,9 +1,10 @@
 """Does the way in which a prompt is asked change its logits? Counts prompts of which all ways give the same bits.
 
-    python -m bench.ways MODEL SKILL FIELD [--asked 200]
+    python -m bench.ways MODEL SKILL FIELD [--asked 200] [--shared]
 
 Each prompt is asked by an erratum, by a field's new value, in a batch of its own, as a session's first turn, and as a
-chat of `notes serve`, which runs in a thread of the same process and answers nothing else.
+chat of `notes serve`, which runs in a thread of the same process. The server has the context to itself: what it kept of
+earlier prompts is dropped before each request. With --shared it stays there, as on a server in use.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ SYSTEMS = [None, "Answer in one word."]
 
 
 @contextmanager
-def served(model: Path, home: Path) -> Iterator[httpx.Client]:
-    """A client of a `notes serve` with this library."""
+def served(model: Path, home: Path) -> Iterator[tuple[httpx.Client, Scheduler]]:
+    """A client of a `notes serve` with this library, and its scheduler."""
     scheduler = Scheduler(lambda: Workspace(model, ContextOptions(), paths=notes.Paths.under(home)))
     service = Service(scheduler, Options())
     with listen("127.0.0.1", 0) as listening:
@@ -41,7 +42,7 @@ def served(model: Path, home: Path) -> Iterator[httpx.Client]:
         scheduler.ready.result(60)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
-                yield client
+                yield client, scheduler
         finally:
             service.end()
             thread.join(30)
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("skill", type=Path)
     parser.add_argument("field")
     parser.add_argument("--asked", type=int, default=200)
+    parser.add_argument("--shared", action="store_true", help="keep earlier prompts of the server in its context")
     given = parser.parse_args()
     seen: dict[tuple[int, ...], dict[str, bytes]] = {}
     way = ""
@@ -71,7 +73,7 @@ def main() -> int:
         ExitStack() as stack,
     ):
         model.compile(given.skill, name="skill")
-        client = stack.enter_context(served(model.workspace.model.path, Path(home)))
+        client, scheduler = stack.enter_context(served(model.workspace.model.path, Path(home)))
         for number in range(given.asked):
             value, method = f"Pine {number}", notes.Method("erratum")
             question, system = QUESTIONS[number % len(QUESTIONS)], SYSTEMS[number % len(SYSTEMS)]
@@ -91,6 +93,8 @@ def main() -> int:
             messages = [{"role": "system", "content": system}] if system else []
             words = {"splice": ["skill"], "errata": [f"{given.field}={value}"], "cache_salt": str(number)}
             body = {"messages": [*messages, {"role": "user", "content": question}], "max_tokens": 1, "notes": words}
+            if not given.shared:
+                scheduler.call(scheduler.prefixes.close).result()
             client.post("/v1/chat/completions", json={**body, "temperature": 0}).raise_for_status()
     every = [bits for bits in seen.values() if len(bits) == 5]  # prompts, and those with a token of the answer
     same = sum(len(set(bits.values())) == 1 for bits in every)
