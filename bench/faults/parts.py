@@ -64,7 +64,7 @@ class Parts:
 
     def text(self, name: str) -> str:
         found = self.key(name)
-        return found.value.decode() if found else ""
+        return found.value.decode(errors="replace") if found else ""
 
     def number(self, name: str) -> int | None:
         found = self.key(name)
