@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,7 +37,8 @@ _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native
 
 
 class Context:
-    """One llama_context, and who holds its sequences. Use it from one thread at a time; its model closes it, too."""
+    """One llama_context, and who holds its sequences. Use it from one thread at a time, but for its `identity`; its model
+    closes it, too."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
         """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
@@ -45,6 +47,7 @@ class Context:
         self.carries = False  # whether the state of recurrent layers may be carried through what was compiled elsewhere
         self.longest: int | None = None  # tokens that one sequence may have, where that is less than there is room for
         self.model = model
+        self.remaking = threading.RLock()  # held while the llama_context is replaced (`resize`), and to read its identity
         self._listening = interrupts.Listening()
         model.users.add(self)
         self._damaged = False  # a recurrent state may hold what is no number
@@ -186,8 +189,13 @@ class Context:
     def identity(self, weights: str) -> Identity:
         """What a segment must have been compiled with to fit here. `weights`: sha256 of the model's file.
 
-        Raise UnsupportedError where rows cannot be read, also while an adapter is applied to the context.
+        Any thread may ask for it. Raise UnsupportedError where rows cannot be read, also while an adapter is applied to
+        the context.
         """
+        with self.remaking:
+            return self._identity(weights)
+
+    def _identity(self, weights: str) -> Identity:
         reason = self.supports("read")
         if reason:
             raise UnsupportedError(reason)
@@ -288,7 +296,7 @@ class Context:
             size = max(n_ctx, self.cells) * sequences
         new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
         self._pool.collect()
-        with self._pool.waiting():
+        with self.remaking, self._pool.waiting():
             kept = saved(self, self._pool)
             same = bool(kept) or (rotated_alike and self.supports("read") is None)
             rotation = self._rotation if same else ""

@@ -32,7 +32,7 @@ def locked(path: Path, wait: float = -1, told: Callable[[str], None] | None = No
     import filelock  # 12 ms, of which a command that only reads needs none
 
     private.make(path.parent)
-    lock = filelock.FileLock(path)
+    lock = filelock.FileLock(path, thread_local=False)  # another thread may give it back
     try:
         _acquire(lock, path, wait, told)
     except filelock.Timeout:

@@ -68,12 +68,14 @@ class Identified(Contexts):
 
     def learn(self) -> Identity:
         """See to it that the context goes by what is known of a model of this identity: whether its rows may be moved,
-        and a state carried. Whoever asks for the identity has that done, so nobody can forget it."""
-        identity = self.context.identity(self.weights)
-        turned = self._rotations.get(self._rotation_key(identity))
-        self.context.unmovable = None if turned is None or turned.right else turned.reason
-        if self.model.recurrent:
-            self.context.carries = self._carries(identity)
+        and a state carried. Whoever asks for the identity has that done, so nobody can forget it. Any thread may ask."""
+        weights, context = self.weights, self.context
+        with context.remaking:
+            identity = context.identity(weights)
+            turned = self._rotations.get(self._rotation_key(identity))
+            context.unmovable = None if turned is None or turned.right else turned.reason
+            if self.model.recurrent:
+                context.carries = self._carries(identity)
         return identity
 
     def _carries(self, identity: Identity) -> bool:

@@ -9,6 +9,7 @@ share with whom is told apart by a salt.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -83,6 +84,7 @@ class Prefixes:
     def __init__(self) -> None:
         self.kept: list[Prefix] = []
         self._numbers: dict[object, int] = {}  # the latest used are last
+        self._numbering = threading.Lock()  # layouts may be made in several threads
         self._unused = count(1)
         self._clock = count(1)
 
@@ -121,10 +123,11 @@ class Prefixes:
         else:  # in memory, of an image that is not kept: the same bytes, looked at alike, give the same rows
             rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
         key = segment.name, segment.base, segment.pinned, rows, how
-        number = self._numbers.pop(key, None) or next(self._unused)
-        self._numbers[key] = number
-        if len(self._numbers) > REMEMBERED:  # what is forgotten gets another number: at worst it is read once more
-            del self._numbers[next(iter(self._numbers))]
+        with self._numbering:
+            number = self._numbers.pop(key, None) or next(self._unused)
+            self._numbers[key] = number
+            if len(self._numbers) > REMEMBERED:  # what is forgotten gets another number: at worst it is read once more
+                del self._numbers[next(iter(self._numbers))]
         return number
 
     def find(self, layout: Layout, salt: str) -> tuple[Prefix | None, int, int]:

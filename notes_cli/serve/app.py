@@ -1,12 +1,10 @@
-"""The endpoints: what each takes and gives. What needs the context is put to the scheduler."""
+"""The HTTP endpoints. They read requests in preparation threads of the scheduler, and submit work on K/V to it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -19,9 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from notes_cli.errors import NotesError
-from notes_cli.serve import bounds, errata, heat, library
+from notes_cli.serve import errata, heat, library
 from notes_cli.serve.answers import Events, Told, answer, begun, while_there
-from notes_cli.serve.arranging import model_of
+from notes_cli.serve.arranging import arrange, check_size, model_of
 from notes_cli.serve.metrics import KIND, exposed
 from notes_cli.serve.ownevents import OwnEvents
 from notes_cli.serve.parsing import Asked, Reader, parse_chat, parse_completion
@@ -34,7 +32,6 @@ from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
-READERS = 4  # requests that are read at once: each has but its share of the one interpreter
 
 T = TypeVar("T")
 
@@ -58,8 +55,6 @@ class Service:
     def __init__(self, scheduler: Scheduler, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False
-        self._readers = ThreadPoolExecutor(READERS, "reader")
-        self._letters = bounds.Letters()
         self.end: Callable[[], object] = lambda: None  # has the server end, from any thread
 
     @property
@@ -118,7 +113,7 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         self._check()
-        names = await self._at_context(lambda: [one.name for one in self.scheduler.shelf.known()])
+        names = await self._prepare(lambda: [one.name for one in self.scheduler.shelf.known()])
         model = self.scheduler.names[0]
         listed = [self._model(name) for name in (model, *(f"{model}@{name}" for name in names))]
         return JSONResponse({"object": "list", "data": listed})
@@ -133,7 +128,7 @@ class Service:
             for skill in model_of(name, self.scheduler.names):
                 self.scheduler.shelf.segment(skill)
 
-        await self._at_context(found)
+        await self._prepare(found)
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
@@ -144,9 +139,13 @@ class Service:
         content, special = given.needed("content"), given.flag("parse_special")
         given.ignore({"add_special", "with_pieces"})
         given.end()
-        await self._check_size(bounds.of_texts("content", content))
-        tokens = await self._at_context(lambda: self.scheduler.workspace.model.tokenize(content, special=special))
-        return JSONResponse({"tokens": [int(token) for token in tokens]})
+
+        def tokens() -> list[int]:
+            check_size(self.scheduler.desk, [content], "content")
+            found: list[int] = self.scheduler.workspace.model.tokenize(content, special=special).tolist()
+            return found
+
+        return JSONResponse({"tokens": await self._prepare(tokens)})
 
     # Questions.
 
@@ -156,8 +155,7 @@ class Service:
 
     async def completions(self, request: Request) -> Response:
         data = await self._body(request)
-        await self._check_size(await self._aside(bounds.of_completion, data))
-        every = await self._aside(partial(parse_completion, forms=self.options.forms), data)
+        every = await self._prepare(lambda: parse_completion(data, forms=self.options.forms))
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
 
     async def ask(self, request: Request) -> Response:
@@ -166,23 +164,19 @@ class Service:
     # The library.
 
     async def skills(self, request: Request) -> Response:
-        return JSONResponse({"skills": await self._at_context(lambda: library.listed(self.scheduler))})
+        return JSONResponse({"skills": await self._prepare(lambda: library.listed(self.scheduler))})
 
     async def skill(self, request: Request) -> Response:
         name, way = request.path_params["name"], library.removed if request.method == "DELETE" else library.shown
-        return JSONResponse(await self._at_context(lambda: way(self.scheduler, name)))
+        return JSONResponse(await self._prepare(lambda: way(self.scheduler, name)))
 
     async def compile(self, request: Request) -> Response:
         data, told = await self._body(request), Told()
-        await self._check_size(await self._aside(library.sizes, data))
-        work = await self._aside(partial(library.compiling, self.scheduler, told=told.add), data)
-        return await begun(request, Events(told, asyncio.wrap_future(self.scheduler.call(work, long=True))))
+        compiling = asyncio.ensure_future(library.compile_text(self.scheduler, data, told.add))
+        return await begun(request, Events(told, compiling))
 
     async def heat(self, request: Request) -> Response:
         wanted, stream = heat.parse(await self._body(request))
-        for param in ("question", "system", "value"):
-            await self._check_size(bounds.of_texts(param, getattr(wanted, param) or ""))
-        await self._check_size([size for one in wanted.choices or () for size in bounds.of_texts("choices", one)])
         told = Told()
         found = asyncio.wrap_future(self.scheduler.call(heat.probing(self.scheduler, wanted, told.add), long=True))
         if stream:
@@ -194,42 +188,33 @@ class Service:
 
     async def explain(self, request: Request) -> Response:
         asked = await self._chat(request)
-        return JSONResponse(await self._at_context(lambda: self.scheduler.turns.explain(asked)))
+        if asked.notes.session is not None:
+            raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
+        prepared = await self._prepare(lambda: arrange(self.scheduler.desk, asked, dry=True))
+        return JSONResponse(await self._at_context(lambda: self.scheduler.turns.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:
         correction = errata.parse(await self._body(request))
-        await self._check_size(bounds.of_texts("value", *correction.values()))
         parts = errata.correcting_all(self.scheduler, correction)
-        while (done := await self._at_context(lambda: next(parts))) is None:
-            pass
+        done = await self._prepare(lambda: next(parts))
+        while done is None:
+            done = await self._at_context(lambda: next(parts))
         return JSONResponse(done)
 
     async def sessions(self, request: Request) -> Response:
-        return JSONResponse({"sessions": await self._at_context(lambda: errata.sessions(self.scheduler))})
+        return JSONResponse({"sessions": await self._prepare(lambda: errata.sessions(self.scheduler))})
 
     # What they share.
 
     async def _chat(self, request: Request) -> Asked:
         """What messages ask for."""
         data = await self._body(request)
-        await self._check_size(await self._aside(bounds.of_chat, data))
-        return await self._aside(partial(parse_chat, forms=self.options.forms), data)
+        return await self._prepare(lambda: parse_chat(data, forms=self.options.forms))
 
-    async def _aside(self, read: Callable[[Any], T], data: Any) -> T:
-        """What is read of a request, beside everything else: a stranger's may take seconds, and others are answered."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, read, data)
-
-    async def _check_size(self, sizes: Sequence[bounds.Size]) -> None:
-        """Raise Refused for what no context of this model holds, before it costs more than that."""
+    async def _prepare(self, function: Callable[[], T]) -> T:
+        """Call a function in a preparation thread: it may take seconds, and no answer waits for it."""
         self._check()
-        most = self.scheduler.longest
-        for size in sizes:
-            if most is not None and bounds.needs_letters(size, most):
-                if not self._letters.known:
-                    parts = self._letters.learning(self.scheduler.workspace.model)
-                    while await self._at_context(partial(next, parts, True)) is None:
-                        pass
-                await self._aside(partial(self._letters.check, most=most), size)
+        return await asyncio.wrap_future(self.scheduler.prepare(function))
 
     def _check(self) -> None:
         """Raise Refused while nobody can be answered."""
@@ -239,7 +224,7 @@ class Service:
             raise Refused(503, "the model is being loaded", code="loading", wait=5)
 
     async def _at_context(self, function: Callable[[], Any]) -> Any:
-        """What a function gives that needs the context."""
+        """Call a function in the decode thread."""
         self._check()
         return await asyncio.wrap_future(self.scheduler.call(function))
 
@@ -266,7 +251,7 @@ class Service:
         except TimeoutError:
             raise Refused(408, "the body did not come in time") from None
         self._check()  # it may have taken its time
-        return await self._aside(read_json, data)
+        return await self._prepare(lambda: read_json(data))
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]

@@ -1,11 +1,16 @@
-"""From what is asked to a prompt in pieces: which skills it has and where, what is said of them, how it is answered."""
+"""Preparation of requests: skills, errata, the chat template, tokens and limits, all that needs no K/V.
+
+It runs in threads of its own (scheduler.py), beside the one that decodes, which compiles images that were sent.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -19,13 +24,16 @@ from notes_cli.runtime.settings import UNMEASURED, defaults
 from notes_cli.runtime.settling import check_usable, named_apart, thinks
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.conversations import Conversations, Copy, Talk, told
+from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
+from notes_cli.serve.room import turn_of_session
 from notes_cli.serve.shelf import Shelf, Text, called, matched, read_last
+from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
 
+WHOLE = ("gpt2", "llama", "rwkv")  # tokenizers that leave nothing of a text out
 MATCHED = ("system", "user", "tool")  # messages in which texts of skills are looked for
 
 
@@ -40,7 +48,18 @@ class Arranged:
     room: int  # tokens that are written at most, a chain of thought and all
     kept: int  # of them, for the end of the chain
     notices: tuple[str, ...] = ()
-    talk: Talk | None = None  # what the conversation has been told with this turn
+    talk: Talk | None = None  # the conversation after this turn
+    keys: Sequence[bytes] = ()  # of its messages (conversations.py)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTurn:
+    """The next turn of a session, which is open and locked."""
+
+    stored: SessionFolder
+    request: Request
+    tokens: int  # of the session with its next prompt, at most
+    spare: int  # tokens that are written after it, at most
 
 
 def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -56,9 +75,9 @@ def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in skills.split("+") if name)
 
 
-@dataclass(slots=True)
+@dataclass
 class Desk:
-    """What requests are arranged with."""
+    """State of the server that preparation reads. Any thread may use it, but for the context of the workspace."""
 
     workspace: Workspace
     shelf: Shelf
@@ -67,16 +86,49 @@ class Desk:
     errata: StandingErrata | None  # None: this library keeps none
     names: Sequence[str]  # of the model
     most: int  # tokens of an answer
+    longest: int | None  # tokens that a prompt and its answer may have; None: any number
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Bytes of the longest token; None where texts may have fewer tokens than that tells."""
+        model = self.workspace.model
+        if model.metadata("tokenizer.ggml.model") not in WHOLE:
+            return None
+        return max(len(model.token_bytes(token, special=True)) for token in range(model.n_vocab))
 
 
 def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
-    """Arrange a request. `dry`: it is only to be explained, and nothing is compiled for it. Raise NotesError."""
+    """Prepare a request. `dry`: it is only to be explained, and nothing is compiled for it. Raise NotesError."""
+    _check_request(desk, asked)
     named = model_of(asked.model, desk.names)
     if asked.prompt is not None:
         if named:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
         return _finished(desk, asked, desk.prefixes.raw(_raw(desk.workspace, asked.prompt)), False)
     return _arranged(desk, asked, (*named, *asked.notes.splice), dry=dry)
+
+
+def check_size(desk: Desk, texts: Sequence[str], param: str) -> None:
+    """Raise Refused for texts that are certain not to fit the context: even if all their tokens were the longest one.
+    To look for skills in them and to tokenise them would take seconds."""
+    if desk.longest is None or sum(map(len, texts)) <= desk.longest:
+        return
+    count = sum(len("".join(text.split())) for text in texts)  # blanks may come to nothing
+    if desk.longest_token is not None and count > desk.longest * desk.longest_token:
+        what = f"a text of {count:,} characters: more than the {desk.longest:,} tokens of a context"
+        raise Refused(400, what, param=param, code="context_length_exceeded")
+
+
+def _check_request(desk: Desk, asked: Asked) -> None:
+    """The same for a request."""
+    for name, count in (("messages", len(asked.messages)), ("tools", len(asked.tools))):  # each has a token at least
+        if desk.longest is not None and count > desk.longest:
+            what = f"{count:,} {name}: more than the {desk.longest:,} tokens of a context"
+            raise Refused(400, what, param=name, code="context_length_exceeded")
+    parts = (part for message in asked.messages for part in message.parts)
+    check_size(desk, [part.text for part in parts if isinstance(part, TextPart)], "messages")
+    if isinstance(asked.prompt, str):
+        check_size(desk, [asked.prompt], "prompt")
 
 
 def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles: Collection[str]) -> list[str]:
@@ -87,6 +139,16 @@ def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles:
     newer = [info for info in shelf.known() if info.name in known and info.text != known[info.name].text]
     said = [one.parts for one in asked.messages if one.role in roles]
     return [info.name for info in newer if read_last(said, (known[info.name], info)) == info.text]
+
+
+def arrange_turn(desk: Desk, asked: Asked, name: str, held: ExitStack) -> PreparedTurn:
+    """Prepare the next turn of a session, which `held` keeps open and locked. Raise NotesError."""
+    _check_request(desk, asked)
+    workspace = desk.workspace
+    stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
+    request = turn_of(desk.shelf, asked, desk.names, desk.most, begun=bool(stored.state.live))
+    check_bias(workspace, asked)
+    return PreparedTurn(stored, request, *turn_of_session(workspace, stored.state, request))
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
@@ -140,7 +202,8 @@ def _arranged(
     `roles`: of the messages in which texts are looked for."""
     workspace, wanted = desk.workspace, asked.writing
     think = thinks(workspace, wanted.think, wanted.max_think)
-    talk, known = desk.conversations.find(asked)
+    keys = keys_of(asked)
+    talk, known = desk.conversations.find(asked, keys)
     for name in _sent_newer(desk.shelf, known, asked, roles):
         talk, known = talk and talk.without(name), {one: segment for one, segment in known.items() if one != name}
     named: dict[str, Segment] = {}
@@ -179,7 +242,7 @@ def _arranged(
         return _arranged(desk, asked, names, dry=dry, roles=rest)
     how = asked.notes
     layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not how.recompute, exact=how.exact)
-    return replace(_finished(desk, asked, layout, think), talk=now)
+    return replace(_finished(desk, asked, layout, think), talk=now, keys=keys)
 
 
 def _with_images(desk: Desk, asked: Asked, message: Message, found: dict[str, Segment], *, dry: bool) -> Message:

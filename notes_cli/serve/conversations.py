@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -74,21 +75,24 @@ class _Turn:
 
 
 class Conversations:
-    """Those that were answered, by their messages."""
+    """Those that were answered, by their messages. Any thread may use it."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._turns: OrderedDict[bytes, list[_Turn]] = OrderedDict()
 
-    def find(self, asked: Asked) -> tuple[Talk | None, dict[str, Segment]]:
+    def find(self, asked: Asked, keys: Sequence[bytes]) -> tuple[Talk | None, dict[str, Segment]]:
         """What is remembered of the conversation that this goes on with, and the skills that it has. None for a new
-        one, and for one that was told what the client does not say: of that it has the skills."""
-        turn, skills = self._find(asked)
+        one, and for one that was told what the client does not say: of that it has the skills. `keys`: of its messages
+        (`keys_of`)."""
+        with self._lock:
+            turn, skills = self._find(asked, keys)
         return (turn.talk if turn else None), skills
 
-    def _find(self, asked: Asked) -> tuple[_Turn | None, dict[str, Segment]]:
+    def _find(self, asked: Asked, keys: Sequence[bytes]) -> tuple[_Turn | None, dict[str, Segment]]:
         own = asked.notes.errata
         skills: dict[str, Segment] = {}
-        for turns in self._before(asked):
+        for turns in self._before(asked, keys):
             skills = skills or turns[-1].talk.skills
             same = [one for one in turns if own[: len(one.talk.own)] == one.talk.own]
             if same:
@@ -96,37 +100,34 @@ class Conversations:
                 return turn, {**turn.talk.skills, **skills}
         return None, skills
 
-    def _before(self, asked: Asked) -> Iterator[list[_Turn]]:
+    def _before(self, asked: Asked, keys: Sequence[bytes]) -> Iterator[list[_Turn]]:
         """The turns that ended as this conversation has it, those of its latest answer first."""
-        keys = _keys(asked)
         for number in range(len(keys) - 1, 0, -1):
             message = asked.messages[number]
             turns = self._turns.get(keys[number - 1], ()) if message.role == "assistant" else ()
             if said := [one for one in turns if _is_answer(message, one.answers)]:
                 yield said
 
-    def keep(self, asked: Asked, talk: Talk, answers: Sequence[str]) -> None:
-        """A turn was answered; of an answer that was stopped what the client has heard."""
-        before, _ = self._find(asked)
-        if before:
-            before.last = False
-        key = _keys(asked)[-1]
-        turns = self._turns.setdefault(key, [])
-        turns[:] = [one for one in turns if (one.answers, one.talk.own) != (tuple(answers), talk.own)][1 - ALIKE :]
-        turns.append(_Turn(talk, tuple(answers)))
-        self._turns.move_to_end(key)
-        while len(self._turns) > MOST:
-            self._turns.popitem(last=False)
+    def keep(self, asked: Asked, keys: Sequence[bytes], talk: Talk, answers: Sequence[str]) -> None:
+        """A turn was answered; of an answer that was stopped the text that its client got."""
+        with self._lock:
+            before, _ = self._find(asked, keys)
+            if before:
+                before.last = False
+            turns = self._turns.setdefault(keys[-1], [])
+            turns[:] = [one for one in turns if (one.answers, one.talk.own) != (tuple(answers), talk.own)][1 - ALIKE :]
+            turns.append(_Turn(talk, tuple(answers)))
+            self._turns.move_to_end(keys[-1])
+            while len(self._turns) > MOST:
+                self._turns.popitem(last=False)
 
     def having(self, skill: str, name: str, value: str) -> int:
         """How many conversations have a skill whose field was not said to have this value."""
-        count = 0
-        for turns in self._turns.values():
-            for one in turns:
-                segment = one.talk.skills.get(skill) if one.last else None
-                if segment and one.talk.values.get((skill, name), value_of(segment, name)) != value:
-                    count += 1
-        return count
+        with self._lock:
+            last = [
+                one.talk for turns in self._turns.values() for one in turns if one.last and skill in one.talk.skills
+            ]
+        return sum(talk.values.get((skill, name), value_of(talk.skills[skill], name)) != value for talk in last)
 
 
 def _is_answer(message: Message, answers: Sequence[str]) -> bool:
@@ -143,7 +144,7 @@ def value_of(segment: Segment, name: str) -> str | None:
     return next((span.value for span in segment.fields if span.name == name), None)
 
 
-def _keys(asked: Asked) -> list[bytes]:
+def keys_of(asked: Asked) -> list[bytes]:
     """A digest of the messages up to each of them."""
     whose = [asked.notes.cache_salt, asked.model, asked.notes.splice, asked.tools]
     digest = hashlib.sha256(json.dumps(whose, default=dict).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,12 +12,11 @@ from typing import TYPE_CHECKING
 from notes_cli.engine.loop import Running
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
-from notes_cli.runtime.asking import Counts, Request
+from notes_cli.runtime.asking import Counts
 from notes_cli.serve.answering import TextDelta, Written
-from notes_cli.serve.arranging import Arranged
+from notes_cli.serve.arranging import Arranged, PreparedTurn
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.room import Grant
-from notes_cli.sessions.folder import SessionFolder
 
 if TYPE_CHECKING:
     from notes_cli.serve.own import Own
@@ -52,32 +52,24 @@ class Begun:
     saved: float | None = None  # seconds of prefill (runtime/assembling.py)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The next turn of a session that is open and locked: it waits for room, or is being answered."""
-
-    stored: SessionFolder
-    request: Request
-    cells: int  # that it takes at most; the context has as many
-
-
 Told = Begun | TextDelta | Written | NotesError | None  # None: all is said
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request that is waiting or being answered. `tell` is called in the scheduler's thread, and must not block."""
+    """A request that is prepared, waits or is answered. `tell` is called in threads of the scheduler, and must not
+    block."""
 
     asked: Asked
     tell: Callable[[Told], object]
     came: float = field(default_factory=time.perf_counter)
     gone: bool = False  # nobody wants the answer any more
-    arranged: Arranged | None = None
+    prepared: Arranged | PreparedTurn | None = None  # None: not yet, or it is of `notes ask`
     running: Running[None] | None = None
     grants: list[Grant] = field(default_factory=list)
     own: Own | None = None  # of `notes ask`, instead of `asked`
-    turn: Turn | None = None  # of a session, once that is open
     held: ExitStack = field(default_factory=ExitStack)  # what it gives up when it is over: its session
+    over: threading.Event = field(default_factory=threading.Event)
     stepped: Callable[[], object] = lambda: None  # a step was made
 
     @property

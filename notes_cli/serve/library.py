@@ -1,9 +1,10 @@
-"""The library over HTTP: what is compiled, compiling a text, and removing."""
+"""The library over HTTP: list compiled skills, compile a text, remove a skill."""
 
 from __future__ import annotations
 
-import re
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from notes_cli.engine.segment import KEPT
@@ -12,17 +13,16 @@ from notes_cli.explaining import entry_as_json
 from notes_cli.library.standing import holding
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.runtime.compiling import block_warnings
-from notes_cli.runtime.keeping import compile_to_library
-from notes_cli.serve.bounds import Size, of_texts
+from notes_cli.runtime.keeping import Compiled, compile_to_library
+from notes_cli.serve.arranging import check_size
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused, refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.text.blocks import Blocks
-from notes_cli.text.header import find_header
-from notes_cli.text.skill import parse_skill
+from notes_cli.text.skill import Skill, parse_skill
 
-_PLACE = re.compile(r"\{\{[^{}]*\}\}")  # a value takes its place, which may be shorter
+PAUSE = 0.2  # seconds between two tries to compile what another process compiles
 
 
 def listed(scheduler: Scheduler) -> list[Json]:
@@ -78,18 +78,21 @@ def _unknown(name: str) -> SegmentError:
     return SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
 
 
-def sizes(data: Any) -> list[Size]:
-    """What of a text to be compiled is in the skill for certain: all but what stands for values, and the head."""
-    text = data.get("text") if isinstance(data, dict) else None
-    if not isinstance(text, str):
-        return []
-    text = text.replace("\r\n", "\n")
-    header = find_header(text)
-    return of_texts("text", "".join(_PLACE.sub("", text[header.body if header else 0 :]).split()))
+@dataclass(frozen=True, slots=True)
+class _Compile:
+    """A request to compile a text."""
+
+    skill: Skill
+    cells: int
+    blocks: Blocks
+    kv: str
+    force: bool
+    influence: bool
+    warnings: tuple[str, ...]
 
 
-def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -> Callable[[], Json]:
-    """What compiles a text, telling how far it has come; other requests go on meanwhile. Raise Refused, SkillError."""
+def _parse(scheduler: Scheduler, data: Any) -> _Compile:
+    """Raise Refused, SkillError."""
     given = Reader(data)
     name, text = given.text("name"), given.text("text")
     force, influence = given.flag("force"), given.flag("influence")
@@ -103,50 +106,57 @@ def compiling(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -
         raise given.wrong("blocks", "a whole number, or headings", blocks)
     if kv not in (None, *KEPT):
         raise given.wrong("kv", f"one of {', '.join(KEPT)}", kv)
+    workspace, wanted = scheduler.workspace, blocks or 1
+    check_size(scheduler.desk, [text], "text")
     try:
         skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
+        warnings = (*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ()))
+        cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
     except NotesError as error:
         raise _of_text(error) from error
-    wanted: Blocks = blocks or 1
+    return _Compile(skill, cells, wanted, kv or "f16", force, influence, warnings)
 
-    def work() -> Json:
-        workspace = scheduler.workspace
-        notices = [*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ())]
 
-        def step(label: str) -> Progress:
-            def update(done: int, total: int) -> None:
-                told({"step": label, "done": done, "total": total})
-                scheduler.between()
+async def compile_text(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -> Json:
+    """Compile a text, telling the progress; other requests are answered meanwhile. Raise Refused, SkillError."""
+    wanted = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data)))
+    workspace, skill, notices = scheduler.workspace, wanted.skill, [*wanted.warnings]
 
-            return update
+    def step(label: str) -> Progress:
+        def update(done: int, total: int) -> None:
+            told({"step": label, "done": done, "total": total})
+            scheduler.between()
 
-        cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
-        while True:
-            try:
-                with scheduler.room.reserved(cells):
-                    made = compile_to_library(
-                        *(workspace, skill),
-                        force=force,
-                        progress=step("compiling"),
-                        measure=step("measuring influence") if influence else None,
-                        blocks=wanted,
-                        kv=kv or "f16",
-                        say=lambda notice: notices.append(str(notice)),
-                        wait=0,
-                    )
-            except CompilingError:  # then it need not be done again
-                step("waiting for another process")(0, 1)
-                scheduler.rest()
-            except TakenError:
-                there = " or ".join({_origin(one) for one in workspace.library.entries(skill.name)})
-                what = f"the library has another skill {skill.name} already, {there}: force writes over it"
-                raise Refused(409, what, param="name", code="name_taken") from None
-            except NotesError as error:
-                raise _of_text(error) from error
-            else:
-                return {**shown(scheduler, skill.name), "reasons": list(made.reasons), "notices": notices}
+        return update
 
-    return work
+    def compiled() -> Compiled:
+        with scheduler.room.reserved(wanted.cells):
+            return compile_to_library(
+                *(workspace, skill),
+                force=wanted.force,
+                progress=step("compiling"),
+                measure=step("measuring influence") if wanted.influence else None,
+                blocks=wanted.blocks,
+                kv=wanted.kv,
+                say=lambda notice: notices.append(str(notice)),
+                wait=0,
+            )
+
+    while True:
+        try:
+            made = await asyncio.wrap_future(scheduler.call(compiled, long=True))
+            break
+        except CompilingError:  # another process compiles it: then it need not be done again
+            told({"step": "waiting for another process", "done": 0, "total": 1})
+            await asyncio.sleep(PAUSE)
+        except TakenError:
+            there = " or ".join({_origin(one) for one in workspace.library.entries(skill.name)})
+            what = f"the library has another skill {skill.name} already, {there}: force writes over it"
+            raise Refused(409, what, param="name", code="name_taken") from None
+        except NotesError as error:
+            raise _of_text(error) from error
+    facts = await asyncio.wrap_future(scheduler.prepare(lambda: shown(scheduler, skill.name)))
+    return {**facts, "reasons": list(made.reasons), "notices": notices}
 
 
 def _origin(entry: SegmentFile) -> str:

@@ -1,8 +1,12 @@
-"""The scheduler: one thread that has the context, and what it does next.
+"""The scheduler: one thread decodes all sequences, others prepare the requests for it.
 
-Each step decodes a token of every sequence that answers and a chunk of those that read; between steps skills are
-spliced, requests taken in and given up, and whatever else needs the context is done. Nobody else touches the context:
-requests are put into a queue, and what comes of them is told to whoever asked.
+Each step decodes a token of every sequence that answers and a chunk of those that are prefilled; between steps skills
+are spliced, requests admitted and cancelled, and other work on K/V is done. The context belongs to this thread alone.
+
+A request arrives there prepared (arranging.py): segments open, prompt tokenised, limits checked. A preparation thread
+may wait for the decode thread, to have an image compiled; the decode thread never waits for preparation, but at its
+end, when it refuses all that the others still want of it. Results of preparation stay valid: segments keep the files
+that they were opened from, and the decode thread checks them against the context again. It looks for prefixes itself.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ import contextlib
 import queue
 import threading
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,21 +30,21 @@ from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.arranging import Desk, arrange, check_bias, turn_of
+from notes_cli.serve.arranging import Arranged, Desk, PreparedTurn, arrange, arrange_turn
 from notes_cli.serve.conversations import Conversations
-from notes_cli.serve.jobs import Job, Limits, Told, Turn
+from notes_cli.serve.jobs import Job, Limits, Told
 from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import GRANT, Room, turn_of_session
+from notes_cli.serve.room import GRANT, Room
 from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
 from notes_cli.serve.turns import IDLE, Turns, fault
-from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 
 T = TypeVar("T")
 
+PREPARING = 4  # threads that prepare: each has its share of Python's one interpreter
 LONG = 8  # compiles and probes that wait at most
 SOON = 16  # tokens of a prompt that others are reading, and that are worth waiting for
 
@@ -74,7 +79,10 @@ class Scheduler:
         self._long = 0  # works that have come and not ended
         self._count = 0  # jobs that have come and not ended
         self._lock = threading.Lock()
-        self._waiting: deque[Job] = deque()
+        self._pool = ThreadPoolExecutor(PREPARING, "prepare")
+        self._preparing = 0  # calls of `prepare` that have not returned
+        self._prepared: set[Job] = set()  # that are prepared and not over
+        self._waiting: list[Job] = []  # in the order in which they came
         self._jobs: list[Job] = []
         self._loop: Loop[None] = Loop()
         self._closing = False
@@ -107,7 +115,8 @@ class Scheduler:
         return self._count
 
     def submit(self, asked: Asked, tell: Callable[[Told], object], own: Own | None = None) -> Job:
-        """Have a request answered, or `own` instead. Raise Refused where too many wait already."""
+        """Have a request prepared and answered, or `own` answered instead. Raise Refused where too many wait already,
+        and where the model is not there."""
         if self.ended:
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
@@ -115,11 +124,66 @@ class Scheduler:
                 self.tally.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
+            leaving = [job for job in self._prepared if job.gone]
         job = Job(asked, tell, own=own)
-        self._arrivals.put(job)
-        if self.ended:
-            self._turn_away()
+        if own is not None:
+            self._arrivals.put(job)
+            if self.ended:
+                self._turn_away()
+            return job
+        try:
+            self.prepare(lambda: self._prepare(job, leaving))
+        except Refused:
+            self._over(job, "failed")
+            raise
         return job
+
+    def prepare(self, function: Callable[[], T]) -> Future[T]:
+        """Have a function called in a preparation thread. It may use the model, the library and `desk`, and wait for
+        the decode thread by `compute`. Raise Refused where the model is not there."""
+        with self._lock:
+            if self._closing or self.ended:
+                raise Refused(503, "the server has ended", code="shutting_down")
+            if not self.ready.done():
+                raise Refused(503, "the model is being loaded", code="loading", wait=5)
+            self._preparing += 1
+        future = self._pool.submit(function)
+        future.add_done_callback(self._has_prepared)
+        return future
+
+    def _has_prepared(self, _: Future[T]) -> None:
+        with self._lock:
+            self._preparing -= 1
+        self._arrivals.put(lambda: None)  # the decode thread may wait for that, at its end
+
+    def _prepare(self, job: Job, leaving: Sequence[Job]) -> None:
+        """In a preparation thread. `leaving`: jobs whose clients had gone when this one came. It may be the next turn
+        of their conversations, which are kept when they are over."""
+        asked = job.asked
+        try:
+            for other in leaving:
+                other.over.wait()
+            if self._closing:
+                raise Refused(503, "the server ends", code="shutting_down")
+            if job.gone:
+                self._over(job, "gone")
+                return
+            if asked.notes.session is not None:
+                prepared: Arranged | PreparedTurn = arrange_turn(self.desk, asked, asked.notes.session, job.held)
+            else:
+                prepared = arrange(self.desk, asked)
+        except Exception as error:
+            self._over(job, "failed")
+            job.tell(fault(error))
+            return
+        with self._lock:
+            job.prepared = prepared
+            self._prepared.add(job)
+        self._arrivals.put(job)
+
+    def compute(self, function: Callable[[], T]) -> T:
+        """For a preparation thread: have a function called in the decode thread, between two steps, and wait for it."""
+        return self.call(function).result()
 
     def call(self, function: Callable[[], T], *, long: bool = False) -> Future[T]:
         """Have a function called between two steps, where the context may be used. `long`: it takes its time, and
@@ -135,7 +199,7 @@ class Scheduler:
         def called() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    if self.ended:
+                    if self._closing or self.ended:
                         raise Refused(503, "the server has ended", code="shutting_down")
                     future.set_result(function())
                 except BaseException as error:
@@ -179,6 +243,7 @@ class Scheduler:
             self.over.set_result(None)
         except BaseException as error:
             (self.over if self.ready.done() else self.ready).set_exception(error)
+        self._pool.shutdown(wait=False)
         self._turn_away()
 
     def _turn_away(self) -> None:
@@ -194,31 +259,47 @@ class Scheduler:
     def _begin(self) -> None:
         workspace = self.workspace
         self.names = names_of(workspace, self.names)
-        self.prefixes = Prefixes()
-        self.shelf = Shelf(workspace)
-        errata = StandingErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
-        self.desk = Desk(
-            *(workspace, self.shelf, self.prefixes, Conversations(), errata, self.names, self.limits.tokens)
-        )
-        self.room = Room(workspace, self.prefixes)
-        self.turns = Turns(self.desk, self.room, self.tally)
         beside = 2 if workspace.model.recurrent else IDLE  # each state takes memory
         with contextlib.suppress(EngineError):  # fewer at a time, then
             workspace.make_way(0, self.limits.parallel + beside)
+        self.prefixes = Prefixes()
+        self.shelf = Shelf(workspace, self.compute)
+        errata = StandingErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         given = None if workspace.grows else workspace.context.cells
         self.longest = min((one for one in (workspace.longest, given) if one is not None), default=None)
+        self.desk = Desk(
+            *(workspace, self.shelf, self.prefixes, Conversations(), errata, self.names, self.limits.tokens),
+            self.longest,
+        )
+        self.room = Room(workspace, self.prefixes)
+        self.turns = Turns(self.desk, self.room, self.tally)
 
     def _end(self) -> None:
-        self._closing = True
-        self._arrive(wait=False)
-        for job in [*self._waiting, *self._jobs]:
-            if job.running is None:
-                job.held.close()
-            job.tell(Refused(503, "the server ends", code="shutting_down"))
+        with self._lock:
+            self._closing = True
+        try:
+            self._arrive(wait=False)
+            self._refuse()
+            self._loop.close()
+        finally:
+            for job in self._jobs:
+                self._over(job, "failed")
+            self._jobs.clear()
+            while self._preparing:  # the model must not be closed under it
+                self._arrive(wait=True)
+                self._refuse()
+        self.prefixes.close()
+
+    def _refuse(self) -> None:
+        """Refuse all requests, at the end of the server."""
         for work in self._works:
             work.function()
-        self._loop.close()
-        self.prefixes.close()
+        self._works.clear()
+        for job in [*self._waiting, *self._jobs]:
+            job.tell(Refused(503, "the server ends", code="shutting_down"))
+        for job in self._waiting:
+            self._over(job, "failed")
+        self._waiting.clear()
 
     def _turn(self) -> None:
         """Take in what has come, and go a step."""
@@ -234,11 +315,6 @@ class Scheduler:
             raise Refused(503, "the server ends", code="shutting_down")
         self._go_on()
 
-    def rest(self) -> None:
-        """For what waits for others than us: a moment, if nobody is answered meanwhile."""
-        if not self._loop.running:
-            time.sleep(0.02)
-
     def _go_on(self) -> None:
         self._drop()
         self._admit()
@@ -253,7 +329,7 @@ class Scheduler:
             if one is None:
                 self._closing = True
             elif isinstance(one, Job):
-                self._waiting.append(one)
+                insort(self._waiting, one, key=lambda job: job.came)
             elif isinstance(one, _Work):
                 self._works.append(one)
             else:
@@ -310,11 +386,10 @@ class Scheduler:
         if job.own is not None:
             task = job.own.begin(self.desk, self.room, self.tally, job)
             return None if task is None else self._answer(job, task)
-        if job.asked.notes.session is not None:
-            return self._go_on_with_session(job, job.asked.notes.session)
-        if job.arranged is None:
-            job.arranged = arrange(self.desk, job.asked)
-        arranged, layout, salt = job.arranged, job.arranged.layout, job.asked.notes.cache_salt
+        if isinstance(job.prepared, PreparedTurn):
+            return self._go_on_with_session(job, job.prepared)
+        assert job.prepared is not None
+        arranged, layout, salt = job.prepared, job.prepared.layout, job.asked.notes.cache_salt
         least = len(layout) + 1
         if not self.room.could(least):
             raise _too_long(least, self.room.cells)
@@ -353,24 +428,16 @@ class Scheduler:
             return None
         return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 
-    def _go_on_with_session(self, job: Job, name: str) -> bool | None:
+    def _go_on_with_session(self, job: Job, turn: PreparedTurn) -> bool | None:
         """A turn of a session on disk, for all of which there is room (else None)."""
-        turn = job.turn = job.turn or self._turn_of(job, name)
-        if not self.room.make(turn.cells, 1):
+        if not self.room.could(turn.tokens + 1):
+            raise _too_long(turn.tokens + 1, self.room.cells)
+        cells = turn.tokens + turn.spare
+        cells = cells if self.room.could(cells) else self.room.cells
+        if not self.room.make(cells, 1):
             return None
         session = job.held.enter_context(Session(self.workspace, turn.stored))
-        return self._answer(job, self.turns.session(job, session, turn))
-
-    def _turn_of(self, job: Job, name: str) -> Turn:
-        """Open a session, once, and hold it until the job is over. Raise NotesError for what cannot be its turn."""
-        stored = job.held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
-        request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=bool(stored.state.live))
-        check_bias(self.workspace, job.asked)
-        told, spare = turn_of_session(self.workspace, stored.state, request)
-        if not self.room.could(told + 1):
-            raise _too_long(told + 1, self.room.cells)
-        cells = told + spare if self.room.could(told + spare) else self.room.cells
-        return Turn(stored, request, cells)
+        return self._answer(job, self.turns.session(job, session, turn, cells))
 
     def _step(self) -> None:
         self.tally.steps += 1
@@ -402,16 +469,18 @@ class Scheduler:
             if not held or any(book not in held for book in waiting):
                 return held
             going = [job for job in self._jobs if any(not one.aside for one in job.grants)]
-            movable = [job for job in going if job.arranged and self.room.could_resume(job.grants)]
+            movable = [
+                job for job in going if isinstance(job.prepared, Arranged) and self.room.could_resume(job.grants)
+            ]
             if len(going) < 2 or not movable:
                 first = min(going, key=lambda job: job.came).grants if going else []
                 self.room.divide(first)
                 return [book for book in held if not any(grant.notebook is book for grant in first)]
             last = max(movable, key=lambda job: job.came)
-            assert last.arranged is not None and last.running is not None
+            assert isinstance(last.prepared, Arranged) and last.running is not None
             self.tally.aside += 1
             try:
-                self.room.set_aside(last.grants, max((end for _, end in last.arranged.layout.splices), default=0))
+                self.room.set_aside(last.grants, max((end for _, end in last.prepared.layout.splices), default=0))
             except EngineError:  # a state cannot go back
                 last.running.fail(Refused(503, "there is no room for the rest of this answer", code="no_room", wait=1))
                 self._ended()
@@ -429,9 +498,11 @@ class Scheduler:
     def _over(self, job: Job, outcome: str) -> None:
         """It is counted here, once: its client may go while its last step is made."""
         job.held.close()
-        self.tally.outcomes[outcome] += 1
         with self._lock:
+            self.tally.outcomes[outcome] += 1
+            self._prepared.discard(job)
             self._count -= 1
+        job.over.set()
 
 
 def _too_long(tokens: int, cells: int) -> Refused:

@@ -7,16 +7,28 @@ is another segment from then on; whoever has the old one keeps it, and its file.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from notes_cli import output
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError, SegmentError, TakenError, UnsupportedError, UnwritableError
+from notes_cli.errors import (
+    CompilingError,
+    Help,
+    NotesError,
+    SegmentError,
+    TakenError,
+    UnsupportedError,
+    UnwritableError,
+)
 from notes_cli.images import Picture
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
@@ -30,17 +42,27 @@ from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 from notes_cli.text.skill import image_skill
 
 SHORTEST = 64  # characters of a text without fields that is looked for in messages: others cost less than looking
+PAUSE = 0.1  # seconds between two tries to compile what another process compiles
 OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
 
 Text = Segment | SegmentInfo  # of a skill, open or not
+T = TypeVar("T")
 _Stamp = tuple[int, int, int]  # of a file: the same for as long as nobody writes another
 
 
-class Shelf:
-    """The library of a workspace, for requests that come by the hundred. Use it where the context is used."""
+class Compute(Protocol):
+    """Call a function in the thread that has the context, and wait for its result."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __call__(self, function: Callable[[], T]) -> T: ...
+
+
+class Shelf:
+    """The library of a workspace, for requests that come by the hundred. Any thread may use it but for `image`, which
+    waits for the decode thread."""
+
+    def __init__(self, workspace: Workspace, compute: Compute) -> None:
+        self._workspace, self._compute = workspace, compute
+        self._lock = threading.RLock()  # of what follows; no segment is opened under it
         self._open: OrderedDict[tuple[Path, _Stamp], Segment] = OrderedDict()  # the one used last is the last
         self._had: WeakValueDictionary[tuple[Path, _Stamp], Segment] = WeakValueDictionary()  # by anybody
         self._infos: dict[Path, tuple[_Stamp, SegmentInfo]] = {}
@@ -59,18 +81,19 @@ class Shelf:
 
     def known(self) -> list[SegmentInfo]:
         """What the skills that are compiled for this model say of themselves. None is kept open for that."""
-        self._list()
-        found = []
-        for path in self._listed:
-            try:
-                stamp = _stamp(path)
-                info = self._infos.get(path)
-                if info is None or info[0] != stamp:
-                    info = self._infos[path] = stamp, peek(path)
-                found.append(info[1])
-            except (NotesError, OSError):  # damaged, or removed since: whoever names it is told
-                self._infos.pop(path, None)
-        return found
+        with self._lock:
+            self._list()
+            found = []
+            for path in self._listed:
+                try:
+                    stamp = _stamp(path)
+                    info = self._infos.get(path)
+                    if info is None or info[0] != stamp:
+                        info = self._infos[path] = stamp, peek(path)
+                    found.append(info[1])
+                except (NotesError, OSError):  # damaged, or removed since: an error where a request names it
+                    self._infos.pop(path, None)
+            return found
 
     def open(self, info: SegmentInfo) -> Segment | None:
         """The skill that this was said of; None where it cannot be opened, or is another one now."""
@@ -86,36 +109,46 @@ class Shelf:
         without a projector, ImageError for one that cannot be decoded."""
         workspace = self._workspace
         if not private:
-            projector = workspace.seeing.projector if workspace.sees else None
             for info in self.known():
-                same = info.pictures and info.text == picture.text and projector in (None, info.projector)
+                same = info.pictures and info.text == picture.text and self._projector in (None, info.projector)
                 if same and (segment := self.open(info)) is not None:
                     return segment
         name = names.of_sent(picture.sha256)
         skill = image_skill(picture, name)
         if dry:
-            return plan(workspace, skill)
-        if private:
-            return compile_skill(workspace, skill)
-        try:
-            return self._at(compile_to_library(workspace, skill, say=lambda notice: output.say(str(notice))).path, name)
-        except (UnwritableError, TakenError):
-            return compile_skill(workspace, skill)
+            return self._compute(lambda: plan(workspace, skill))
+        while not private:
+            try:
+                made = self._compute(lambda: compile_to_library(workspace, skill, say=_say, wait=0))
+                return self._at(made.path, name)
+            except CompilingError:  # another process compiles it: then it need not be done again
+                time.sleep(PAUSE)
+            except (UnwritableError, TakenError):
+                break
+        return self._compute(lambda: compile_skill(workspace, skill))
+
+    @cached_property
+    def _projector(self) -> str | None:
+        """The digest and settings of the projector, which is loaded for that; None without one."""
+        return self._compute(lambda: self._workspace.seeing.projector) if self._workspace.sees else None
 
     def _at(self, path: Path, name: str) -> Segment:
         """The skill in a file; whoever places it checks again that it fits."""
         key = path, _stamp(path)
         segment = self._had.get(key)
         if segment is None:
-            segment = self._had[key] = self._workspace.open(path, name)
+            opened = self._workspace.open(path, name)
+            with self._lock:
+                segment = self._had.setdefault(key, opened)  # another thread may have opened it meanwhile
         now = written(segment.source)
         if self._looked.get(path) != now:  # once for each time that it is written
             self._looked[path] = now
-            tell_edited(self._workspace, segment, lambda notice: output.say(str(notice)))
-        self._open[key] = segment
-        self._open.move_to_end(key)
-        while len(self._open) > OPEN:
-            self._open.popitem(last=False)
+            tell_edited(self._workspace, segment, _say)
+        with self._lock:
+            self._open[key] = segment
+            self._open.move_to_end(key)
+            while len(self._open) > OPEN:
+                self._open.popitem(last=False)
         return segment
 
     def _list(self) -> None:
@@ -137,6 +170,10 @@ class Shelf:
         listed = set(self._listed)
         self._infos = {path: one for path, one in self._infos.items() if path in listed}
         self._open = OrderedDict((key, one) for key, one in self._open.items() if key[0] in listed)
+
+
+def _say(notice: object) -> None:
+    output.say(str(notice))
 
 
 def called(word: str) -> str:

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 
 from notes_cli import output
 from notes_cli.engine.loop import Task, run
@@ -18,10 +17,10 @@ from notes_cli.runtime.asking import Counts, Listener, Plan
 from notes_cli.runtime.assembling import assembling, saved
 from notes_cli.runtime.prefixes import Layout, Prefix
 from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
-from notes_cli.serve.arranging import Arranged, Desk, arrange
-from notes_cli.serve.jobs import Begun, Job, Told, Turn
-from notes_cli.serve.parsing import DRAWN, Asked
-from notes_cli.serve.refusals import Refused, ServerError
+from notes_cli.serve.arranging import Arranged, Desk, PreparedTurn
+from notes_cli.serve.jobs import Begun, Job, Told
+from notes_cli.serve.parsing import DRAWN
+from notes_cli.serve.refusals import ServerError
 from notes_cli.serve.room import Room
 from notes_cli.serve.tally import Tally
 from notes_cli.sessions.session import Session
@@ -49,13 +48,10 @@ class Turns:
         self._desk, self._room, self._tally = desk, room, tally
         self._workspace, self._prefixes = desk.workspace, desk.prefixes
 
-    def explain(self, asked: Asked) -> dict[str, object]:
-        """What a prompt would be made of now, and how. Nothing is computed. Raise NotesError."""
-        if asked.notes.session is not None:
-            raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
-        arranged = arrange(self._desk, asked, dry=True)
+    def explain(self, arranged: Arranged) -> dict[str, object]:
+        """The pieces of a prompt and how each would come about now. Nothing is computed. Raise NotesError."""
         layout = arranged.layout
-        kept, length, _ = self._prefixes.find(layout, asked.notes.cache_salt)
+        kept, length, _ = self._prefixes.find(layout, arranged.asked.notes.cache_salt)
         live = length if kept else 0
         notebook = (
             self._prefixes.begin(kept, live, layout, dry=True) if kept and live else self._workspace.notebook(dry=True)
@@ -68,7 +64,20 @@ class Turns:
         """Read the prompt, write the answers, and leave the first one's notebook to others."""
         layout, notebook = arranged.layout, held.notebook
         books: list[Notebook] = []
-        heard, failed = _Answer(job.tell), False
+        heard, failed, complete = _Answer(job.tell), False, 0
+
+        def keep() -> None:
+            if arranged.talk is not None:
+                answers = [*heard.texts.values()] or [""]
+                self._desk.conversations.keep(arranged.asked, arranged.keys, arranged.talk, answers)
+
+        def ended(written: Written) -> None:
+            nonlocal complete
+            complete += 1
+            if complete == job.sequences:  # before the client knows of the end, and sends its next turn
+                keep()
+            self._tell_written(job, written)
+
         try:
             yield from self._reading(layout, notebook)
             yield [notebook]
@@ -82,7 +91,6 @@ class Turns:
                 job.grants.append(self._room.grant(book, len(layout) + first, kept=job.grants[0].kept))
             seed = arranged.asked.writing.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            ended = partial(self._tell_written, job)
             yield from writing(self._workspace, arranged, [notebook, *books], seed, heard.hear, ended)
         except Exception as error:
             failed = True
@@ -91,17 +99,17 @@ class Turns:
         finally:
             for book in books:
                 book.close()
-            # Also of an answer that was stopped: its client goes on from what it has heard.
-            if arranged.talk and (any(heard.texts.values()) or not failed):
-                self._desk.conversations.keep(arranged.asked, arranged.talk, [*heard.texts.values()] or [""])
+            # Also of an answer that was stopped: its client goes on from the text that it has.
+            if complete < job.sequences and (any(heard.texts.values()) or not failed):
+                keep()
             self._leave(held)
 
-    def session(self, job: Job, session: Session, turn: Turn) -> Task[None]:
-        """The next turn of a session, in cells that were seen to. With its end the session is given up."""
+    def session(self, job: Job, session: Session, turn: PreparedTurn, cells: int) -> Task[None]:
+        """The next turn of a session, in cells that were reserved. With its end the session is closed."""
 
         def assembled(plan: Plan) -> None:
             # One cell more than there will be: with its last token it asks for no further room.
-            job.grants = [self._room.grant(plan.notebook, turn.cells + 1)]
+            job.grants = [self._room.grant(plan.notebook, cells + 1)]
             live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
             self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices, plan.saved)
 
@@ -121,10 +129,9 @@ class Turns:
                 found = yield from session.answering(turn.request, listener, assembled)
             except Exception as error:
                 raise fault(error) from error
-            reasoning = found.thought.tokens if found.thought else 0
-            self._tell_written(
-                job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning, told.take())
-            )
+        # When it is closed: its client may send the next turn at once.
+        reasoning = found.thought.tokens if found.thought else 0
+        self._tell_written(job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning, told.take()))
 
     def _tell_begun(
         self,

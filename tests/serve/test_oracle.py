@@ -110,7 +110,7 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
         request = parse_chat({"messages": talk.messages, "notes": {"splice": talk.named, "errata": talk.errata}})
         arranged = arrange(desk, request)
         assert arranged.talk is not None
-        desk.conversations.keep(request, arranged.talk, ["accepted"])
+        desk.conversations.keep(request, arranged.keys, arranged.talk, ["accepted"])
         return b"".join(model.token_bytes(int(one), special=True) for one in arranged.layout.tokens).decode()
 
     talks: list[Talk | None] = [None] * 6

@@ -16,7 +16,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import Standing
 from notes_cli.serve.app import Options
-from notes_cli.serve.conversations import Conversations, Copy, Talk, told
+from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Refused
@@ -116,12 +116,14 @@ def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
     notes: dict[str, Any] = {"splice": ["returns"]}
     mine = {**notes, "errata": {"date": "2026-07-01"}}
     first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
-    conversations.keep(first, Talk(before={0: ("mine",)}, own=first.notes.errata), ["Hi!"])
-    conversations.keep(other, Talk(), ["Hi!"])
+    conversations.keep(first, keys_of(first), Talk(before={0: ("mine",)}, own=first.notes.errata), ["Hi!"])
+    conversations.keep(other, keys_of(other), Talk(), ["Hi!"])
     for one, before in ((mine, {0: ("mine",)}), (notes, {})):
-        talk, _ = conversations.find(parse_chat({"messages": AGAIN, "notes": one}))
+        again = parse_chat({"messages": AGAIN, "notes": one})
+        talk, _ = conversations.find(again, keys_of(again))
         assert talk is not None and talk.before == before
-    assert conversations.find(parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})) == (None, {})
+    strange = parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})
+    assert conversations.find(strange, keys_of(strange)) == (None, {})
 
 
 def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:

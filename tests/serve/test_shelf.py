@@ -71,7 +71,7 @@ def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
 def test_few_stay_open(full: Path) -> None:
     """Of those that were asked for by name the latest; and who has one has the same one as all others."""
     with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
-        shelf = Shelf(workspace)
+        shelf = Shelf(workspace, lambda function: function())
         first, before = shelf.segment("skill000"), files()
         for number in range(1, 2 * OPEN):
             shelf.segment(f"skill{number:03d}")
@@ -84,7 +84,7 @@ def test_few_stay_open(full: Path) -> None:
 def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> None:
     """What was said of a file that holds another skill by now opens nothing."""
     with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
-        shelf = Shelf(workspace)
+        shelf = Shelf(workspace, lambda function: function())
         old = next(info for info in shelf.known() if info.name == "skill299")
         write_segment(old.path, replace(open_segment(old.path), text=old.text + " And more."))
         assert shelf.open(old) is None
