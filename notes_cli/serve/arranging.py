@@ -89,21 +89,31 @@ def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles:
     return [info.name for info in newer if read_last(said, (known[info.name], info)) == info.text]
 
 
-def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
-    """The next turn of a session. `begun`: it is not its first one. Raise Refused for what a session cannot take."""
+def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool, dry: bool = False) -> Request:
+    """The next turn of a session, or a question alone. `begun`: it is not the first turn. `dry`: images are not
+    compiled. Raise Refused for what neither can take."""
     wanted, messages = asked.writing, list(asked.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or asked.tools:
         what = "a session keeps its messages: send the new message alone, and a system message with the first one"
+        if asked.notes.session is None:
+            what = "notes.ask is for one question: send one message of the user, after a system message or without one"
         raise Refused(400, what, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")
     if system is not None and any(isinstance(part, ImagePart) for part in system.parts):
-        raise Refused(400, "a session's system message has no images: send them with a question", param="messages")
+        raise Refused(
+            400,
+            "the system message of a session or of notes.ask has no images: send them with a question",
+            param="messages",
+        )
     if wanted.choices > 1:
-        raise Refused(400, "n does not go with a session, which keeps its one answer", param="n")
+        raise Refused(400, "n does not go with a session or notes.ask, which have one answer", param="n")
     if wanted.stops:  # the token that a stop is found in may have more than the stop
-        raise Refused(400, "stop does not go with a session, which keeps whole tokens", param="stop")
+        raise Refused(400, "stop does not go with a session or notes.ask: answers are whole tokens", param="stop")
+    if asked.notes.ask is not None and (wanted.max_tokens or 0) > most:
+        what = f"max_tokens is {wanted.max_tokens:,}, and an answer of this server has {most:,} tokens at most"
+        raise Refused(400, what, param="max_tokens", code="over_limit")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
     names = dict.fromkeys(map(called, (*model_of(asked.model, known), *asked.notes.splice)))
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
@@ -119,7 +129,8 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         grammar=wanted.grammar,
         recompute=asked.notes.recompute,
         exact=asked.notes.exact,
-        images=[shelf.image(picture, private=asked.notes.private) for picture in pictures],
+        images=[shelf.image(picture, private=asked.notes.private, dry=dry) for picture in pictures],
+        **(asked.notes.ask or {}),
     )
 
 

@@ -56,8 +56,13 @@ def of_chat(data: Any) -> list[Size]:
     notes = given.get("notes")
     # Where both are there, a correction may be in both.
     texts += _values((notes.get("errata") or notes.get("fields")) if isinstance(notes, dict) else None)
+    choices = _list(notes.get("choices")) if isinstance(notes, dict) else []
     tools = 0 if given.get("tool_choice") == "none" else len(_list(given.get("tools")))
-    return [Size("messages", tuple(texts), messages, parts), Size("tools", tools=tools)]
+    return [
+        Size("messages", tuple(texts), messages, parts),
+        Size("tools", tools=tools),
+        *(Size("notes.choices", (one,)) for one in choices if isinstance(one, str)),
+    ]
 
 
 def _words(parts: list[Any]) -> Iterator[str]:

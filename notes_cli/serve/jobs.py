@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from notes_cli.engine.loop import Running
 from notes_cli.engine.pieces import Piece
@@ -15,11 +14,9 @@ from notes_cli.runtime.asking import Counts, Request
 from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.arranging import Arranged
 from notes_cli.serve.parsing import Asked
+from notes_cli.serve.questions import Question
 from notes_cli.serve.room import Grant
 from notes_cli.sessions.folder import SessionFolder
-
-if TYPE_CHECKING:
-    from notes_cli.serve.own import Own
 
 CHUNK = 256  # tokens of prompts that are read at a step
 
@@ -59,6 +56,8 @@ class Turn:
     stored: SessionFolder
     request: Request
     cells: int  # that it takes at most; the context has as many
+    looks: int  # cells to look ahead in, for a choice
+    notices: list[str]
 
 
 Told = Begun | TextDelta | Written | NotesError | None  # None: all is said
@@ -75,10 +74,9 @@ class Job:
     arranged: Arranged | None = None
     running: Running[None] | None = None
     grants: list[Grant] = field(default_factory=list)
-    own: Own | None = None  # of `notes ask`, instead of `asked`
+    question: Question | None = None  # one that is settled as `notes ask` settles it
     turn: Turn | None = None  # of a session, once that is open
     held: ExitStack = field(default_factory=ExitStack)  # what it gives up when it is over: its session
-    stepped: Callable[[], object] = lambda: None  # a step was made
 
     @property
     def sequences(self) -> int:

@@ -28,8 +28,8 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.arranging import Desk, arrange, check_bias, turn_of
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, Limits, Told, Turn
-from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
+from notes_cli.serve.questions import edited_notices, lookahead, settle
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.room import GRANT, Room, turn_of_session
 from notes_cli.serve.shelf import Shelf
@@ -106,8 +106,8 @@ class Scheduler:
         """Requests that wait or are being answered."""
         return self._count
 
-    def submit(self, asked: Asked, tell: Callable[[Told], object], own: Own | None = None) -> Job:
-        """Have a request answered, or `own` instead. Raise Refused where too many wait already."""
+    def submit(self, asked: Asked, tell: Callable[[Told], object]) -> Job:
+        """Have a request answered. Raise Refused where too many wait already."""
         if self.ended:
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
@@ -115,7 +115,7 @@ class Scheduler:
                 self.tally.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
-        job = Job(asked, tell, own=own)
+        job = Job(asked, tell)
         self._arrivals.put(job)
         if self.ended:
             self._turn_away()
@@ -307,11 +307,10 @@ class Scheduler:
 
     def _begun(self, job: Job) -> bool | None:
         """Begin, if there is room (else None), and nothing of it is about to be there (else False)."""
-        if job.own is not None:
-            task = job.own.begin(self.desk, self.room, self.tally, job)
-            return None if task is None else self._answer(job, task)
         if job.asked.notes.session is not None:
             return self._go_on_with_session(job, job.asked.notes.session)
+        if job.asked.notes.ask is not None:
+            return self._ask(job)
         if job.arranged is None:
             job.arranged = arrange(self.desk, job.asked)
         arranged, layout, salt = job.arranged, job.arranged.layout, job.asked.notes.cache_salt
@@ -353,10 +352,25 @@ class Scheduler:
             return None
         return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 
+    def _ask(self, job: Job) -> bool | None:
+        """A question in a sequence of its own, for all of which there is room (else None)."""
+        question = job.question = job.question or settle(self.desk, job.asked)
+        cells = self._cells(question.tokens, question.spare, question.looks)
+        if not self.room.make(cells + question.looks, 2):
+            return None
+        return self._answer(job, self.turns.question(job, question, cells))
+
+    def _cells(self, tokens: int, spare: int, looks: int) -> int:
+        """Cells for a prompt of so many tokens and an answer, of which there may be fewer than `spare`, beside those to
+        look ahead in. Raise Refused for a prompt that is too long."""
+        if not self.room.could(tokens + 1 + looks):
+            raise _too_long(tokens + 1 + looks, self.room.cells)
+        return tokens + spare if self.room.could(tokens + spare + looks) else self.room.cells - looks
+
     def _go_on_with_session(self, job: Job, name: str) -> bool | None:
         """A turn of a session on disk, for all of which there is room (else None)."""
         turn = job.turn = job.turn or self._turn_of(job, name)
-        if not self.room.make(turn.cells, 1):
+        if not self.room.make(turn.cells + turn.looks, 1 + int(turn.looks > 0)):
             return None
         session = job.held.enter_context(Session(self.workspace, turn.stored))
         return self._answer(job, self.turns.session(job, session, turn))
@@ -366,11 +380,9 @@ class Scheduler:
         stored = job.held.enter_context(Sessions(self.workspace.paths.sessions).locked(name, new=True))
         request = turn_of(self.shelf, job.asked, self.names, self.limits.tokens, begun=bool(stored.state.live))
         check_bias(self.workspace, job.asked)
-        told, spare = turn_of_session(self.workspace, stored.state, request)
-        if not self.room.could(told + 1):
-            raise _too_long(told + 1, self.room.cells)
-        cells = told + spare if self.room.could(told + spare) else self.room.cells
-        return Turn(stored, request, cells)
+        looks = lookahead(self.workspace, request)
+        cells = self._cells(*turn_of_session(self.workspace, stored.state, request), looks)
+        return Turn(stored, request, cells, looks, edited_notices(self.workspace, request))
 
     def _step(self) -> None:
         self.tally.steps += 1
@@ -379,8 +391,6 @@ class Scheduler:
         # One that reads alone is decoded in the batches of `notes ask`.
         alone = len(looks) == 1
         self._loop.step(self.workspace.context.n_ubatch if alone else self.limits.chunk + len(looks), held)
-        for job in self._jobs:
-            job.stepped()
         self._ended()
 
     def _ended(self) -> None:
