@@ -227,7 +227,7 @@ def _answered(server: Server, chosen: Chosen, call: Call, started: float, verbos
 
 def _print(event: Json, voices: Voices, options: Options) -> None:
     """A chunk of the answer or of the reasoning before it. An answer that was chosen is printed in the end."""
-    for choice in event["choices"]:
+    for choice in event.get("choices", ()):
         delta = choice["delta"]
         if text := delta.get("reasoning_content"):
             voices.thought(text)
