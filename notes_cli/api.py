@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, aclosing
 from dataclasses import MISSING, fields, replace
 from inspect import Parameter, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from notes_cli.config import Paths, from_variables
 from notes_cli.editing.methods import Method
@@ -27,7 +27,19 @@ from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.alone import Computing, alone, alone_each
-from notes_cli.runtime.asking import PARALLEL, SILENT, Answer, Listener, Plan, Request, Stream, ask, ask_stream, explain
+from notes_cli.runtime.asking import (
+    PARALLEL,
+    SILENT,
+    Answer,
+    Asking,
+    Listener,
+    Plan,
+    Request,
+    Stream,
+    ask,
+    ask_stream,
+    explain,
+)
 from notes_cli.runtime.keywords import check_keywords, checked
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.opening import SkillRef, open_segments
@@ -58,41 +70,6 @@ if TYPE_CHECKING:
     from notes_cli.sessions.state import Entry
     from notes_cli.text.blocks import Blocks
     from notes_cli.text.skill import Skill
-
-
-class Asking(TypedDict, total=False):
-    """Types of the options of a question: those of Request (runtime/asking.py) and SamplerOptions (engine/sampler.py),
-    where their meanings and defaults are."""
-
-    splice: Sequence[SkillRef]
-    errata: Sequence[str] | Mapping[str, str]
-    fields: Mapping[str, str]
-    method: Method | str | None
-    system: str | None
-    think: bool
-    max_think: int
-    choices: Sequence[str] | None
-    max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int
-    frequency_penalty: float
-    presence_penalty: float
-    sampling: SamplerOptions | None
-    json_schema: Any
-    grammar: str | None
-    images: Sequence[SkillRef]
-    results: Sequence[tuple[str, str]]
-    seam: int | None
-    place: str | None
-    wording: str | None
-    recompute: bool
-    decode: Sequence[str]
-    strict: bool
-    exact: bool
 
 
 F = TypeVar("F", bound=Callable[..., object])

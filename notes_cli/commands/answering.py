@@ -98,19 +98,20 @@ class Voices:
         if self._streams:
             self._thought.say(text)
 
-    def thought_ended(self, text: str, stopped: Stopped, asked: bool, room: Room) -> None:
+    def thought_ended(self, text: str, stopped: Stopped, asked: bool, room: Room | None) -> None:
         """The chain is complete: its text, why it ended, and whether it was asked for."""
         if asked and not self._call.stream and not self._call.json:
             self._thought.say(text)
         self._thought.end()
-        self._tell_cut("reasoning", stopped, "--max-think", self._call.words["max_think"], room)
+        self._tell_cut("reasoning", stopped, "--max-think", self._call.options["max_think"], room)
 
     def answer(self, text: str) -> None:
         """A part of the answer."""
+        self._thought.end()
         if self._streams:
             self._answer.say(text)
 
-    def answered(self, text: str, stopped: Stopped | None, room: Room) -> None:
+    def answered(self, text: str, stopped: Stopped | None, room: Room | None) -> None:
         """The answer is complete, and why it ended: None for one that was chosen."""
         if stopped is None or not self._streams:
             if not self._call.json:
@@ -118,18 +119,20 @@ class Voices:
         else:
             self._answer = _Voice(lambda text: None)
             output.data("")
-        self._tell_cut("answer", stopped, "-n", self._call.words["max_tokens"], room)
+        self._tell_cut("answer", stopped, "-n", self._call.options["max_tokens"], room)
 
-    def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int, room: Room) -> None:
-        """Say that something was cut, and what to do."""
+    def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int, room: Room | None) -> None:
+        """Say that something was cut, and what to do. `room`: None for the context of a server."""
         if stopped == "length" and limit:
             output.say(
                 f"the {what} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
             )
-        elif stopped == "context":
+        elif stopped == "context" and room is None:
+            output.say(f"the {what} was cut: the context of the server is full; give that more: notes serve -c")
+        elif stopped == "context" and room:
             at_most = room.longest is not None and room.size >= room.longest
-            words = self._call.words
-            wanted = max(words["max_tokens"], 0) + words["max_think"] * words["think"]
+            options = self._call.options
+            wanted = max(options["max_tokens"], 0) + options["max_think"] * options["think"]
             more = f"give it more: -c {room.size + -(-wanted // 256) * 256 if wanted else 2 * room.size}"
             told = "the model was trained for no more (--beyond-trained)" if at_most else more
             output.say(f"the {what} was cut: the context of {room.size:,} tokens is full; {told}")

@@ -25,11 +25,11 @@ from notes_cli.commands.options import (
     named,
     open_model,
 )
-from notes_cli.commands.request import Call, read_call
+from notes_cli.commands.request import Call, read_call, request_of
 from notes_cli.explaining import plan_as_json, turn_as_json
 
 GROUPS = {
-    "Question": ("prompt", "file", "splices", "images", "system", "session", "results", "batch"),
+    "Question": ("prompt", "file", "splice", "images", "system", "session", "results", "batch"),
     "Corrections": ("errata", "fields", "method"),
     "Answer": (
         *("max_tokens", "think", "max_think", "choices", "json_schema", "grammar"),
@@ -38,10 +38,14 @@ GROUPS = {
     "Output": ("json_", "no_stream", "explain", "gain", "verbose", "quiet", "color", "help"),
     "Model": (*MODEL, "server"),
     "Expert": (
-        *("seam", "place", "wording", "strict", "exact", "decoded", "recompute", "parallel"),
+        *("seam", "place", "wording", "strict", "exact", "decode", "recompute", "parallel"),
         *EXPERT,
     ),
 }
+_CALL = {"prompt", "file", "session", "batch", "parallel", *EXPERT}  # of these groups, what is no option of a Request
+REQUEST = [
+    name for group in ("Question", "Corrections", "Answer", "Expert") for name in GROUPS[group] if name not in _CALL
+]
 
 
 @click.command(cls=Grouped, groups=GROUPS)
@@ -56,7 +60,6 @@ GROUPS = {
 )
 @click.option(
     "--splice",
-    "splices",
     type=SkillName(),
     multiple=True,
     metavar="NAME",
@@ -183,7 +186,6 @@ GROUPS = {
 )
 @click.option(
     "--decode",
-    "decoded",
     type=SkillName(),
     multiple=True,
     metavar="NAME",
@@ -248,7 +250,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
         from notes_cli.commands.batch import answer_all
 
         if given["server"] not in (AUTO, OFF):
-            from notes_cli.commands.warm import refusal
+            from notes_cli.commands.ask_server import refusal
 
             raise refusal(given["server"], "--batch is answered here alone, and shares its cells itself")
         answer_all(batch, parallel, given)
@@ -256,7 +258,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
-    call = read_call(question[0] if question else None, prompt, file, given)
+    call = read_call(question[0] if question else None, prompt, file, given, REQUEST)
     found = _of_a_server(call, started, given) or _of_this_process(call, started, given)
     if call.verbose and not call.explain:
         output.say(_times(found))
@@ -272,16 +274,14 @@ def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[s
     """The document of an answer that a server gives; None where this process has to."""
     if given["server"] == OFF:
         return None
-    from notes_cli.commands.warm import ask_server
+    from notes_cli.commands.ask_server import ask_server
 
     return ask_server(call, started, given)
 
 
 def _of_this_process(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
     """The document of an answer that is computed here, or of what would be done."""
-    from notes_cli.runtime.requests import read_request
-
-    request = read_request(call.words)
+    request = request_of(call.options)
     with open_model(quiet=call.json, begins=True, **given) as model, Voices(call) as voices:
         workspace, listener, goes_on = model.workspace, voices.listener(model.workspace), False
         if call.explain:
@@ -294,7 +294,7 @@ def _of_this_process(call: Call, started: float, given: Mapping[str, Any]) -> di
                 if goes_on:
                     if call.following is None:
                         raise call.begun()
-                    request = read_request(call.following)
+                    request = request_of(call.following)
                 answer = session.ask(request, listener=listener)
         return turn_as_json(workspace, request, answer, started, call.session, goes_on)
 

@@ -15,10 +15,11 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.answering import watch
-from notes_cli.commands.options import answers_of, named, open_model
+from notes_cli.commands.ask import REQUEST
+from notes_cli.commands.options import Number, answers_of, named, open_model
 from notes_cli.commands.reading import standard_input
 from notes_cli.commands.remedies import tell, worded
-from notes_cli.commands.request import held_to, words_of
+from notes_cli.commands.request import held_to, options_of, request_of
 from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import answer_as_json
 
@@ -26,13 +27,8 @@ if TYPE_CHECKING:
     from notes_cli.runtime.asking import Answer, Request
 
 LONGEST = 16 << 20  # bytes of a line
-# Keys of a line that an option has another word for in Python.
-_PARAMETERS = {"splice": "splices", "decode": "decoded"}
-_LISTS, _FLAGS = ("splice", "decode", "errata"), ("think", "strict", "exact", "recompute")
-_TEXTS = ("method", "system", "place", "wording")
-_NUMBERS = ("max_think", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "seam")
 _HELD = ("choices", "json_schema", "grammar")
-KEYS = ("question", "id", *_HELD, "fields", *_LISTS, *_TEXTS, *_FLAGS, *_NUMBERS)
+KEYS = ("question", "id", *(name for name in REQUEST if name not in ("images", "results")))
 _ALONE = {
     "question": "QUESTION",
     "prompt": "--prompt",
@@ -176,8 +172,6 @@ def _no_number(text: str) -> None:
 
 def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
     """What a line asks for; what it leaves open is as the command line says. Raise NotesError."""
-    from notes_cli.runtime.requests import read_request
-
     own: dict[str, Any] = {}
     for given_key, value in line.items():
         key = given_key.replace("-", "_")
@@ -196,10 +190,8 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
     own.pop("id", None)
     if any(key in own for key in _HELD):  # what the line is held to is its own
         own = {**dict.fromkeys(_HELD), **own}
-    choices = own.pop("choices", given["choices"])
-    own = {_PARAMETERS.get(key, key): value for key, value in own.items()}
     try:
-        return read_request(words_of(question, choices, {**given, **own}))
+        return request_of(options_of(question, {**given, **own}, REQUEST))
     except click.UsageError as error:
         raise NotesError(error.format_message()) from error
 
@@ -207,8 +199,7 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
 def _value(key: str, value: Any) -> Any:
     """A value as the option of that name would have it. Raise NotesError for another type, or out of its bounds."""
     texts = isinstance(value, list) and all(isinstance(one, str) for one in value)
-    if key in _LISTS:
-        return tuple(value) if texts else _wrong(key, value, "a list of strings")
+    option = next(one for one in click.get_current_context().command.params if one.name == key)
     if key == "fields":
         right = isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
         if not right:
@@ -216,24 +207,24 @@ def _value(key: str, value: Any) -> Any:
         return tuple(f"{name}={one}" for name, one in value.items())
     if key == "choices":
         return [one.strip() for one in value] if texts else _wrong(key, value, "a list of strings")
-    if key in _FLAGS:
-        return value if isinstance(value, bool) else _wrong(key, value, "true or false")
-    if key in _NUMBERS:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return _converted(key, value) if number else _wrong(key, value, "a number")
     if key == "json_schema":  # a text would be read as that of a file, or of a schema
         return value if isinstance(value, (dict, bool)) else _wrong(key, value, "an object, or true")
+    if option.multiple:
+        return tuple(value) if texts else _wrong(key, value, "a list of strings")
+    if getattr(option, "is_flag", False):
+        return value if isinstance(value, bool) else _wrong(key, value, "true or false")
+    if isinstance(option.type, Number):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return _converted(option, key, value) if number else _wrong(key, value, "a number")
     if not isinstance(value, str):
         _wrong(key, value, "a string")
     if key == "grammar" and "::=" not in value:
         raise NotesError("grammar must be a grammar, not the name of a file", 'Write rules: root ::= "yes" | "no"')
-    return value if key == "question" else _converted(key, value)
+    return value if key == "question" else _converted(option, key, value)
 
 
-def _converted(key: str, value: Any) -> Any:
+def _converted(option: click.Parameter, key: str, value: Any) -> Any:
     """A value as the option that the key is named after takes it."""
-    name = _PARAMETERS.get(key, key)
-    option = next(one for one in click.get_current_context().command.params if one.name == name)
     try:
         return option.type.convert(value, None, None)
     except click.BadParameter as error:

@@ -57,7 +57,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
       notes edit --all --field date=2026-07-01
       notes edit --all                                  # which corrections hold
     """
-    from notes_cli.runtime.corrections import parse_values
+    from notes_cli.text.fields import parse_values
 
     if everybody == (name is not None):
         raise click.UsageError("name a session, or all of them with --all")

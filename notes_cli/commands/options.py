@@ -186,7 +186,7 @@ class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer
         from notes_cli.library.files import segment_files
         from notes_cli.library.metadata import fields_in
 
-        given = [ctx.params.get(parameter) for parameter in ("splices", "names", "name")]
+        given = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
         named = {word for one in given if one for word in ([one] if isinstance(one, str) else one)}
         try:
             files = segment_files(config.paths().library)

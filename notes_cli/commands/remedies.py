@@ -156,7 +156,7 @@ def worded(said: NotesError | Notice) -> str:
 
 def is_usage(error: NotesError) -> bool:
     """Whether the command line contradicts itself, which only the fields of its skills show, or names a method that
-    there is not. Known by its remedy: that also comes from a server (serve/wire.py)."""
+    there is not."""
     return error.remedy is not None and error.remedy.help in (Help.ONE_VALUE, Help.KNOWN_METHOD)
 
 

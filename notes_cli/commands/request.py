@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +15,23 @@ from notes_cli.classes import dataclass
 from notes_cli.commands.options import answers_of, named
 from notes_cli.commands.reading import piped_text, text_in
 from notes_cli.errors import NotesError
+from notes_cli.text.fields import parse_values
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.requests import RequestFields
+    from notes_cli.runtime.asking import Request
 
 # What only the first turn of a session can say.
-_OPENING = ("fields", "system", "recompute", "decoded", "place", "exact")
+_OPENING = ("fields", "system", "recompute", "decode", "place", "exact")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+
+Options = dict[str, Any]  # of a Request, by its names, as plain values that JSON can hold
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of `notes ask`: what is asked, and how the answer is to be shown."""
 
-    words: RequestFields
+    options: Options
     typed: Sequence[str]  # of the skills to splice those of the command line: no setting of config.yaml
     said: Sequence[str]  # of the errata likewise
     opens: bool  # names what a session that has begun cannot take
@@ -38,12 +42,12 @@ class Call:
     verbose: bool = False
 
     @property
-    def following(self) -> RequestFields | None:
+    def following(self) -> Options | None:
         """What is asked in a session that has begun: a setting of config.yaml is for where it fits. None for what only
         a session's first turn can have."""
         if self.opens:
             return None
-        later: RequestFields = {**self.words, "splice": self.typed, "errata": self.said, "fields": (), "method": None}
+        later = {**self.options, "splice": self.typed, "errata": self.said, "fields": {}, "method": None}
         return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
 
     def begun(self) -> NotesError:
@@ -54,23 +58,26 @@ class Call:
         )
 
 
-def read_call(question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any]) -> Call:
-    """The call in the values of the options, by parameter. Raise UsageError and NotesError for one that is none."""
+def read_call(
+    question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any], names: Collection[str]
+) -> Call:
+    """The call in the values of the options, by parameter. `names`: the parameters that are options of the request.
+    Raise UsageError and NotesError for one that is none."""
     results = given["results"]
     if results and (question is not None or prompt is not None or file is not None):
         raise click.UsageError("--result takes the place of a question: give one or the other")
     if results and not given["session"]:
         raise click.UsageError("--result goes on with a session: name it with --session")
     asked = "" if results else _question(question, prompt, file)
-    words = words_of(asked, answers_of(given["choices"]), given)
-    words["results"] = _results(results)
-    if _typed("method") and not words["fields"] and not words["errata"]:
+    given = {**given, "choices": answers_of(given["choices"]), "results": _results(results)}
+    options = options_of(asked, given, names)
+    if _typed("method") and not options["fields"] and not options["errata"]:
         raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     return Call(
-        words,
-        typed=given["splices"] if _typed("splices") else (),
+        options,
+        typed=given["splice"] if _typed("splice") else (),
         said=given["errata"] if _typed("errata") else (),
         opens=_typed(*_OPENING),
         session=given["session"],
@@ -81,17 +88,33 @@ def read_call(question: str | None, prompt: str | None, file: Path | None, given
     )
 
 
-def words_of(asked: str, choices: Sequence[str] | None, given: Mapping[str, Any]) -> RequestFields:
-    """The request for a question, by the values of the options."""
-    same = (
-        *("errata", "fields", "method", "system", "think", "max_think", "max_tokens"),
-        *("seam", "place", "wording", "strict", "exact"),
-    )
-    words = {name: given[name] for name in same}
-    asking = {"question": asked, "results": (), "splice": given["splices"], "choices": choices}
-    asking["images"] = given["images"]
-    asking |= {"recompute": given["recompute"], "decode": given["decoded"]}
-    return {**asking, **words, "sampling": _sampling(given), **held_to(given)}  # type: ignore[typeddict-item]
+def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) -> Options:
+    """The options of a request for a question, by the values of the parameters, which have the same names."""
+    found = {name: given[name] for name in names if name not in _SAMPLING}
+    seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
+    sampling = {**{name: given[name] for name in _SAMPLING}, "seed": seed}
+    return {
+        "question": question,
+        **found,
+        "fields": parse_values(given["fields"]),
+        "sampling": sampling,
+        **held_to(given),
+    }
+
+
+def request_of(options: Options) -> Request:
+    """The request with these options. Raise NotesError for a value that cannot be meant."""
+    from notes_cli.engine.sampler import SamplerOptions
+    from notes_cli.runtime.asking import ENDLESS, Request
+    from notes_cli.runtime.settings import method_named
+
+    method, most = options["method"], options["max_tokens"]
+    read = {
+        "method": method_named(method and str(method)),
+        "sampling": SamplerOptions(**options["sampling"]),
+        "max_tokens": ENDLESS if most < 0 else most,
+    }
+    return Request(**{**options, **read})
 
 
 def held_to(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,12 +138,6 @@ def _text_of(given: str, sign: str) -> str:
 def _typed(*names: str) -> bool:
     """Whether one of these parameters is on the command line: a setting of config.yaml is for where it fits."""
     return any(map(named, names))
-
-
-def _sampling(given: Mapping[str, Any]) -> dict[str, float]:
-    seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
-    kept = {name: given[name] for name in ("top_k", "top_p", "min_p", "repeat_penalty")}
-    return {"temperature": given["temperature"], **kept, "seed": seed}
 
 
 def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:

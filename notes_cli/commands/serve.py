@@ -139,7 +139,7 @@ def command(
 def _found(scheduler: Scheduler, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
     """Have `notes ask` of the same user find this server until the block is left, if it can."""
     from notes_cli import config
-    from notes_cli.commands.warm import folders
+    from notes_cli.commands.ask_server import folders
     from notes_cli.engine.source import stamp
     from notes_cli.serve.registry import Server, address, registered
 

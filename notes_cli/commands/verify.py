@@ -135,8 +135,8 @@ def command(
     questions += _read_questions(file)
 
     from notes_cli.measure.examination import Examination
-    from notes_cli.runtime.corrections import parse_values
     from notes_cli.runtime.settings import AUTO
+    from notes_cli.text.fields import parse_values
 
     wanted = Examination(
         splice=names,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field, fields, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from notes_cli.classes import dataclass
 from notes_cli.editing.methods import Method
@@ -133,6 +133,41 @@ class Request:
     def room(self) -> int:
         """Tokens that there must be room for when the answer begins."""
         return ENDLESS_ROOM if self.max_tokens == ENDLESS else self.max_tokens
+
+
+class Asking(TypedDict, total=False):
+    """Types of the options of a question as keywords: those of Request and of SamplerOptions, where their meanings and
+    defaults are."""
+
+    splice: Sequence[SkillRef]
+    errata: Sequence[str] | Mapping[str, str]
+    fields: Mapping[str, str]
+    method: Method | str | None
+    system: str | None
+    think: bool
+    max_think: int
+    choices: Sequence[str] | None
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int
+    frequency_penalty: float
+    presence_penalty: float
+    sampling: SamplerOptions | None
+    json_schema: Any
+    grammar: str | None
+    images: Sequence[SkillRef]
+    results: Sequence[tuple[str, str]]
+    seam: int | None
+    place: str | None
+    wording: str | None
+    recompute: bool
+    decode: Sequence[str]
+    strict: bool
+    exact: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,14 +187,6 @@ class Contexts:
         else:
             self._options = replace(self._options, n_ctx=size)
 
-    def size_alone(self, tokens: int, spare: int) -> int:
-        """Tokens that the context would have by `make_room` if nothing else had ever been in it."""
-        size = self._options.n_ctx
-        wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
-        if wanted > size and not self._fixed_size:
-            size = _padded(wanted)
-        return size if self.longest is None else min(size, self.longest)
-
     @property
     def grows(self) -> bool:
         """Whether the context may be made larger: nobody chose its size."""

@@ -8,8 +8,6 @@ from typing import Protocol, TypeVar
 from notes_cli.engine.segment import FieldSpan, Segment
 from notes_cli.errors import Help, SkillError
 from notes_cli.text.erratum import Erratum, read_errata
-from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import field_name
 from notes_cli.text.references import ALL, Known, Reference
 
 T = TypeVar("T")
@@ -93,15 +91,3 @@ def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Seq
         if said.get(one, value).strip() != value.strip():
             what = f"{one.key} is given the new value {value!r}, and {said[one]!r} by an erratum"
             raise SkillError(what, Help.ONE_VALUE())
-
-
-def parse_values(given: Sequence[str]) -> dict[str, str]:
-    """New values of fields, each as `name=value`; the last of a name counts. Raise SkillError for anything else."""
-    values = {}
-    for text in given:
-        given_name, equals, value = text.partition("=")
-        name = field_name(given_name)
-        if not equals or not name:
-            raise SkillError(f"{text!r} is not a field and its value", Help.FIELD_VALUE())
-        values[name] = clean_value(name, value)
-    return values

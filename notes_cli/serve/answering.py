@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -50,6 +50,7 @@ class Written:
     reasoning: int = 0  # of them, of a chain of thought
     rest: tuple[Token, ...] = ()  # that no words were told with
     calls: tuple[ToolCall, ...] = ()
+    notes: Mapping[str, object] = field(default_factory=dict)  # what the reply has beside it
 
 
 Hear = Callable[[TextDelta], object]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,13 +20,12 @@ from starlette.routing import BaseRoute, Route
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, heat, library
 from notes_cli.serve.answers import Events, Told, answer, begun, while_there
-from notes_cli.serve.arranging import arrange, check_size, model_of
+from notes_cli.serve.arranging import check_size, model_of
 from notes_cli.serve.metrics import KIND, exposed
-from notes_cli.serve.ownevents import OwnEvents
 from notes_cli.serve.parsing import Asked, Reader, parse_chat, parse_completion
+from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused, body, refused
-from notes_cli.serve.registry import ASK
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.security import Guard
 from notes_cli.serve.webpage import page_routes
@@ -46,7 +46,7 @@ class Options:
     body: int = BODY
     page: bool = True  # to look at, at /
     forms: bool = True  # requests may bring a grammar, or a schema, that the answer is held to
-    token: str = ""  # of processes of the same user; without one they are not answered as such
+    token: str = ""  # a key for processes of the same user (serve/registry.py)
 
 
 class Service:
@@ -61,8 +61,10 @@ class Service:
     def app(self) -> Starlette:
         """For a server of ASGI."""
         routes = self.routes()
-        own = {ASK: self.options.token} if self.options.token else {}
-        guard = Middleware(Guard, self.options.keys, self.options.host, self.options.origins, pages_of(routes), own)
+        keys = self.options.keys
+        if keys and self.options.token:
+            keys = (*keys, self.options.token)
+        guard = Middleware(Guard, keys, self.options.host, self.options.origins, pages_of(routes))
         cors = Middleware(CORSMiddleware, allow_origins=self.options.origins, allow_methods=["*"], allow_headers=["*"])
         handlers: dict[Any, Any] = {
             NotesError: _told,
@@ -91,7 +93,6 @@ class Service:
             Route("/v1/notes/skills", self.skills),
             Route("/v1/notes/skills/{name}", self.skill, methods=["GET", "DELETE"]),
             Route("/v1/notes/{name}", self.skill, methods=["GET", "DELETE"]),
-            *([Route(ASK, self.ask, methods=["POST"])] if self.options.token else ()),
             *(page_routes() if self.options.page else ()),
         ]
 
@@ -158,9 +159,6 @@ class Service:
         every = await self._prepare(lambda: parse_completion(data, forms=self.options.forms))
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
 
-    async def ask(self, request: Request) -> Response:
-        return OwnEvents(self.scheduler, await self._body(request), forms=self.options.forms)
-
     # The library.
 
     async def skills(self, request: Request) -> Response:
@@ -190,7 +188,8 @@ class Service:
         asked = await self._chat(request)
         if asked.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
-        prepared = await self._prepare(lambda: arrange(self.scheduler.desk, asked, dry=True))
+        prepared = await self._prepare(lambda: prepare(self.scheduler.desk, asked, ExitStack(), dry=True))
+        assert not isinstance(prepared, PreparedTurn)
         return JSONResponse(await self._at_context(lambda: self.scheduler.turns.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:
@@ -290,4 +289,4 @@ def pages_of(routes: Sequence[Route]) -> tuple[str, ...]:
 def paths_of(routes: Sequence[BaseRoute]) -> list[str]:
     """The paths that clients may ask, in order."""
     found = [route.path_format for route in routes if isinstance(route, Route) and route.name != "page"]
-    return [path for path in dict.fromkeys(found) if path != ASK]
+    return list(dict.fromkeys(found))

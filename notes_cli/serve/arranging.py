@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -27,9 +26,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
 from notes_cli.serve.parsing import DRAWN, Asked
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import turn_of_session
 from notes_cli.serve.shelf import Shelf, Text, called, matched, read_last
-from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
 
@@ -50,16 +47,6 @@ class Arranged:
     notices: tuple[str, ...] = ()
     talk: Talk | None = None  # the conversation after this turn
     keys: Sequence[bytes] = ()  # of its messages (conversations.py)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedTurn:
-    """The next turn of a session, which is open and locked."""
-
-    stored: SessionFolder
-    request: Request
-    tokens: int  # of the session with its next prompt, at most
-    spare: int  # tokens that are written after it, at most
 
 
 def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -99,7 +86,7 @@ class Desk:
 
 def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
     """Prepare a request. `dry`: it is only to be explained, and nothing is compiled for it. Raise NotesError."""
-    _check_request(desk, asked)
+    check_request(desk, asked)
     named = model_of(asked.model, desk.names)
     if asked.prompt is not None:
         if named:
@@ -119,7 +106,7 @@ def check_size(desk: Desk, texts: Sequence[str], param: str) -> None:
         raise Refused(400, what, param=param, code="context_length_exceeded")
 
 
-def _check_request(desk: Desk, asked: Asked) -> None:
+def check_request(desk: Desk, asked: Asked) -> None:
     """The same for a request."""
     for name, count in (("messages", len(asked.messages)), ("tools", len(asked.tools))):  # each has a token at least
         if desk.longest is not None and count > desk.longest:
@@ -129,6 +116,8 @@ def _check_request(desk: Desk, asked: Asked) -> None:
     check_size(desk, [part.text for part in parts if isinstance(part, TextPart)], "messages")
     if isinstance(asked.prompt, str):
         check_size(desk, [asked.prompt], "prompt")
+    for choice in (asked.notes.ask or {}).get("choices") or ():
+        check_size(desk, [choice], "notes.choices")
 
 
 def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles: Collection[str]) -> list[str]:
@@ -141,31 +130,31 @@ def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles:
     return [info.name for info in newer if read_last(said, (known[info.name], info)) == info.text]
 
 
-def arrange_turn(desk: Desk, asked: Asked, name: str, held: ExitStack) -> PreparedTurn:
-    """Prepare the next turn of a session, which `held` keeps open and locked. Raise NotesError."""
-    _check_request(desk, asked)
-    workspace = desk.workspace
-    stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-    request = turn_of(desk.shelf, asked, desk.names, desk.most, begun=bool(stored.state.live))
-    check_bias(workspace, asked)
-    return PreparedTurn(stored, request, *turn_of_session(workspace, stored.state, request))
-
-
-def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
-    """The next turn of a session. `begun`: it is not its first one. Raise Refused for what a session cannot take."""
+def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool, dry: bool = False) -> Request:
+    """The next turn of a session, or a question alone. `begun`: it is not the first turn. `dry`: images are not
+    compiled. Raise Refused for what neither can take."""
     wanted, messages = asked.writing, list(asked.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or asked.tools:
         what = "a session keeps its messages: send the new message alone, and a system message with the first one"
+        if asked.notes.session is None:
+            what = "notes.ask is for one question: send one message of the user, after a system message or without one"
         raise Refused(400, what, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")
     if system is not None and any(isinstance(part, ImagePart) for part in system.parts):
-        raise Refused(400, "a session's system message has no images: send them with a question", param="messages")
+        raise Refused(
+            400,
+            "the system message of a session or of notes.ask has no images: send them with a question",
+            param="messages",
+        )
     if wanted.choices > 1:
-        raise Refused(400, "n does not go with a session, which keeps its one answer", param="n")
+        raise Refused(400, "n does not go with a session or notes.ask, which have one answer", param="n")
     if wanted.stops:  # the token that a stop is found in may have more than the stop
-        raise Refused(400, "stop does not go with a session, which keeps whole tokens", param="stop")
+        raise Refused(400, "stop does not go with a session or notes.ask: answers are whole tokens", param="stop")
+    if asked.notes.ask is not None and (wanted.max_tokens or 0) > most:
+        what = f"max_tokens is {wanted.max_tokens:,}, and an answer of this server has {most:,} tokens at most"
+        raise Refused(400, what, param="max_tokens", code="over_limit")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
     names = dict.fromkeys(map(called, (*model_of(asked.model, known), *asked.notes.splice)))
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
@@ -181,7 +170,8 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         grammar=wanted.grammar,
         recompute=asked.notes.recompute,
         exact=asked.notes.exact,
-        images=[shelf.image(picture, private=asked.notes.private) for picture in pictures],
+        images=[shelf.image(picture, private=asked.notes.private, dry=dry) for picture in pictures],
+        **(asked.notes.ask or {}),
     )
 
 

@@ -1,46 +1,52 @@
-"""Asking a server of the same user, as `notes ask` does: a connection, and the events that come of it.
+"""A client of a running server of the same user: one POST, and the events of the reply.
 
-The standard library's client alone: what is to be quick must load little.
+It uses the standard library alone, so that `notes ask --server` imports little.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import urlsplit
 
-from notes_cli.serve.registry import ASK, Server
+from notes_cli.serve.registry import Server
 
-BEGIN = 10.0  # seconds until it has taken the request: one that was stopped (Ctrl-Z) is connected to all the same
-SILENT = 60.0  # seconds without a word, of which the server sends some every 15
+CHAT, EXPLAIN = "/v1/chat/completions", "/v1/notes/explain"
+BEGIN = 20.0  # seconds until the first byte of a reply, of which the server sends some after 15
+SILENT = 60.0  # seconds without a byte
+_UNABLE = {"overloaded_error", "rate_limit_error", "authentication_error", "permission_error", "timeout_error"}
+
+Json = dict[str, Any]
 
 
 class Declined(Exception):
-    """The server does not answer this, and has begun nothing: why."""
+    """The server does not answer this request, and nothing of an answer has come: why. `wrong`: the request cannot be
+    answered by anybody."""
+
+    def __init__(self, why: str, *, wrong: bool = False) -> None:
+        super().__init__(why)
+        self.wrong = wrong
 
 
 class Lost(Exception):
-    """The server has gone, or says nothing any more, after it had begun."""
+    """The answer ends before it is complete: why."""
 
 
-def ask(server: Server, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what it tells, the first of which is `accepted`, or an `error` of what was asked. Closing this ends the
-    answer. Raise Declined before the first, Lost after it."""
+def post(server: Server, path: str, body: Mapping[str, Any]) -> Generator[Json, None, None]:
+    """Yield the events of a reply, or a reply that is no stream. Closing this ends the answer. Raise Declined before
+    the first, Lost after it."""
     address = urlsplit(server.url)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=BEGIN)
     begun = False
     try:
-        for told in _events(_response(connection, server, asked)):
-            if "declined" in told:
-                raise Lost(told["declined"]) if begun else Declined(told["declined"])
-            yield told
+        for event in _events(_response(connection, server, path, body)):
+            if "error" in event:
+                raise Lost(event["error"]["message"]) if begun else _declined(event)
+            yield event
             begun = True
-            if told.keys() & {"document", "begun", "error"}:
-                return
-        raise ConnectionError
     except (OSError, IncompleteRead) as error:
         why = "it does not answer" if isinstance(error, TimeoutError) else "it has ended"
         raise (Lost if begun else Declined)(why) from error
@@ -50,23 +56,38 @@ def ask(server: Server, asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         connection.close()
 
 
-def _response(connection: HTTPConnection, server: Server, asked: Mapping[str, Any]) -> HTTPResponse:
+def _response(connection: HTTPConnection, server: Server, path: str, body: Mapping[str, Any]) -> HTTPResponse:
     connection.connect()
     sock = connection.sock
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.token}"}
-    with suppress(BrokenPipeError, ConnectionResetError):  # of a request that is too large, it answers half of it
-        connection.request("POST", ASK, json.dumps(asked), headers)
+    with suppress(BrokenPipeError, ConnectionResetError):  # of a request that is too large, it reads only a part
+        connection.request("POST", path, json.dumps(body), headers)
     response = connection.getresponse()
     sock.settimeout(SILENT)
     if response.status != 200:
-        raise Declined(str(json.loads(response.read())["error"]["message"]))
+        raise _declined(json.loads(response.read()))
     return response
 
 
-def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+def _declined(event: Json) -> Declined:
+    """An error of OpenAI's API."""
+    error = event["error"]
+    unable = error["type"] in _UNABLE or error["code"] in ("no_forms", "too_large", "over_limit")
+    return Declined(str(error["message"]), wrong=not unable)
+
+
+def _events(response: HTTPResponse) -> Iterator[Json]:
+    """The events of a stream until [DONE], or the one object of a reply in JSON. Raise ConnectionError where the stream
+    ends before."""
+    if response.getheader("Content-Type", "").startswith("application/json"):
+        yield json.loads(response.read())
+        return
     while line := response.readline():
+        if line.strip() == b"data: [DONE]":
+            return
         if line.startswith(b"data: "):
-            told = json.loads(line[6:])
-            if not isinstance(told, dict):
-                raise ValueError(told)
-            yield told
+            event = json.loads(line[6:])
+            if not isinstance(event, dict):
+                raise ValueError(event)
+            yield event
+    raise ConnectionError("the stream ends without [DONE]")

@@ -7,19 +7,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from notes_cli.engine.loop import Running
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
 from notes_cli.runtime.asking import Counts
 from notes_cli.serve.answering import TextDelta, Written
-from notes_cli.serve.arranging import Arranged, PreparedTurn
 from notes_cli.serve.parsing import Asked
+from notes_cli.serve.questions import Prepared
 from notes_cli.serve.room import Grant
-
-if TYPE_CHECKING:
-    from notes_cli.serve.own import Own
 
 CHUNK = 256  # tokens of prompts that are read at a step
 
@@ -64,13 +60,11 @@ class Job:
     tell: Callable[[Told], object]
     came: float = field(default_factory=time.perf_counter)
     gone: bool = False  # nobody wants the answer any more
-    prepared: Arranged | PreparedTurn | None = None  # None: not yet, or it is of `notes ask`
+    prepared: Prepared | None = None  # None: not yet
     running: Running[None] | None = None
     grants: list[Grant] = field(default_factory=list)
-    own: Own | None = None  # of `notes ask`, instead of `asked`
     held: ExitStack = field(default_factory=ExitStack)  # what it gives up when it is over: its session
     over: threading.Event = field(default_factory=threading.Event)
-    stepped: Callable[[], object] = lambda: None  # a step was made
 
     @property
     def sequences(self) -> int:

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
+from notes_cli.runtime.settings import method_named
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
-from notes_cli.text.erratum import OfField, of_fields
+from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import check_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
 from notes_cli.text.schema import ANY_OBJECT, calls_grammar, schema_grammar
@@ -61,6 +62,8 @@ class Noted:
     match: bool = True  # texts of messages against those of compiled skills
     recompute: bool = False  # decode everything, for comparisons
     exact: bool = False  # reuse rows only where they are those of a prefill
+    # `ask`: one question, with the prompt of `notes ask`; options of Request that only such a prompt has. None: a chat.
+    ask: Mapping[str, Any] | None = None
 
     @property
     def private(self) -> bool:
@@ -208,7 +211,7 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[Asked]:
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
     writing = replace(writing, grammar=_grammar(given, forms))
     notes = _notes(given.any("notes"))
-    if notes.splice or notes.errata or notes.session:
+    if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and writing.max_tokens == 0:
         what = "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
@@ -359,14 +362,15 @@ def _notes(data: Any) -> Noted:
     if data is None:
         return Noted()
     given = Reader(data, "notes")
+    ask = _ask(given) if given.flag("ask") else None
     errata, fields = given.any("errata"), given.any("fields")
     if isinstance(errata, dict):
-        errata = _of_fields(given, "errata", errata)
+        errata = list(of_fields(_values(given, "errata", errata)))
     found = Noted(
         splice=given.texts("splice", 64),
         errata=(
             *Reader({"errata": errata}, "notes").texts("errata", 256),
-            *(() if fields is None else _of_fields(given, "fields", fields)),
+            *(() if fields is None else of_fields(_values(given, "fields", fields))),
         ),
         session=given.text("session") or None,
         explain=given.flag("explain"),
@@ -374,20 +378,35 @@ def _notes(data: Any) -> Noted:
         match=given.take("match", "true or false", lambda value: isinstance(value, bool), True),
         recompute=given.flag("recompute"),
         exact=given.flag("exact"),
+        ask=ask,
     )
     given.end()
     return found
 
 
-def _of_fields(given: Reader, key: str, values: Any) -> list[OfField]:
-    """New values of fields, as the errata that bring them in. Raise Refused."""
+def _ask(given: Reader) -> dict[str, Any]:
+    """The options that go with `ask`, by the names of Request. Raise Refused."""
+    fields, method = given.any("fields"), given.text("method")
+    with _told_of("notes.method"):
+        return {
+            "fields": {} if fields is None else _values(given, "fields", fields),
+            "method": method_named(method or None),
+            "choices": given.texts("choices", 256) or None,
+            "seam": given.whole("seam", 0, 2**31 - 1),
+            "place": given.take("place", "early or late", lambda value: value in ("early", "late"), None),
+            "wording": given.text("wording") or None,
+            "decode": given.texts("decode", 64),
+            "strict": given.flag("strict"),
+        }
+
+
+def _values(given: Reader, key: str, values: Any) -> dict[str, str]:
+    """New values of fields. Raise Refused."""
     named = isinstance(values, dict) and all(name.strip() and "=" not in name for name in values)
     if not named or not all(map(_is_value, values.values())):
         also = ", or a list of field=value" if key == "errata" else ""
         raise given.wrong(key, f"an object of fields and texts{also}", values)
-    return list(
-        of_fields({name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()})
-    )
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
 def _is_value(value: Any) -> bool:

@@ -19,8 +19,7 @@ from typing import Any
 from notes_cli import __version__
 from notes_cli.library import held, private
 
-ASK = "/v1/notes/ask"  # what is only for processes of the server's user
-PROTOCOL = 2  # of what is asked and told between processes of notes
+PROTOCOL = 3  # of this file, and of the requests that `notes ask` sends (serve/client.py)
 LOCAL = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::1": "[::1]", "::": "[::1]"}
 
 

@@ -121,10 +121,11 @@ class Reply:
 
     def explained(self) -> Json:
         """The key `notes`, where it was asked for."""
-        if not (self.asked.notes.explain and self.begun):
-            return {}
-        told = explanation(self.begun.pieces, asdict(self.begun.counts), self.begun.notices)
-        return {"notes": {**told, "ms": {"prompt": round(1000 * self.begun.seconds, 3)}}}
+        told: Json = {name: value for one in self.written.values() for name, value in one.notes.items()}
+        if self.asked.notes.explain and self.begun:
+            pieces = explanation(self.begun.pieces, asdict(self.begun.counts), self.begun.notices)
+            told = {**told, **pieces, "ms": {"prompt": round(1000 * self.begun.seconds, 3)}, **told}
+        return {"notes": told} if told else {}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if self.asked.writing.likely is None:

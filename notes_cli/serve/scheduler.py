@@ -30,11 +30,11 @@ from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.arranging import Arranged, Desk, PreparedTurn, arrange, arrange_turn
+from notes_cli.serve.arranging import Arranged, Desk
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, Limits, Told
-from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
+from notes_cli.serve.questions import PreparedTurn, Question, prepare
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.room import GRANT, Room
 from notes_cli.serve.shelf import Shelf
@@ -114,9 +114,9 @@ class Scheduler:
         """Requests that wait or are being answered."""
         return self._count
 
-    def submit(self, asked: Asked, tell: Callable[[Told], object], own: Own | None = None) -> Job:
-        """Have a request prepared and answered, or `own` answered instead. Raise Refused where too many wait already,
-        and where the model is not there."""
+    def submit(self, asked: Asked, tell: Callable[[Told], object]) -> Job:
+        """Have a request prepared and answered. Raise Refused where too many wait already, and where the model is not
+        there."""
         if self.ended:
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
@@ -125,12 +125,7 @@ class Scheduler:
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
             leaving = [job for job in self._prepared if job.gone]
-        job = Job(asked, tell, own=own)
-        if own is not None:
-            self._arrivals.put(job)
-            if self.ended:
-                self._turn_away()
-            return job
+        job = Job(asked, tell)
         try:
             self.prepare(lambda: self._prepare(job, leaving))
         except Refused:
@@ -159,7 +154,6 @@ class Scheduler:
     def _prepare(self, job: Job, leaving: Sequence[Job]) -> None:
         """In a preparation thread. `leaving`: jobs whose clients had gone when this one came. It may be the next turn
         of their conversations, which are kept when they are over."""
-        asked = job.asked
         try:
             for other in leaving:
                 other.over.wait()
@@ -168,10 +162,7 @@ class Scheduler:
             if job.gone:
                 self._over(job, "gone")
                 return
-            if asked.notes.session is not None:
-                prepared: Arranged | PreparedTurn = arrange_turn(self.desk, asked, asked.notes.session, job.held)
-            else:
-                prepared = arrange(self.desk, asked)
+            prepared = prepare(self.desk, job.asked, job.held)
         except Exception as error:
             self._over(job, "failed")
             job.tell(fault(error))
@@ -383,11 +374,10 @@ class Scheduler:
 
     def _begun(self, job: Job) -> bool | None:
         """Begin, if there is room (else None), and nothing of it is about to be there (else False)."""
-        if job.own is not None:
-            task = job.own.begin(self.desk, self.room, self.tally, job)
-            return None if task is None else self._answer(job, task)
         if isinstance(job.prepared, PreparedTurn):
             return self._go_on_with_session(job, job.prepared)
+        if isinstance(job.prepared, Question):
+            return self._ask(job, job.prepared)
         assert job.prepared is not None
         arranged, layout, salt = job.prepared, job.prepared.layout, job.asked.notes.cache_salt
         least = len(layout) + 1
@@ -428,16 +418,27 @@ class Scheduler:
             return None
         return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 
+    def _ask(self, job: Job, question: Question) -> bool | None:
+        """A question in a sequence of its own, for all of which there is room (else None)."""
+        cells = self._cells(question.tokens, question.spare, question.looks)
+        if not self.room.make(cells + question.looks, 2):
+            return None
+        return self._answer(job, self.turns.question(job, question, cells))
+
     def _go_on_with_session(self, job: Job, turn: PreparedTurn) -> bool | None:
         """A turn of a session on disk, for all of which there is room (else None)."""
-        if not self.room.could(turn.tokens + 1):
-            raise _too_long(turn.tokens + 1, self.room.cells)
-        cells = turn.tokens + turn.spare
-        cells = cells if self.room.could(cells) else self.room.cells
-        if not self.room.make(cells, 1):
+        cells = self._cells(turn.tokens, turn.spare, turn.looks)
+        if not self.room.make(cells + turn.looks, 1 + int(turn.looks > 0)):
             return None
         session = job.held.enter_context(Session(self.workspace, turn.stored))
         return self._answer(job, self.turns.session(job, session, turn, cells))
+
+    def _cells(self, tokens: int, spare: int, looks: int) -> int:
+        """Cells for a prompt of so many tokens and an answer, of which there may be fewer than `spare`, beside those to
+        look ahead in. Raise Refused for a prompt that is too long."""
+        if not self.room.could(tokens + 1 + looks):
+            raise _too_long(tokens + 1 + looks, self.room.cells)
+        return tokens + spare if self.room.could(tokens + spare + looks) else self.room.cells - looks
 
     def _step(self) -> None:
         self.tally.steps += 1
@@ -446,8 +447,6 @@ class Scheduler:
         # One that reads alone is decoded in the batches of `notes ask`.
         alone = len(looks) == 1
         self._loop.step(self.workspace.context.n_ubatch if alone else self.limits.chunk + len(looks), held)
-        for job in self._jobs:
-            job.stepped()
         self._ended()
 
     def _ended(self) -> None:

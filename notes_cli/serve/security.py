@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -42,14 +42,11 @@ class Guard:
         host: str,
         origins: Sequence[str],
         pages: Sequence[str],
-        own: Mapping[str, str],
     ) -> None:
         """`keys`: any of them will do; none: nobody is asked for one. `host`: where we listen. `origins`: pages of
-        other sites that may ask. `pages`: paths that need no key, which a browser cannot send before it has them.
-        `own`: paths that need another one, which only processes of the server's user know."""
+        other sites that may ask. `pages`: paths that need no key, which a browser cannot send before it has them."""
         self._app, self._origins, self._pages = app, tuple(origins), tuple(pages)
         self._keys = [key.encode() for key in keys]
-        self._own = {path: [key.encode()] for path, key in own.items()}
         self._host, self._near = host.lower(), is_loopback(host)
 
     def _may_be_ours(self, name: str) -> bool:
@@ -78,11 +75,12 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
-        keys = self._own.get(path, self._keys)
-        if not keys or path in OPEN or (path in self._pages and method in ("GET", "HEAD")) or method == "OPTIONS":
+        if not self._keys or path in OPEN or (path in self._pages and method in ("GET", "HEAD")) or method == "OPTIONS":
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
-        right = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in keys]  # all, whichever is right
+        right = [
+            hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys
+        ]  # all, whichever is right
         if kind.lower() == "bearer" and any(right):
             return None
         return Refused(

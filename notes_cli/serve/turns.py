@@ -8,18 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli import output
-from notes_cli.engine.loop import Task, run
+from notes_cli.engine.loop import Task, one_by_one, run
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.errors import NotesError
-from notes_cli.explaining import explanation
-from notes_cli.runtime.asking import Counts, Listener, Plan
-from notes_cli.runtime.assembling import assembling, saved
+from notes_cli.explaining import explanation, plan_as_json, turn_as_json
+from notes_cli.runtime.asking import Answer, Counts, Listener, Plan, Request, answering
+from notes_cli.runtime.assembling import assembling, saved, tell_unspliced
 from notes_cli.runtime.prefixes import Layout, Prefix
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
-from notes_cli.serve.arranging import Arranged, Desk, PreparedTurn
+from notes_cli.serve.arranging import Arranged, Desk
 from notes_cli.serve.jobs import Begun, Job, Told
 from notes_cli.serve.parsing import DRAWN
+from notes_cli.serve.questions import PreparedTurn, Question
 from notes_cli.serve.refusals import ServerError
 from notes_cli.serve.room import Room
 from notes_cli.serve.tally import Tally
@@ -41,6 +43,38 @@ class _Answer:
         self.tell(words)
 
 
+class _Reply:
+    """The answer to a question or to a turn of a session, as it comes."""
+
+    def __init__(self, job: Job, workspace: Workspace, notices: list[str]) -> None:
+        self._job, self._workspace, self._notices = job, workspace, notices
+        self._tokens = Probabilities(workspace.model, job.asked.writing.likely)
+        self.listener = Listener(
+            notice=lambda notice: notices.append(str(notice)),
+            thought=self._thought,
+            answer=lambda text: job.tell(TextDelta(0, text, tokens=self._tokens.take())),
+            chosen=self._tokens.chosen,
+        )
+
+    def _thought(self, text: str) -> None:
+        self._job.tell(TextDelta(0, text, thought=True))
+
+    def written(self, request: Request, answer: Answer, goes_on: bool = False) -> Written:
+        """The end of it, with the key `notes` of the reply: the document of `notes ask --json` where the request has
+        `explain`, the probabilities of choices in any case."""
+        notes, session = self._job.asked.notes, self._job.asked.notes.session
+        told: dict[str, object] = {}
+        if answer.decision:
+            self._job.tell(TextDelta(0, answer.text))
+            told = {"choice": answer.choice, "probabilities": answer.probabilities}
+        if notes.explain:
+            told = turn_as_json(self._workspace, request, answer, self._job.came, session, goes_on)
+            told["notices"] = self._notices
+        reasoning = answer.thought.tokens if answer.thought else 0
+        rest = self._tokens.take()
+        return Written(0, answer.stopped or "end", answer.tokens + reasoning, reasoning, rest, notes=told)
+
+
 class Turns:
     """What requests need to be answered, in the thread that has the context."""
 
@@ -48,8 +82,11 @@ class Turns:
         self._desk, self._room, self._tally = desk, room, tally
         self._workspace, self._prefixes = desk.workspace, desk.prefixes
 
-    def explain(self, arranged: Arranged) -> dict[str, object]:
+    def explain(self, prepared: Arranged | Question) -> dict[str, object]:
         """The pieces of a prompt and how each would come about now. Nothing is computed. Raise NotesError."""
+        if isinstance(prepared, Question):
+            return self._explain_question(prepared)
+        arranged = prepared
         layout = arranged.layout
         kept, length, _ = self._prefixes.find(layout, arranged.asked.notes.cache_salt)
         live = length if kept else 0
@@ -104,34 +141,58 @@ class Turns:
                 keep()
             self._leave(held)
 
+    def question(self, job: Job, question: Question, cells: int) -> Task[None]:
+        """A question in a sequence of its own, in cells that were seen to. With its end the sequence is given up."""
+        request, notices = question.draft.request, question.notices
+        notebook = self._workspace.notebook()
+        self._grant(job, notebook, cells, question.looks)
+        try:
+            yield from self._assembling(question, notebook)
+            plan = Plan.of(question.draft, notebook)
+            reply = _Reply(job, self._workspace, notices)
+            self._assembled(job, plan, reply.listener)
+            found = yield from one_by_one(answering(self._workspace, request, plan, reply.listener))
+        except Exception as error:
+            raise fault(error) from error
+        finally:
+            notebook.close()
+        self._tell_written(job, reply.written(request, found))
+
+    def _explain_question(self, question: Question) -> dict[str, object]:
+        with self._workspace.notebook(dry=True) as notebook:
+            run(self._assembling(question, notebook))
+            plan = Plan.of(question.draft, notebook)
+            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": question.notices}
+
+    def _assembling(self, question: Question, notebook: Notebook) -> Task[Notebook]:
+        dry = notebook.dry
+        how = question.draft.how
+        return assembling(self._workspace, question.prompt, question.parts, **how, dry=dry, begun=notebook)
+
     def session(self, job: Job, session: Session, turn: PreparedTurn, cells: int) -> Task[None]:
         """The next turn of a session, in cells that were reserved. With its end the session is closed."""
+        reply, goes_on = _Reply(job, self._workspace, turn.notices), not session.empty
 
         def assembled(plan: Plan) -> None:
-            # One cell more than there will be: with its last token it asks for no further room.
-            job.grants = [self._room.grant(plan.notebook, cells + 1)]
-            live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
-            self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices, plan.saved)
+            self._grant(job, plan.notebook, cells, turn.looks)
+            self._assembled(job, plan, reply.listener)
 
-        def thought(text: str) -> None:
-            job.tell(TextDelta(0, text, thought=True))
-
-        notices: list[str] = []
-        told = Probabilities(self._workspace.model, job.asked.writing.likely)
-        listener = Listener(
-            notice=lambda notice: notices.append(str(notice)),
-            answer=lambda text: job.tell(TextDelta(0, text, tokens=told.take())),
-            chosen=told.chosen,
-            thought=thought,
-        )
         with job.held:
             try:
-                found = yield from session.answering(turn.request, listener, assembled)
+                found = yield from one_by_one(session.answering(turn.request, reply.listener, assembled))
             except Exception as error:
                 raise fault(error) from error
         # When it is closed: its client may send the next turn at once.
-        reasoning = found.thought.tokens if found.thought else 0
-        self._tell_written(job, Written(0, found.stopped or "end", found.tokens + reasoning, reasoning, told.take()))
+        self._tell_written(job, reply.written(turn.request, found, goes_on))
+
+    def _grant(self, job: Job, notebook: Notebook, cells: int, looks: int) -> None:
+        """One cell more than there will be: with its last token it asks for no further room."""
+        job.grants = [self._room.grant(notebook, cells + 1, looks, others=int(looks > 0))]
+
+    def _assembled(self, job: Job, plan: Plan, listener: Listener) -> None:
+        tell_unspliced(plan.notebook, listener.notice)
+        live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
+        self._tell_begun(job, plan.counts, live, plan.notebook.pieces, (), plan.saved)
 
     def _tell_begun(
         self,

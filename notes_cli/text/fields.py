@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from notes_cli.classes import dataclass
-from notes_cli.errors import SkillError
+from notes_cli.errors import Help, SkillError
 from notes_cli.expressions import expression
 from notes_cli.text.keys import BREAKS, KeyLine, field_name, key_lines, listed
 
@@ -323,3 +323,15 @@ def _only_place(body: str, marks: Sequence[Span], name: str, value: str) -> Hole
 def _start(value: str) -> str:
     """The beginning of a long value, for a message."""
     return value if len(value) <= 80 else value[:79] + "\u2026"
+
+
+def parse_values(given: Sequence[str]) -> dict[str, str]:
+    """New values of fields, each as `name=value`; the last of a name counts. Raise SkillError for anything else."""
+    values = {}
+    for text in given:
+        given_name, equals, value = text.partition("=")
+        name = field_name(given_name)
+        if not equals or not name:
+            raise SkillError(f"{text!r} is not a field and its value", Help.FIELD_VALUE())
+        values[name] = clean_value(name, value)
+    return values

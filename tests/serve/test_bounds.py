@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from notes_cli.serve.bounds import Letters, of_chat
 
 from notes_cli.engine.options import ContextOptions
 from notes_cli.serve import parsing, reading, scheduler
 from notes_cli.serve.app import Options
-from notes_cli.serve.bounds import Letters, of_chat
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.reading import read_json
 from notes_cli.text.messages import TextPart

@@ -265,7 +265,7 @@ def test_only_who_has_a_key_may_ask(guarded: Served) -> None:
 @pytest.mark.parametrize(("host", "keys"), [("0.0.0.0", ()), ("127.0.0.2", ()), ("127.0.0.2", ("one",))])
 def test_no_other_name_leads_here(host: str, keys: tuple[str, ...]) -> None:
     """A page may make its own name point to any address that is listened on: the name it asked for tells."""
-    guard = Guard(nobody, keys, host, (), (), {})
+    guard = Guard(nobody, keys, host, (), ())
 
     def status(name: str) -> int | None:
         found = guard._refusal(Headers({"host": name, "authorization": "Bearer one"}), "/v1/models", "GET")
@@ -276,7 +276,7 @@ def test_no_other_name_leads_here(host: str, keys: tuple[str, ...]) -> None:
         assert status(ours) is None
     assert (status("box:8080"), status("box.local")) == ((None, None) if host == "0.0.0.0" else (403, 403))
     assert (
-        Guard(nobody, ("one",), "0.0.0.0", (), (), {})._refusal(
+        Guard(nobody, ("one",), "0.0.0.0", (), ())._refusal(
             Headers({"host": "box.example", "authorization": "Bearer one"}), "/v1/models", "GET"
         )
         is None
@@ -338,7 +338,7 @@ def test_no_other_name_leads_here(host: str, keys: tuple[str, ...]) -> None:
 def test_what_is_no_host(host: str, where: str, keys: tuple[str, ...]) -> None:
     """Nothing but a name or an address and a port that there is, wherever we listen."""
     headers = Headers(raw=[(b"host", host.encode()), (b"authorization", b"Bearer one")])
-    found = Guard(nobody, keys, where, (), (), {})._refusal(headers, "/v1/models", "GET")
+    found = Guard(nobody, keys, where, (), ())._refusal(headers, "/v1/models", "GET")
     assert found and found.status == 400 and "is not a name or an address" in str(found)
 
 

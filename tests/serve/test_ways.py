@@ -6,18 +6,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.sampler import SamplerOptions
-from notes_cli.serve.app import Options
-from notes_cli.serve.registry import ASK
 
 from ..commands.conftest import run_here
-from .conftest import Json, Served, compile_into, started
+from .conftest import Served, compile_into, started
 
 LONG = "It was bought in a shop by the river, and it has been worn twice since then by somebody else. " * 3
 ASKED = [  # questions, and what precedes the skills
@@ -27,7 +23,6 @@ ASKED = [  # questions, and what precedes the skills
     ("May I return this?", LONG),
     ("Who are you, and why?", LONG),
 ]
-TOKEN = "secret"
 VALUES = ["2026-07-01", "2026-06-03", "a day long after all of the others, which nobody remembers any more"]
 
 
@@ -35,7 +30,7 @@ VALUES = ["2026-07-01", "2026-06-03", "a day long after all of the others, which
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     home = tmp_path_factory.mktemp("ways")
     compile_into(home, "returns", "support")
-    with started(home, options=Options(token=TOKEN)) as found:
+    with started(home) as found:
         yield found
 
 
@@ -66,21 +61,6 @@ class Seen:
         with self.way(way):
             outcome = run_here("ask", *arguments, "-n", "1", "--server", "off")
             assert outcome.code == 0, outcome.err
-
-
-def own_words(question: str, **given: object) -> Json:
-    """What `notes ask` sends to a server."""
-    words = {
-        **dict.fromkeys(("choices", "seam", "place", "wording", "json_schema", "grammar", "system", "method")),
-        **dict.fromkeys(("results", "splice", "images", "errata", "fields", "decode"), ()),
-        **dict.fromkeys(("think", "recompute", "strict", "exact"), False),
-        "question": question,
-        "max_think": 0,
-        "max_tokens": 1,
-        "sampling": asdict(SamplerOptions()),
-        **given,
-    }
-    return {"words": words, "following": None, "session": None, "explain": False}
 
 
 def _alike(found: dict[str, bytes]) -> list[list[str]]:
@@ -116,13 +96,12 @@ def test_bits_follow_from_the_prompt(
         (tmp_path / "two").write_text("\n".join(json.dumps({"question": one, **line}) for one in ("Why?", question)))
         if method == "erratum":  # an edit in place frees cells, which an earlier answer takes
             seen.by_command("batch of two", "--batch", tmp_path / "two", "--parallel", "1")
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [{"role": "user", "content": question}]
         with seen.way("server"):
-            how = {"splice": skills, "errata": [value], "method": method, "system": system}
-            reply = served.http.post(ASK, json=own_words(question, **how), headers={"Authorization": f"Bearer {TOKEN}"})
-            assert reply.status_code == 200, reply.text
+            how = {"ask": True, "splice": skills, "errata": [value], "method": method}
+            served.chat(messages, notes=how, max_tokens=1, max_think=0)
         with seen.way("chat"):
-            messages = [{"role": "system", "content": system}] if system else []
-            messages += [{"role": "user", "content": question}]
             told = {"splice": skills, "errata": [value], "cache_salt": f"{method} {len(skills)} {asked}"}
             served.chat(messages, notes=told, max_tokens=1)
     ways = [found for found in seen.found.values() if len(found) > 1]

@@ -1,11 +1,10 @@
-"""`notes ask` that a server answers: the same text, notices, JSON and exit status as without one."""
+"""`notes ask --server`: the text, the tokens and the document that this process would print."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +27,7 @@ from notes_cli.engine import model as engine
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import client
-from notes_cli.serve.registry import ASK, Server, address, registered, running
+from notes_cli.serve.registry import Server, address, registered, running
 from notes_cli.sessions.folder import Sessions
 
 from ..commands.conftest import Outcome, command_line, on_a_terminal, run_apart, run_here
@@ -110,142 +109,141 @@ def both(server: Running, *arguments: object, stdin: str = "") -> tuple[Outcome,
 
 CASES = [
     ["What is 2?"],
-    [QUESTION, "--splice", "exact"],  # compiled for another cache
     [QUESTION, "--splice", "returns"],
     [QUESTION, "--splice", "returns", LATE],
     [QUESTION, "--splice", "returns", "--splice", "support", "-s", "You work for Harbor Books.", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--splice", "support", "--erratum", "*.date=2026-07-01"],
-    [QUESTION, "--splice", "returns", "--erratum", "colour=red"],
+    [QUESTION, "--splice", "returns", "--splice", "support", "--erratum", "*.date=2026-07-01", *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--erratum", "The shop is closed.", *DOCUMENT],
     [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", *DOCUMENT],
     [QUESTION, "-s", "Be brief.", "--splice", "returns", "--field", "date=2026-07-01", "--method", "field", *DOCUMENT],
     [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", "--method", "suffix", "--explain"],
-    [QUESTION, "--splice", "returns", "--field", "date=2026-07-01", "--method", "nonsense"],
-    [QUESTION, "--splice", "returns", "--field", "date", *DOCUMENT],
     [QUESTION, "--splice", "returns", "--choices", "accepted,refused", *DOCUMENT],
     [QUESTION, "--splice", "returns", "--choices", LONGER, *DOCUMENT],
+    [QUESTION, "--splice", "returns", "--choices", "accepted,refused"],
     [f"{QUESTION} Think first.", "--splice", "returns", LATE, "--choices", "accepted,refused", "--think", *DOCUMENT],
     [f"{QUESTION} Think first.", "--splice", "returns", LATE],
-    [QUESTION, "--splice", "returns", LATE, "--think"],
+    [QUESTION, "--splice", "returns", LATE, "--think", *DOCUMENT],
     [QUESTION, "--splice", "returns", LATE, "--think", "--no-stream"],
     [QUESTION, "--splice", "returns", "--think", "--max-think", "3"],
     [f"{QUESTION} Think first.", "--splice", "returns", "-n", "3"],
-    [f"{QUESTION} Think first.", "--splice", "returns", "-n", "-1", "--no-stream"],
     [f"{QUESTION} Think first.", "--splice", "returns", "--temp", "1.5", "--seed", "7", "--json"],
     [f"{QUESTION} Think first.", "--splice", "returns", "--temp", "1", "--repeat-penalty", "1.3", "--seed", "9"],
     [QUESTION, "--splice", "returns", "-j", SCHEMA, *DOCUMENT],
     [QUESTION, "--splice", "returns", "--grammar", 'root ::= "perhaps"'],
-    [QUESTION, "--splice", "returns", "--grammar", 'root ::= "perhaps'],
-    [QUESTION, "--splice", "returns", "-j", SCHEMA, "--choices", "accepted,refused"],
-    [QUESTION, "--splice", "returns", "-s", "Be brief.", "--explain"],
     [QUESTION, "--splice", "returns", "-s", "Be brief.", "--explain", *DOCUMENT],
     [QUESTION, "--splice", "returns", "-s", "Be brief.", "--place", "late", "--seam", "4", *DOCUMENT],
-    [QUESTION, "--splice", "returns", "--seam", "5000"],
-    [QUESTION, "--splice", "returns", "--seam", "5000", *DOCUMENT],
-    [QUESTION, "--splice", "returns", LATE, "--wording", "nonsense"],
+    [QUESTION, "--splice", "returns", "--seam", "0", LATE, "--wording", "line", *DOCUMENT],
     [QUESTION, "--splice", "returns", "--recompute", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--strict"],
-    [QUESTION, "-s", "Be brief.", "--splice", "returns", "--exact"],
+    [QUESTION, "-s", "Be brief.", "--splice", "returns", "--exact", *DOCUMENT],
     [QUESTION, "--splice", "Returns", "--splice", "SUPPORT", "--decode", "SUPPORT", *DOCUMENT],
-    [QUESTION, "--splice", "Returns", "--decode", "SUPPORT"],
-    ["why " * 9000, "--splice", "returns"],
-    ["--splice", "returns"],
-    [QUESTION, "--method", "field"],
 ]
 
 
 @pytest.mark.parametrize("arguments", CASES, ids=lambda one: " ".join(one)[:80])
 def test_a_server_answers_as_this_process_does(server: Running, arguments: list[str]) -> None:
-    """Text, notices, document and status, whatever is asked for and however it fails."""
+    """Text, tokens, pieces, probabilities and notices, whatever is asked for."""
     cold, warm = both(server, *arguments)
-    assert comparable(warm) == comparable(cold)
-    if cold.out.startswith("{") and cold.code == 0:
-        assert (warm.json["server"], cold.json["server"]) == (server.url, None)
-        assert all(value >= 0 for value in warm.json.get("ms", {}).values())
+    assert comparable(warm) == comparable(cold) and cold.code == 0
+    if cold.out.startswith("{") and "answer" in cold.json:
+        assert list(warm.json) == list(cold.json) and (warm.json["server"], cold.json["server"]) == (server.url, None)
+        assert all(value >= 0 for value in warm.json["ms"].values())
 
 
-def test_a_context_of_a_given_size(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not fit, and what fills it, is told alike; a server of that size answers those who ask for it alone."""
+@pytest.mark.parametrize(
+    ("arguments", "keyword"),
+    [
+        (["--splice", "exact"], "K/V cache"),  # compiled for another cache
+        (["--splice", "returns", "--erratum", "colour=red"], "colour"),
+        (["--splice", "returns", "--field", "date=2026-07-01", "--method", "nonsense"], "nonsense"),
+        (["--splice", "returns", "--grammar", 'root ::= "perhaps'], "GBNF"),
+        (["--splice", "returns", "-j", SCHEMA, "--choices", "accepted,refused"], "choices"),
+        (["--splice", "returns", "--seam", "5000"], "seam"),
+        (["--splice", "returns", LATE, "--wording", "nonsense"], "wording"),
+        (["--splice", "Returns", "--decode", "SUPPORT"], "SUPPORT"),
+        (["--choices", "yes,yes"], "choices"),
+        (["-s", "why " * 9000], "trained for"),
+    ],
+)
+def test_an_error_is_one_line(server: Running, arguments: list[str], keyword: str) -> None:
+    """The server's message and a status above 0, as a document with --json; by itself this process says the same."""
+    for which in ("off", "auto", server.url):
+        found = run_here("ask", QUESTION, *arguments, "--server", which)
+        assert found.code in (1, 2) and found.out == "" and keyword in found.err.splitlines()[-1], found.err
+    assert "cannot answer this" not in found.err and len(found.err.splitlines()) == 1
+    document = run_here("ask", QUESTION, *arguments, "--json", "--server", server.url)
+    assert keyword in document.json["error"]["message"]
+
+
+def test_the_context_of_the_server(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is refused, and what fills it is cut there."""
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "small"))
     monkeypatch.setattr(engine.Model, "ends", lambda self, token: False)
     with serving(tmp_path / "small", "-c", "512", code=ENDLESS) as found:
-        for asked in (["so " * 600], [QUESTION, "-n", "-1", *DOCUMENT], [QUESTION, "--choices", "yes,no", *DOCUMENT]):
-            cold, warm = both(found, "-c", "512", *asked)
-            assert comparable(warm) == comparable(cold)
-            assert "512" in cold.err or cold.code == 0
-        assert both(found, QUESTION)[1].code == 1
+        cold, warm = both(found, "-c", "512", "so " * 600)
+        assert (cold.code, warm.code) == (1, 1) and "512" in warm.err and "512" in cold.err
+        cold, warm = both(found, "-c", "512", QUESTION, "-n", "1000", *DOCUMENT)
+        assert comparable(warm)[:2] == comparable(cold)[:2] and warm.json["stopped"] == "context"
+        assert "context of the server is full" in warm.err
+        cold, warm = both(found, "-c", "512", QUESTION, "--choices", "yes,no", "-n", "1000", *DOCUMENT)
+        assert comparable(warm) == comparable(cold)
 
 
 def test_a_session_is_the_same_from_both(server: Running) -> None:
-    """Begun by one and gone on with by the other, each turn says what it would in a session of one of them alone."""
+    """Begun by one and continued by the other, each turn is answered as in a session of one of them alone."""
     turns = (
-        [QUESTION, "--splice", "returns"],
+        [QUESTION, "--splice", "returns", "--field", "date=2026-07-01"],
         ["And now?", "--splice", "returns"],  # it has that already
         [QUESTION, LATE, "--think"],
         [QUESTION, "--system", "Be brief."],  # too late
+        [QUESTION, "--choices", "accepted,refused", *DOCUMENT],
         [f"{QUESTION} Think first.", "--splice", "support", *DOCUMENT],
     )
 
-    def asked(name: str, at: str) -> list[tuple[int, Any, str]]:
-        ways = {"cold": ["off"], "warm": [server.url], "mixed": ["off", server.url]}[at]
-        found = []
-        for number, turn in enumerate(turns):
-            done = run_here("ask", *turn, "--session", name, "--server", ways[number % len(ways)])
-            code, out, err = comparable(Outcome(done.code, done.out.replace(name, "S"), done.err.replace(name, "S")))
-            found.append((code, out, err))
-        return found
+    def asked(name: str, *ways: str) -> list[tuple[int, Any]]:
+        done = [
+            run_here("ask", *turn, "--session", name, "--server", ways[number % len(ways)])
+            for number, turn in enumerate(turns)
+        ]
+        assert [one.code for one in done] == [0, 1, 0, 1, 0, 0]
+        return [comparable(Outcome(one.code, one.out.replace(name, "S"), ""))[:2] for one in done]
 
-    cold = asked("cold", "cold")
-    assert [code for code, _, _ in cold] == [0, 1, 0, 1, 0]
-    assert asked("warm", "warm") == cold and asked("mixed", "mixed") == cold
+    cold = asked("cold", "off")
+    assert asked("warm", server.url) == cold and asked("mixed", "off", server.url) == cold
     ledgers = [(server.home / "sessions" / name / "ledger.jsonl").read_text() for name in ("cold", "warm")]
     first, second = ([json.loads(line) for line in text.splitlines()] for text in ledgers)
     for one in (*first, *second):
         for key in ("time", "heard", "checksum", "rows_checksum"):  # times, and what follows from them
             one.pop(key, None)
     assert first == second
+    with Sessions(server.home / "sessions").locked("warm"):
+        held = run_here("ask", QUESTION, "--session", "warm", "--server", server.url)
+    assert held.code == 1 and "session warm is open already" in held.err
 
 
-def test_a_text_that_was_edited(server: Running, tmp_path: Path) -> None:
-    """It is told by both, once, alone and as a session begins."""
+def test_notices(server: Running, tmp_path: Path) -> None:
+    """Of a text that was edited, and of a correction for everybody."""
     text = tmp_path / "edited.txt"
     text.write_text("date: 2026-05-01\n\nBe brief.\n")
     assert run_here("compile", text).code == 0
     text.write_text("date: 2026-05-02\n\nBe brief.\n")
-    ask = ("ask", "x", "--splice", "edited")
-    for sessions in (((), ()), (("--session", "a"), ("--session", "b"))):
-        cold, warm = (
-            run_here(*ask, *one, "--server", at) for one, at in zip(sessions, ("off", server.url), strict=True)
-        )
-        assert cold.err == warm.err and warm.err.count("warning: edited: the text has changed") == 1
-
-
-def test_a_session_that_is_open_elsewhere_is_refused_alike(server: Running) -> None:
-    with Sessions(server.home / "sessions").locked("held", new=True):
-        cold, warm = both(server, QUESTION, "--session", "held")
-    assert comparable(cold) == comparable(warm) and cold.code == 1 and "session held is open already" in cold.err
-
-
-@pytest.mark.parametrize("stdin", ["May I return this?", "", "\udcff"])
-def test_piped_text(server: Running, stdin: str) -> None:
-    data = stdin.encode("utf-8", "surrogateescape").decode("latin-1").encode("latin-1")
-    cold = run_here("ask", "--splice", "returns", "--server", "off", stdin=data)
-    assert comparable(run_here("ask", "--splice", "returns", "--server", server.url, stdin=data)) == comparable(cold)
+    for session in ((), ("--session", "edited")):
+        found = run_here("ask", "x", "--splice", "edited", *session, "--server", server.url)
+        assert found.err.count("warning: edited: the text has changed") == 1
+    correction = {"skill": "edited", "field": "date", "value": "2026-08-01"}
+    assert httpx.post(f"{server.url}/v1/notes/errata", json=correction).status_code == 200
+    cold, warm = both(server, "x", "--splice", "edited", *DOCUMENT)
+    assert comparable(warm)[:2] == comparable(cold)[:2] and "date is 2026-08-01: a correction" in warm.err
+    assert run_here("rm", "edited", "-y").code == 0
 
 
 def test_a_terminal_shows_the_same(server: Running) -> None:
-    """The reasoning and the answer as they come, dimmed and not, what cuts them, and what was saved; not the wait."""
-    asked = ["ask", f"{QUESTION} Think first.", "--splice", "returns", LATE, "--think", "-n", "4"]
+    """The reasoning and the answer as they come, dimmed and not, and what was saved."""
+    asked = ["ask", f"{QUESTION} Think first.", "--splice", "returns", LATE, "--think"]
     cold, warm = (
         re.sub(r"read in [\d.]+ s", "read", on_a_terminal([*asked, "--server", which])) for which in ("off", server.url)
     )
     assert warm == cold and "\x1b[2m" in cold and "prompt read, saved" in warm
-
-
-def test_a_terminal_shows_how_far_a_long_prompt_is_read(server: Running) -> None:
-    """A bar while it is read, and nothing of it afterwards."""
-    asked = ["ask", "so " * 800, "--server", server.url]
-    shown = on_a_terminal(asked)
-    assert "reading the prompt" in shown and "reading the prompt" not in shown.rpartition("\x1b[2K")[2]
 
 
 def test_auto_takes_a_server_that_answers_the_same(server: Running) -> None:
@@ -304,10 +302,14 @@ def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_
         (["-m", make_model("llama")], server.url, "it has another model"),
         (["-c", "512"], server.url, "its context has other settings (fixed_size, n_ctx)"),
         (["--splice", "none"], server.url, "none is no compiled skill"),
+        (["-n", "-1"], server.url, "-n -1 has no limit"),
+        (["-n", "4000"], server.url, "max_tokens is 4,000"),
     ):
         found = run_here("ask", QUESTION, *more, "--server", where)
         assert (found.code, found.out, found.err.count("\n")) == (1, "", 1), found.err
         assert found.err.startswith(f"notes: {where} cannot answer this: {why}") and "--server off" in found.err
+    whole = run_here("ask", QUESTION, "--splice", "returns", "-n", "4000", "--json", "--server", "auto")
+    assert (whole.code, whole.json["server"], whole.json["answer"]) == (0, None, "accepted")
     questions = server.home / "questions.jsonl"
     questions.write_text('"What is 2?"\n')
     batch = run_here("ask", "--batch", questions, "--server", server.url)
@@ -329,14 +331,8 @@ def test_another_model_of_the_same_path_is_another(tmp_path: Path, make_model: C
 
 
 def test_only_its_user_is_let_in(server: Running) -> None:
-    """The file is that user's alone, and one that others could have written or read is not believed; the endpoint asks
-    for the token in it, also where no key is asked for."""
+    """The file with the token is that user's alone, and one that others could have written or read is not believed."""
     assert server.file.stat().st_mode & 0o777 == 0o600 and server.file.parent.stat().st_mode & 0o777 == 0o700
-    token = json.loads(server.file.read_text())["token"]
-    for key, status in (("", 401), ("wrong", 401), (token, 400)):
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        assert httpx.post(f"{server.url}{ASK}", json={}, headers=headers).status_code == status
-    assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 200
     server.file.chmod(0o644)
     try:
         assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] is None
@@ -408,7 +404,7 @@ def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
 
 
 def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
-    """Who may read the file needs no key; a server that takes no grammar leaves them to this process."""
+    """The token in the file is a key; a server that takes no grammar leaves them to this process."""
     home = tmp_path / "keyed"
     with serving(home, "--no-forms", NOTES_API_KEY="secret") as found, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOTES_HOME", str(home))
@@ -417,18 +413,9 @@ def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
         held = run_here("ask", QUESTION, "--json", "--server", "auto", "--grammar", 'root ::= "yes"')
         assert (held.json["server"], held.json["answer"]) == (None, "yes")
         token = json.loads(found.file.read_text())["token"]
-        other = httpx.get(f"{found.url}/v1/models", headers={"Authorization": f"Bearer {token}"})
-        assert other.status_code == 401, "the token is no key"
-
-
-def test_another_address_of_loopback(tmp_path: Path, server: Running) -> None:
-    """It is found as 127.0.0.1 is, also at the same port."""
-    home, port = tmp_path / "other", server.url.rpartition(":")[2]
-    shutil.copytree(server.home, home, ignore=shutil.ignore_patterns("servers"))
-    with serving(home, "--host", "127.0.0.2", "--port", port) as found, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOTES_HOME", str(home))
-        assert found.url == f"http://127.0.0.2:{port}"
-        assert run_here("ask", QUESTION, "--json", "--server", "auto").json["server"] == found.url
+        for key, status in (("", 401), ("wrong", 401), (token, 200)):
+            headers = {"Authorization": f"Bearer {key}".strip()}
+            assert httpx.get(f"{found.url}/v1/models", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -497,7 +484,7 @@ def test_a_server_that_dies_while_it_answers(tmp_path: Path, server: Running, mo
     monkeypatch.setenv("NOTES_HOME", str(home))
     with serving(home, code=ENDLESS) as found:
         assert run_here("ask", QUESTION, "--session", "mine", "-n", "2", "--server", found.url).code == 0
-        with asking(QUESTION, "--session", "mine", "-n", "-1", "--server", found.url) as process:
+        with asking(QUESTION, "--session", "mine", "-n", "2000", "--server", found.url) as process:
             found.process.kill()
             out, err = process.communicate(timeout=20)
             assert process.returncode == 1 and out.endswith("\n") and "Traceback" not in err
@@ -513,7 +500,7 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
     monkeypatch.setenv("NOTES_HOME", str(home))
     with serving(home, code=ENDLESS) as found:
         for number, status in ((signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)):
-            with asking(QUESTION, "-n", "-1", "--server", found.url) as process:
+            with asking(QUESTION, "-n", "2000", "--server", found.url) as process:
                 process.send_signal(number)
                 out, err = process.communicate(timeout=20)
                 assert process.returncode == status
@@ -522,21 +509,6 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
             while "notes_requests_running 0" not in (told := httpx.get(f"{found.url}/metrics").text):
                 assert time.monotonic() < until, told
                 time.sleep(0.05)
-
-
-def test_a_context_that_has_grown_for_others_is_not_told_of(server: Running) -> None:
-    """Neither in answers nor in what is to be done about a skill of another cache."""
-    messages = [{"role": "user", "content": QUESTION}]
-    body: Json = {"messages": messages, "stream": True, "max_tokens": 2000, "grammar": 'root ::= "a" root'}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as reply:
-        lines = reply.iter_lines()
-        assert next(line for line in lines if "content" in line)
-        cold, warm = both(server, QUESTION, "-n", "4000")
-        assert comparable(warm) == comparable(cold)
-    cells = re.search(r"^notes_cells (\S+)", httpx.get(f"{server.url}/metrics").text, re.M)
-    assert cells and float(cells[1]) > 4096
-    cold, warm = both(server, QUESTION, "--splice", "exact")
-    assert comparable(warm) == comparable(cold) and cold.code == 1
 
 
 def test_others_beside_it_change_nothing(server: Running) -> None:

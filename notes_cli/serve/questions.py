@@ -1,0 +1,100 @@
+"""Preparation of a question with the prompt of `notes ask`, and of the next turn of a session, before it has K/V."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from notes_cli.engine.decision import variants_of
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import Notice
+from notes_cli.runtime.asking import Listener, Request, room_for
+from notes_cli.runtime.assembling import cells_meanwhile
+from notes_cli.runtime.opening import tell_edited
+from notes_cli.runtime.prompt import Parts, Prompt, parts_of
+from notes_cli.runtime.settling import Draft, drafted
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve.arranging import Arranged, Desk, arrange, check_bias, check_request, turn_of
+from notes_cli.serve.parsing import Asked
+from notes_cli.serve.room import turn_of_session
+from notes_cli.sessions.folder import SessionFolder, Sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request whose settings are resolved, and the cells that it takes."""
+
+    draft: Draft
+    prompt: Prompt
+    parts: Parts
+    tokens: int  # cells of the prompt, and those that edits of it take meanwhile
+    spare: int  # of the answer, at most
+    looks: int  # to look ahead in, for a choice
+    notices: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTurn:
+    """The next turn of a session, which is open and locked."""
+
+    stored: SessionFolder
+    request: Request
+    tokens: int  # of the session with its next prompt, at most
+    spare: int  # tokens that are written after it, at most
+    looks: int  # cells to look ahead in, for a choice
+    notices: list[str]
+
+
+Prepared = Arranged | Question | PreparedTurn
+
+
+def prepare(desk: Desk, asked: Asked, held: ExitStack, *, dry: bool = False) -> Prepared:
+    """Prepare any request. `held` keeps its session open and locked. `dry`: it is only to be explained, and nothing is
+    compiled for it. Raise NotesError."""
+    if asked.notes.session is not None:
+        return _turn(desk, asked, asked.notes.session, held)
+    return arrange(desk, asked, dry=dry) if asked.notes.ask is None else _question(desk, asked, dry)
+
+
+def _turn(desk: Desk, asked: Asked, name: str, held: ExitStack) -> PreparedTurn:
+    check_request(desk, asked)
+    workspace = desk.workspace
+    stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
+    request = turn_of(desk.shelf, asked, desk.names, desk.most, begun=bool(stored.state.live))
+    check_bias(workspace, asked)
+    tokens, spare = turn_of_session(workspace, stored.state, request)
+    return PreparedTurn(
+        stored, request, tokens, spare, _lookahead(workspace, request), _edited_notices(workspace, request)
+    )
+
+
+def _question(desk: Desk, asked: Asked, dry: bool) -> Question:
+    """Open the skills of a request and resolve its settings."""
+    check_request(desk, asked)
+    workspace = desk.workspace
+    request = turn_of(desk.shelf, asked, desk.names, desk.most, begun=False, dry=dry)
+    check_bias(workspace, asked)
+    notices = _edited_notices(workspace, request)
+    listener = Listener(notice=lambda notice: notices.append(str(notice)))
+    draft = drafted(workspace, request, listener, dry=dry)
+    prompt = draft.prompt
+    parts = parts_of(workspace, prompt)
+    tokens = parts.count + cells_meanwhile(prompt, parts)
+    spare = room_for(workspace, draft.request, draft.settings.think)
+    workspace.check_length(tokens + min(spare, 1))
+    return Question(draft, prompt, parts, tokens, spare, _lookahead(workspace, request), notices)
+
+
+def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
+    """A notice for each skill whose text was edited since it was compiled."""
+    found: list[Notice] = []
+    for one in request.splice:
+        if isinstance(one, Segment):
+            tell_edited(workspace, one, found.append)
+    return list(map(str, found))
+
+
+def _lookahead(workspace: Workspace, request: Request) -> int:
+    """Cells in which the longest of the request's choices is decoded to score it; 0 without choices."""
+    variants = variants_of(workspace.model, request.choices or ()).values()
+    return max((len(option) for options in variants for option in options), default=0)
