@@ -288,6 +288,8 @@ class Scheduler:
             while self._preparing:  # the model must not be closed under it
                 self._arrive(wait=True)
                 self._refuse()
+            self._arrive(wait=False)  # of the last ones
+            self._refuse()
         self.prefixes.close()
 
     def _refuse(self) -> None:
