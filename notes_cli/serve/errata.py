@@ -60,7 +60,7 @@ def _check_length(scheduler: Scheduler, errata: StandingErrata, values: dict[str
     check_size(scheduler.desk, [*values.values()], "value")
     infos = {one.name: one for one in scheduler.shelf.known()}
     known = Known((one.name, [span.name for span in one.fields]) for one in infos.values())
-    longest = scheduler.longest or DEFAULT_CONTEXT
+    longest = scheduler.desk.longest or DEFAULT_CONTEXT
     for key, value in values.items():
         for one in known.resolve(key, "no compiled skill has"):
             fields = {span.name: span.value for span in infos[one.skill].fields}
