@@ -146,9 +146,9 @@ def arrange_turn(desk: Desk, asked: Asked, name: str, held: ExitStack) -> Prepar
     _check_request(desk, asked)
     workspace = desk.workspace
     stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-    request = turn_of(desk.shelf, asked, desk.names, desk.most, begun=bool(stored.state.live))
+    turn = turn_of(desk.shelf, asked, desk.names, desk.most, begun=bool(stored.state.live))
     check_bias(workspace, asked)
-    return PreparedTurn(stored, request, *turn_of_session(workspace, stored.state, request))
+    return PreparedTurn(stored, turn, *turn_of_session(workspace, stored.state, turn))
 
 
 def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
