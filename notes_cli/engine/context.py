@@ -37,7 +37,7 @@ _OUTPUT = {"none": native.OUTPUT_NONE, "last": native.OUTPUT_LAST, "all": native
 
 
 class Context:
-    """One llama_context, and who holds its sequences. Use it from one thread at a time, but for its `identity`; its model
+    """One llama_context, and who holds its sequences. Use it from one thread at a time, but for `identity`; its model
     closes it, too."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
@@ -47,9 +47,7 @@ class Context:
         self.carries = False  # whether the state of recurrent layers may be carried through what was compiled elsewhere
         self.longest: int | None = None  # tokens that one sequence may have, where that is less than there is room for
         self.model = model
-        self.remaking = (
-            threading.RLock()
-        )  # held while the llama_context is replaced (`resize`), and to read its identity
+        self.remaking = threading.RLock()  # held while the llama_context is replaced, and to read its identity
         self._listening = interrupts.Listening()
         model.users.add(self)
         self._damaged = False  # a recurrent state may hold what is no number

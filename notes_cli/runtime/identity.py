@@ -68,7 +68,7 @@ class Identified(Contexts):
 
     def learn(self) -> Identity:
         """See to it that the context goes by what is known of a model of this identity: whether its rows may be moved,
-        and a state carried. Whoever asks for the identity has that done, so nobody can forget it. Any thread may ask."""
+        and a state carried. Asking for the identity does it, so it cannot be forgotten. Any thread may do so."""
         weights, context = self.weights, self.context
         with context.remaking:
             identity = context.identity(weights)

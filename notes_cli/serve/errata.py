@@ -8,6 +8,7 @@ from typing import Any
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.library.standing import StandingErrata, holding
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
+from notes_cli.serve.arranging import check_size
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
@@ -56,9 +57,10 @@ def _check_length(scheduler: Scheduler, errata: StandingErrata, values: dict[str
     def tokens(text: str) -> int:
         return len(scheduler.workspace.model.tokenize(text))
 
+    check_size(scheduler.desk, [*values.values()], "value")
     infos = {one.name: one for one in scheduler.shelf.known()}
     known = Known((one.name, [span.name for span in one.fields]) for one in infos.values())
-    longest = scheduler.longest or DEFAULT_CONTEXT
+    longest = scheduler.desk.longest or DEFAULT_CONTEXT
     for key, value in values.items():
         for one in known.resolve(key, "no compiled skill has"):
             fields = {span.name: span.value for span in infos[one.skill].fields}

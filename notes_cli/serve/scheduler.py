@@ -72,7 +72,6 @@ class Scheduler:
         self.names = tuple(names)
         self.started = int(time.time())
         self.tally = Tally()
-        self.longest: int | None = None  # tokens that a prompt and its answer may ever have; None: any number
         self._open = workspace
         self._arrivals: queue.SimpleQueue[Job | _Work | Callable[[], object] | None] = queue.SimpleQueue()
         self._works: deque[_Work] = deque()
@@ -257,10 +256,9 @@ class Scheduler:
         self.shelf = Shelf(workspace, self.compute)
         errata = StandingErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         given = None if workspace.grows else workspace.context.cells
-        self.longest = min((one for one in (workspace.longest, given) if one is not None), default=None)
+        longest = min((one for one in (workspace.longest, given) if one is not None), default=None)
         self.desk = Desk(
-            *(workspace, self.shelf, self.prefixes, Conversations(), errata, self.names, self.limits.tokens),
-            self.longest,
+            *(workspace, self.shelf, self.prefixes, Conversations(), errata, self.names, self.limits.tokens, longest)
         )
         self.room = Room(workspace, self.prefixes)
         self.turns = Turns(self.desk, self.room, self.tally)
@@ -279,6 +277,8 @@ class Scheduler:
             while self._preparing:  # the model must not be closed under it
                 self._arrive(wait=True)
                 self._refuse()
+            self._arrive(wait=False)  # of the last ones
+            self._refuse()
         self.prefixes.close()
 
     def _refuse(self) -> None:

@@ -1,0 +1,422 @@
+"""Requests are read and prepared beside the answers that run, and refused before that where they cannot fit."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli import config
+from notes_cli.config import Paths
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import NotesError
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.serve import arranging, parsing, reading, scheduler
+from notes_cli.serve.answering import TextDelta, Written
+from notes_cli.serve.app import Options
+from notes_cli.serve.arranging import Arranged, arrange, check_size
+from notes_cli.serve.conversations import Talk, keys_of
+from notes_cli.serve.jobs import Job, Limits, Told
+from notes_cli.serve.parsing import Asked, parse_chat
+from notes_cli.serve.reading import read_json
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.scheduler import Scheduler, running
+from notes_cli.sessions.folder import Sessions
+from notes_cli.text.messages import TextPart
+from notes_cli.text.schema import schema_grammar
+
+from .conftest import QUESTION, Json, Served, started
+from .test_robust import wait
+
+ASK: Json = {"role": "user", "content": QUESTION}
+SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "string"}}}
+TOOLS: list[Json] = [{"type": "function", "function": {"name": f"f{number}"}} for number in range(5000)]
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema that takes long is read beside the event loop."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def slow(schema: Any) -> str:
+        began.set()
+        assert goes_on.wait(30)
+        return schema_grammar(schema)
+
+    monkeypatch.setattr(parsing, "schema_grammar", slow)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(served.chat, [ASK], max_tokens=4, json_schema=SCHEMA)
+        assert began.wait(30)
+        try:
+            assert served.http.get("/health").json() == {"status": "ok"}
+            assert served.ask()["choices"]
+        finally:
+            goes_on.set()
+        assert waiting.result()["choices"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json_schema": SCHEMA},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"grammar": 'root ::= "a"'},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+    ],
+    ids=["schema", "object", "format", "grammar", "call"],
+)
+def test_forms_that_are_taken_from_nobody_are_not_read(form: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --no-forms."""
+    for name in ("schema_grammar", "check_grammar"):
+        monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
+    with pytest.raises(parsing.Refused) as caught:
+        parse_chat({"messages": [ASK], **form}, forms=False)
+    assert caught.value.status == 400 and caught.value.code == "no_forms"
+
+
+def test_forms_are_off_at_every_endpoint(library: Path) -> None:
+    with started(library, options=Options(forms=False)) as served:
+        for path, given in (
+            ("/v1/chat/completions", {"messages": [ASK]}),
+            ("/v1/completions", {"prompt": QUESTION}),
+            ("/v1/notes/explain", {"messages": [ASK]}),
+        ):
+            reply = served.http.post(path, json={**given, "grammar": 'root ::= "a"'})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_forms")
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "says"),
+    [
+        ("/v1/chat/completions", {"messages": [USER, ANSWER] * 2100 + [USER]}, "4,201 messages"),
+        ("/v1/chat/completions", {"messages": [USER] * 5000}, "5,000 messages"),
+        ("/v1/chat/completions", {"messages": [{**ASK, "content": "the return " * 9000}]}, "a text of 81,000"),
+        ("/v1/notes/explain", {"messages": [USER] * 5000}, "5,000 messages"),
+        ("/v1/chat/completions", {"messages": [ASK], "tools": TOOLS}, "5,000 tools"),
+        ("/v1/chat/completions", {"messages": [USER] * 5000, "notes": {"session": "big"}}, "5,000 messages"),
+        ("/v1/completions", {"prompt": "the return " * 9000}, "a text of 81,000 characters"),
+        ("/v1/completions", {"prompt": ["a", "the return " * 9000]}, "a text of 81,000 characters"),
+        ("/tokenize", {"content": "the return " * 9000}, "a text of 81,000 characters"),
+        ("/v1/notes/compile", {"name": "big", "text": "the return " * 9000}, "a text of 81,000 characters"),
+    ],
+)
+def test_what_no_context_holds(
+    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, given: Json, says: str
+) -> None:
+    """It is refused with the limit, and not tokenised."""
+    longest = served.scheduler.desk.longest_token
+    assert longest == 13
+    monkeypatch.setattr(Model, "tokenize", lambda *_, **__: pytest.fail("it was tokenised"))
+    reply = served.http.post(path, json=given)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "context_length_exceeded"), error
+    assert error["message"].startswith(says), error
+    assert "more than the 4,096 tokens of a context" in error["message"]
+    assert error["param"] == {"/tokenize": "content", "/v1/completions": "prompt"}.get(path, error["param"])
+
+
+def test_the_bound_is_that_of_the_context(library: Path) -> None:
+    """Of a given size, which a longer prompt does not fit however much the model was trained for."""
+    with started(library, context=ContextOptions(n_ctx=512, n_threads=1), fixed_size=True) as served:
+        error = served.chat([USER] * 600, 400)
+        assert error["message"] == "600 messages: more than the 512 tokens of a context"
+
+
+def test_what_may_fit_is_let_through(served: Served) -> None:
+    """No text that fits the context is too large for the check, whatever it is made of."""
+    model, desk, draw = served.scheduler.workspace.model, served.scheduler.desk, random.Random(3)
+    words = [piece.decode() for token in range(model.n_vocab) if (piece := model.token_bytes(token)).isascii()]
+    longest = sorted(words, key=len)[-3:]
+    signs = [chr(draw.randrange(32, 0x3000)) for _ in range(99)]
+    assert desk.longest is not None
+    for pool in (words, longest, signs, [longest[-1]], ["\n\n"], [" "]):
+        text = "".join(draw.choices(pool, k=desk.longest + 1))
+        while len(model.tokenize(text)) > desk.longest:
+            text = text[: len(text) * 9 // 10]
+        check_size(desk, [text], "messages")
+
+
+def test_blanks_do_not_count(served: Served) -> None:
+    """They come to nothing in a prompt."""
+    blank: Any = {"type": "text", "text": " \n"}
+    whole = served.chat([ASK], max_tokens=1)["usage"]["prompt_tokens"]
+    for messages in (
+        [{**ASK, "content": " " * 100_000 + QUESTION}],
+        [{"role": "system", "content": ""}] * 5000 + [ASK],
+        [{**ASK, "content": [blank] * 5000 + [{"type": "text", "text": QUESTION}]}],
+    ):
+        assert served.chat(messages, max_tokens=1)["usage"]["prompt_tokens"] == whole
+
+
+def test_parts_of_a_message() -> None:
+    """Several system messages at the head are one, and an answer's parts are one text."""
+
+    def text(words: str) -> Json:
+        return {"type": "text", "text": words}
+
+    head = [{"role": "system", "content": "A."}, {"role": "system", "content": [text(""), text("B.")]}, ASK]
+    one = [{"role": "system", "content": [text("A."), text("B.")]}, ASK]
+    assert parse_chat({"messages": head}).messages == parse_chat({"messages": one}).messages
+    answer = {"role": "assistant", "content": [text("a"), text("b")]}
+    message, _ = parse_chat({"messages": [answer, ASK]}).messages
+    assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["ab"]
+
+
+def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all is as it was afterwards, also of what is no JSON."""
+    seen: list[bool] = []
+    loads = reading.json.loads
+    monkeypatch.setattr(
+        reading.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
+    )
+    assert read_json(b"[[], {}]") == [[], {}]
+    with pytest.raises(parsing.Refused, match="the body is not JSON"):
+        read_json(b"[")
+    assert seen == [False, False] and gc.isenabled()
+
+
+SLOW = "Which one is slow?"
+SKILL: Json = {"splice": ["returns"]}
+
+
+class Gate:
+    """A place where a preparation thread stops until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.goes_on = threading.Event(), threading.Event()
+        self.threads: list[str] = []
+
+    def stop(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        self.reached.set()
+        assert self.goes_on.wait(60)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    found = Gate()
+    try:
+        yield found
+    finally:
+        found.goes_on.set()
+
+
+def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    """The prompt of one question stops where its chat template would be rendered."""
+    real = arranging.with_tools
+
+    def stopping(workspace: Any, prompt: Any, *given: Any) -> Any:
+        if SLOW in str(prompt.conversation.messages[-1].parts):
+            gate.stop()
+        return real(workspace, prompt, *given)
+
+    monkeypatch.setattr(arranging, "with_tools", stopping)
+
+
+def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    """The first file of a segment that is opened stops there."""
+    real = Workspace.open
+
+    def stopping(self: Workspace, path: Path, word: str = "") -> Segment:
+        if not gate.reached.is_set():
+            gate.stop()
+        return real(self, path, word)
+
+    monkeypatch.setattr(Workspace, "open", stopping)
+
+
+@pytest.mark.parametrize("slow", [slow_template, slow_disk])
+def test_a_running_answer_goes_on_meanwhile(
+    library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate, slow: Callable[[pytest.MonkeyPatch, Gate], None]
+) -> None:
+    """A slow template and a slow disk hold up their own request alone: others get tokens, and new ones are answered."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    slow(monkeypatch, gate)
+    with started(library) as served, ThreadPoolExecutor() as pool:
+        tokens: list[int] = []
+
+        def answer() -> None:
+            with served.client.completions.create(model="", prompt="x", max_tokens=1500, stream=True) as chunks:
+                for _ in chunks:
+                    tokens.append(served.scheduler.tally.steps)
+                    if gate.goes_on.is_set():
+                        return
+
+        running = pool.submit(answer)
+        wait(lambda: len(tokens) > 5, 60)
+        waiting = pool.submit(served.chat, [{**ASK, "content": SLOW}], max_tokens=2, notes=SKILL)
+        assert gate.reached.wait(60)
+        before, steps = len(tokens), served.scheduler.tally.steps
+        wait(lambda: len(tokens) >= before + 20, 60)
+        assert served.scheduler.tally.steps >= steps + 19, "a step for each of them, without the slow one"
+        reply = served.http.post("/v1/completions", json={"prompt": "May", "max_tokens": 3})
+        assert reply.json()["usage"]["completion_tokens"] == 3 and not waiting.done()
+        gate.goes_on.set()
+        assert waiting.result(60)["usage"]["completion_tokens"] == 2
+        running.result(60)
+    assert gate.threads[0].startswith("prepare")
+
+
+def test_a_client_that_leaves_while_its_request_is_prepared(
+    library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    """Nothing is decoded for it, it is counted, and its session can be opened again."""
+    real = arranging.turn_of
+
+    def stopping(*given: Any, **how: Any) -> Any:
+        if not gate.reached.is_set():
+            gate.stop()
+        return real(*given, **how)
+
+    left, leave = threading.Event(), Job.leave
+
+    def leaving(self: Job) -> None:
+        leave(self)
+        left.set()
+
+    monkeypatch.setattr(arranging, "turn_of", stopping)
+    monkeypatch.setattr(Job, "leave", leaving)
+    with started(library) as served:
+        session = {**SKILL, "session": "left"}
+        body = json.dumps({"messages": [ASK], "notes": session}).encode()
+        with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert gate.reached.wait(60)
+        steps = served.scheduler.tally.steps
+        assert served.scheduler.load == 1
+        assert left.wait(60)
+        gate.goes_on.set()
+        wait(lambda: served.scheduler.load == 0, 60)
+        assert served.scheduler.tally.outcomes == Counter({"gone": 1}) and served.scheduler.tally.steps == steps
+        assert served.ask(session="left", **SKILL)["choices"][0]["message"]["content"] == "accepted"
+
+
+@contextmanager
+def alone(home: Path, limits: Limits | None = None) -> Iterator[Scheduler]:
+    """A scheduler without HTTP, its model loaded."""
+
+    def opened() -> Workspace:
+        return Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))
+
+    with running(Scheduler(opened, limits)) as found:
+        found.ready.result(60)
+        yield found
+
+
+def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    """The model is not closed under what is prepared. That is refused then, and what waits to be prepared, too."""
+    slow_template(monkeypatch, gate)
+    heard: list[Told] = []
+    with alone(library) as one:
+        asked = parse_chat({"messages": [{**ASK, "content": SLOW}]})
+        for _ in range(scheduler.PREPARING + 2):
+            one.submit(asked, heard.append)
+        wait(lambda: len(gate.threads) == scheduler.PREPARING, 60)
+        closing = threading.Thread(target=one.close)
+        closing.start()
+        wait(lambda: one._closing, 60)
+        assert closing.is_alive() and one.workspace.model.handle
+        gate.goes_on.set()
+        closing.join(60)
+        assert not closing.is_alive()
+        assert len(heard) == scheduler.PREPARING + 2 and one.load == 0
+        assert all(isinstance(error, Refused) and error.status == 503 for error in heard)
+        for late in (lambda: one.submit(asked, heard.append), lambda: one.compute(lambda: 5)):
+            with pytest.raises(Refused) as refused:
+                late()
+            assert refused.value.status == 503
+
+
+def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate) -> None:
+    """It gets the result, or is refused where the server ends: neither waits for the other for ever."""
+    with alone(library) as one:
+        assert one.prepare(lambda: one.compute(threading.current_thread)).result(60).name == "scheduler"
+
+        def stopping() -> int:
+            gate.stop()
+            return one.compute(lambda: 5)
+
+        waiting = one.prepare(stopping)
+        assert gate.reached.wait(60)
+        closing = threading.Thread(target=one.close)
+        closing.start()
+        wait(lambda: one._closing, 60)
+        gate.goes_on.set()
+        with pytest.raises(Refused, match="ended"):
+            waiting.result(60)
+        closing.join(60)
+        assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_next_turn_finds_what_the_one_before_has_left(
+    library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    """It may be sent as soon as the end of an answer is there, or as its client stops it: then it is prepared when
+    that has been seen to."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    with alone(library) as one:
+        over, prepared = threading.Event(), threading.Event()
+        jobs: list[Job] = []
+        texts: list[str] = []
+        found: list[Talk | None] = []
+        real = arrange
+
+        def recorded(desk: Any, asked: Asked, **how: Any) -> Arranged:
+            if len(asked.messages) > 1:
+                found.append(desk.conversations.find(asked, keys_of(asked))[0])
+                prepared.set()
+            return real(desk, asked, **how)
+
+        monkeypatch.setattr(scheduler, "arrange", recorded)
+        first = {"messages": [ASK], "notes": {"splice": ["returns"]}, "max_tokens": 40}
+
+        def next_turn() -> None:
+            answer = {"role": "assistant", "content": "".join(texts)}
+            asked = parse_chat({**first, "messages": [ASK, answer, ASK], "max_tokens": 1})
+            one.submit(asked, lambda said: over.set() if said is None or isinstance(said, NotesError) else None)
+            prepared.wait(0.5)  # of the decode thread, in which preparation would overtake it
+
+        def tell(said: Told) -> None:
+            if isinstance(said, TextDelta):
+                texts.append(said.text)
+            if stopped and texts and not jobs[0].gone:
+                jobs[0].leave()
+                next_turn()
+            elif isinstance(said, Written) and not stopped:
+                next_turn()
+
+        one.call(lambda: jobs.append(one.submit(parse_chat(first), tell))).result(60)
+        assert over.wait(60)
+        assert len(found) == 1 and found[0] is not None and "returns" in found[0].skills
+
+
+def test_a_session_is_free_when_the_end_of_its_answer_is_there(library: Path) -> None:
+    """Its next turn may be sent at once, and is prepared in another thread."""
+    with alone(library) as one:
+        free: list[bool] = []
+        over = threading.Event()
+
+        def tell(said: Told) -> None:
+            if isinstance(said, Written):
+                with Sessions(one.workspace.paths.sessions).locked("ours"):
+                    free.append(True)
+            elif said is None or isinstance(said, NotesError):
+                over.set()
+
+        one.submit(parse_chat({"messages": [ASK], "notes": {**SKILL, "session": "ours"}}), tell)
+        assert over.wait(60) and free == [True]
