@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, heat, library
 from notes_cli.serve.answers import Events, Told, answer, begun, while_there
-from notes_cli.serve.arranging import arrange, check_size, model_of
+from notes_cli.serve.arranging import arrange, check_messages, check_size, model_of
 from notes_cli.serve.metrics import KIND, exposed
 from notes_cli.serve.ownevents import OwnEvents
 from notes_cli.serve.parsing import Asked, Reader, parse_chat, parse_completion
@@ -209,7 +209,12 @@ class Service:
     async def _chat(self, request: Request) -> Asked:
         """What messages ask for."""
         data = await self._body(request)
-        return await self._prepare(lambda: parse_chat(data, forms=self.options.forms))
+
+        def parsed() -> Asked:
+            check_messages(self.scheduler.desk, data)
+            return parse_chat(data, forms=self.options.forms)
+
+        return await self._prepare(parsed)
 
     async def _prepare(self, function: Callable[[], T]) -> T:
         """Call a function in a preparation thread: it may take seconds, and no answer waits for it."""

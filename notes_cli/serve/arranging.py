@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -119,12 +120,24 @@ def check_size(desk: Desk, texts: Sequence[str], param: str) -> None:
         raise Refused(400, what, param=param, code="context_length_exceeded")
 
 
+def check_messages(desk: Desk, data: Any) -> None:
+    """The same for the messages of a chat request in JSON, before it is parsed: that may take seconds, too. Those of
+    the system do not count, as blank ones are left out of the prompt."""
+    messages = data.get("messages") if isinstance(data, dict) else None
+    roles = [one.get("role") for one in (messages if isinstance(messages, list) else ()) if isinstance(one, dict)]
+    _check_count(desk, sum(role not in ("system", "developer") for role in roles), "messages")
+
+
+def _check_count(desk: Desk, count: int, name: str) -> None:
+    """Raise Refused for so many parts of a prompt, each of which has a token at least."""
+    if desk.longest is not None and count > desk.longest:
+        what = f"{count:,} {name}: more than the {desk.longest:,} tokens of a context"
+        raise Refused(400, what, param=name, code="context_length_exceeded")
+
+
 def _check_request(desk: Desk, asked: Asked) -> None:
     """The same for a request."""
-    for name, count in (("messages", len(asked.messages)), ("tools", len(asked.tools))):  # each has a token at least
-        if desk.longest is not None and count > desk.longest:
-            what = f"{count:,} {name}: more than the {desk.longest:,} tokens of a context"
-            raise Refused(400, what, param=name, code="context_length_exceeded")
+    _check_count(desk, len(asked.tools), "tools")
     parts = (part for message in asked.messages for part in message.parts)
     check_size(desk, [part.text for part in parts if isinstance(part, TextPart)], "messages")
     if isinstance(asked.prompt, str):
