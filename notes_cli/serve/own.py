@@ -32,12 +32,12 @@ from notes_cli.runtime.settling import Draft, drafted
 from notes_cli.runtime.thinking import Thought
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve import wire
-from notes_cli.serve.arranging import Desk
 from notes_cli.serve.jobs import Job
+from notes_cli.serve.kv_budget import KVBudget, Reservation, turn_of_session
+from notes_cli.serve.metrics import Metrics
+from notes_cli.serve.prepare import ServerState
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import Grant, Room, turn_of_session
-from notes_cli.serve.shelf import Shelf
-from notes_cli.serve.tally import Tally
+from notes_cli.serve.segment_cache import SegmentCache
 from notes_cli.serve.turns import fault
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
@@ -76,7 +76,7 @@ class _Sent:
     def segment(self, at: _At, say: Say, *, dry: bool) -> Segment:
         """Compiled now if it is not yet, as `notes ask` by itself would. Raise NotesError."""
         if self.data is None:
-            return at.shelf.segment(self.word)
+            return at.segment_cache.segment(self.word)
         path = Path(self.path)
         if not looks_like_image(self.data) and path.suffix.lower() not in SUFFIXES:
             raise no_image(name_of(path.stem))
@@ -93,7 +93,7 @@ class _Needed:
     looks: int  # cells to look ahead in, for a choice
 
     @classmethod
-    def of(cls, workspace: Workspace, room: Room, request: Request, tokens: int, spare: int) -> _Needed:
+    def of(cls, workspace: Workspace, room: KVBudget, request: Request, tokens: int, spare: int) -> _Needed:
         """For a prompt of so many tokens, and `spare` more. Of a context of a given size it is no more than that has:
         what does not fit says so itself."""
         variants = variants_of(workspace.model, request.choices or ()).values()
@@ -102,18 +102,18 @@ class _Needed:
         most = max(1, room.cells - looks) if size is None else max(size, tokens)
         return cls(size, most if request.max_tokens == ENDLESS else min(tokens + spare, most), looks)
 
-    def grant(self, room: Room, notebook: Notebook) -> Grant:
+    def grant(self, room: KVBudget, notebook: Notebook) -> Reservation:
         """One cell more than there will be: with its last token it asks for no further room."""
-        return room.grant(notebook, self.cells + 1, self.looks, others=int(self.looks > 0))
+        return room.reserve(notebook, self.cells + 1, self.looks, others=int(self.looks > 0))
 
 
 class _At(NamedTuple):
     """Where it is answered."""
 
     workspace: Workspace
-    shelf: Shelf
-    room: Room
-    tally: Tally
+    segment_cache: SegmentCache
+    room: KVBudget
+    metrics: Metrics
     job: Job
 
 
@@ -159,9 +159,9 @@ class Own:
             for event in [{"accepted": True}, *self._waiting]:
                 self._hear(event)
 
-    def begin(self, desk: Desk, room: Room, tally: Tally, job: Job) -> Task[None] | None:
+    def begin(self, state: ServerState, room: KVBudget, metrics: Metrics, job: Job) -> Task[None] | None:
         """The task that answers, in room that was seen to; None where there is none now. Raise NotesError."""
-        at = _At(desk.workspace, desk.shelf, room, tally, job)
+        at = _At(state.workspace, state.segment_cache, room, metrics, job)
         try:
             return self._begin_alone(at) if self._session is None else self._begin_turn(at, self._session)
         except Refused:
@@ -169,7 +169,7 @@ class Own:
         except Exception as error:
             if self._known:  # what was asked for can be meant: it goes wrong as it is answered
                 self._accept()
-            raise _told(error, desk.workspace) from error
+            raise _told(error, state.workspace) from error
 
     def _read(self, at: _At, words: RequestFields) -> Request:
         """The request, with skills of the library. Raise Refused for another process's files, NotesError."""
@@ -180,7 +180,7 @@ class Own:
             target = at.workspace.library.resolve(word)
             if target.kind != "name":
                 raise Refused(400, f"{word} is no compiled skill, and this server reads no files")
-            segments.append(at.shelf.segment(target.name))
+            segments.append(at.segment_cache.segment(target.name))
         if self._images is None:
             self._images = [one.segment(at, self._listener.notice, dry=self._explain) for one in self._sent]
         return replace(request, splice=segments, images=self._images)
@@ -204,7 +204,7 @@ class Own:
         spare = room_for(workspace, one.draft.request, one.draft.settings.think)
         workspace.check_length(tokens + min(spare, 1))
         needed = _Needed.of(workspace, at.room, one.draft.request, tokens, spare)
-        if not at.room.make(needed.cells + needed.looks, 2):
+        if not at.room.make_room(needed.cells + needed.looks, 2):
             return None
         self._accept()
         return self._answer_alone(at, one, needed)
@@ -254,7 +254,7 @@ class Own:
                 request = self._read(at, self._following)
             told, spare = turn_of_session(workspace, stored.state, request)
             needed = _Needed.of(workspace, at.room, request, told, spare)
-            if not at.room.make(needed.cells + needed.looks, 2):
+            if not at.room.make_room(needed.cells + needed.looks, 2):
                 return None
             session = held.enter_context(Session(workspace, stored))
         except BaseException:
@@ -299,14 +299,14 @@ class Own:
         """The prompt is assembled, and what of it is pending will be read."""
         counts, self._notebook = plan.counts, plan.notebook
         live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
-        at.tally.decoded += counts.decoded
-        at.tally.live += live
-        at.tally.spliced += counts.total - counts.decoded - live
+        at.metrics.decoded += counts.decoded
+        at.metrics.live += live
+        at.metrics.spliced += counts.total - counts.decoded - live
         tell_unspliced(plan.notebook, self._listener.notice)
 
     def _hold(self, at: _At, needed: _Needed, notebook: Notebook) -> None:
         """Keep its room, and tell how far reading has come, where that takes long."""
-        at.job.grants = [needed.grant(at.room, notebook)]
+        at.job.reservations = [needed.grant(at.room, notebook)]
         begin = end = 0
 
         def stepped() -> None:
@@ -321,8 +321,8 @@ class Own:
         at.job.stepped = stepped
 
     def _document(self, at: _At, request: Request, answer: Answer, goes_on: bool = False) -> None:
-        at.tally.written += answer.tokens
-        at.tally.first.add(answer.begun + answer.load + answer.first_token - at.job.came)
+        at.metrics.written += answer.tokens
+        at.metrics.first.add(answer.begun + answer.load + answer.first_token - at.job.came)
         self._tell({"document": turn_as_json(at.workspace, request, answer, at.job.came, self._session, goes_on)})
 
 

@@ -12,9 +12,9 @@ import anyio
 from notes_cli.errors import NotesError
 from notes_cli.serve import wire
 from notes_cli.serve.answers import PING, PINGING, EventStream, event
-from notes_cli.serve.jobs import Told
+from notes_cli.serve.jobs import JobEvent
 from notes_cli.serve.own import Own
-from notes_cli.serve.parsing import Asked, no_forms
+from notes_cli.serve.parsing import ChatRequest, no_forms
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
@@ -31,14 +31,14 @@ class OwnEvents(EventStream):
         own = Own(data, self._hear)
         if own.formed and not forms:
             raise no_forms()
-        self._job = scheduler.submit(Asked(""), self._ended, own)
+        self._job = scheduler.submit(ChatRequest(""), self._ended, own)
 
     def _hear(self, told: Json | None) -> None:
         """In the scheduler's thread."""
         with suppress(RuntimeError):  # asyncio has ended, and with it whoever would hear
             self._loop.call_soon_threadsafe(self._queue.put_nowait, told)
 
-    def _ended(self, told: Told) -> None:
+    def _ended(self, told: JobEvent) -> None:
         """Likewise."""
         if isinstance(told, Refused):
             self._hear({"declined": str(told)})

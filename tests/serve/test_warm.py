@@ -540,7 +540,7 @@ def test_a_context_that_has_grown_for_others_is_not_told_of(server: Running) -> 
 
 
 def test_others_beside_it_change_nothing(server: Running) -> None:
-    """Asked all at once, and while clients of OpenAI's ask, each says what it says alone."""
+    """ChatRequest all at once, and while clients of OpenAI's ask, each says what it says alone."""
     asked = [[QUESTION, "--splice", "returns", *more] for more in ([], [LATE], ["-s", "Be brief."], ["--think", LATE])]
     alone = [run_here("ask", *one, "--server", "off") for one in asked]
     messages = [{"role": "user", "content": f"{QUESTION} Think first."}]
