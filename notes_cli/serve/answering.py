@@ -14,7 +14,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.runtime.thinking import Speaker
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.arranging import Arranged
+from notes_cli.serve.prepare import PreparedRequest
 from notes_cli.text.messages import ToolCall
 from notes_cli.text.tools import FORCED, Calls, Form, Listening, form_of
 
@@ -84,7 +84,7 @@ class Probabilities:
 
 def writing(
     workspace: Workspace,
-    arranged: Arranged,
+    prepared: PreparedRequest,
     books: Sequence[Notebook],
     seed: int,
     hear: Hear,
@@ -92,22 +92,22 @@ def writing(
 ) -> Task[list[None]]:
     """The answers, each in a notebook that ends with the prompt. The seed of each is one more than that before.
     `ended` is told of each when it is complete."""
-    way = _chat if arranged.asked.prompt is None else _text
+    way = _chat if prepared.request.prompt is None else _text
 
     def one(index: int, book: Notebook) -> Task[None]:
-        ended((yield from way(workspace, arranged, book, index, seed + index, hear)))
+        ended((yield from way(workspace, prepared, book, index, seed + index, hear)))
 
     return together([one(index, book) for index, book in enumerate(books)])
 
 
 def _chat(
-    workspace: Workspace, arranged: Arranged, notebook: Notebook, index: int, seed: int, hear: Hear
+    workspace: Workspace, prepared: PreparedRequest, notebook: Notebook, index: int, seed: int, hear: Hear
 ) -> Task[Written]:
-    wanted, start = arranged.asked.writing, len(notebook)
+    wanted, start = prepared.request.params, len(notebook)
     sampling = replace(wanted.sampling, seed=seed & 0xFFFFFFFF)
     told = Probabilities(workspace.model, wanted.likely)
-    form = _form(workspace, arranged)
-    listening = Listening(form, arranged.asked.tools) if form else None
+    form = _form(workspace, prepared)
+    listening = Listening(form, prepared.request.tools) if form else None
 
     def say(text: str) -> None:
         text = listening.feed(text) if listening else text
@@ -118,16 +118,16 @@ def _chat(
         hear(TextDelta(index, text, thought=True))
 
     speaker = Speaker(
-        *(workspace, sampling, arranged.max_tokens, wanted.max_think),
+        *(workspace, sampling, prepared.max_tokens, wanted.max_think),
         say=say,
         say_thought=say_thought,
         stops=wanted.stops,
         chosen=told.chosen,
         grammar=wanted.grammar,
-        calls=Calls(form, arranged.asked.tools) if form and not wanted.must_call else None,
-        opened=not arranged.asked.tools,
+        calls=Calls(form, prepared.request.tools) if form and not wanted.must_call else None,
+        opened=not prepared.request.tools,
     )
-    thought = (yield from speaker.thinking(notebook)) if arranged.think else None
+    thought = (yield from speaker.thinking(notebook)) if prepared.think else None
     reply = yield from speaker.replying(notebook, thought)
     calls: tuple[ToolCall, ...] = ()
     if listening:
@@ -138,22 +138,22 @@ def _chat(
     return Written(index, reply.stopped, len(notebook) - start, reasoning, told.take(), calls)
 
 
-def _form(workspace: Workspace, arranged: Arranged) -> Form | None:
+def _form(workspace: Workspace, prepared: PreparedRequest) -> Form | None:
     """The form that calls of tools have in the answer; None where there are no tools, or it is not known."""
-    if not arranged.asked.tools:
+    if not prepared.request.tools:
         return None
-    return FORCED if arranged.asked.writing.must_call else form_of(workspace.model.chat_template or "")
+    return FORCED if prepared.request.params.must_call else form_of(workspace.model.chat_template or "")
 
 
 def _text(
-    workspace: Workspace, arranged: Arranged, notebook: Notebook, index: int, seed: int, hear: Hear
+    workspace: Workspace, prepared: PreparedRequest, notebook: Notebook, index: int, seed: int, hear: Hear
 ) -> Task[Written]:
     from notes_cli.engine.grammar import Grammar
     from notes_cli.engine.sampler import Sampler
     from notes_cli.engine.writing import Writer
     from notes_cli.text.reasoning import Until
 
-    wanted, start, model = arranged.asked.writing, len(notebook), workspace.model
+    wanted, start, model = prepared.request.params, len(notebook), workspace.model
     told, end = Probabilities(model, wanted.likely), Until("", wanted.stops)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -163,7 +163,7 @@ def _text(
 
     grammar = None if wanted.grammar is None else Grammar(model, wanted.grammar)
     with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), grammar) as sampler:
-        writer = Writer(notebook, sampler, arranged.max_tokens)
+        writer = Writer(notebook, sampler, prepared.max_tokens)
         while writer.goes_on and not end.found:
             (logits,) = yield [notebook]
             token = writer.choose(logits)

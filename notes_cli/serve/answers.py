@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from notes_cli.errors import NotesError
 from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.jobs import Begun, Job
-from notes_cli.serve.parsing import Asked
+from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.replies import Json, Reply, headers, joined
 from notes_cli.serve.scheduler import Scheduler
@@ -28,7 +28,7 @@ PINGING = b": still there\n\n"
 STALLED = 60.0  # seconds that a client has to take what is sent to it
 
 
-class Heard:
+class Submission:
     """What the scheduler tells of the prompts of one request. Close it, and what goes on of them ends."""
 
     def __init__(self, scheduler: Scheduler, replies: Sequence[Reply]) -> None:
@@ -40,7 +40,7 @@ class Heard:
         self._open = len(replies)
         try:
             for number, reply in enumerate(replies):
-                self._jobs.append(scheduler.submit(reply.asked, self._teller(number)))
+                self._jobs.append(scheduler.submit(reply.request, self._teller(number)))
         except Refused:
             self.close()
             raise
@@ -74,13 +74,13 @@ class Heard:
             job.leave()
 
 
-async def answer(request: Request, scheduler: Scheduler, every: Sequence[Asked], model: str) -> Response:
+async def answer(request: Request, scheduler: Scheduler, every: Sequence[ChatRequest], model: str) -> Response:
     """Answer a request that has one prompt or several. Raise Refused, ClientDisconnect."""
     if len(every) > scheduler.limits.requests:  # trying again would not help
         what = f"{len(every):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
         raise Refused(400, what, param="prompt", code="invalid_value")
-    choices = every[0].writing.choices
-    heard = Heard(scheduler, [Reply(asked, model, number * choices) for number, asked in enumerate(every)])
+    choices = every[0].params.choices
+    heard = Submission(scheduler, [Reply(asked, model, number * choices) for number, asked in enumerate(every)])
     if not every[0].stream:
         try:
             await while_there(request.receive, heard.all())
@@ -158,7 +158,7 @@ async def begun(request: Request, stream: EventStream) -> EventStream:
 class Stream(EventStream):
     """A reply in chunks."""
 
-    def __init__(self, heard: Heard) -> None:
+    def __init__(self, heard: Submission) -> None:
         super().__init__()
         self._heard = heard
         self._first: asyncio.Future[Any] | None = None
@@ -198,7 +198,7 @@ class Stream(EventStream):
         yield b"data: [DONE]\n\n"
 
 
-class Told:
+class ProgressQueue:
     """How far something has come that takes long, for whoever waits for it."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Told:
 class Events(EventStream):
     """Progress, then what came of it."""
 
-    def __init__(self, told: Told, result: asyncio.Future[Json], name: str = "skill") -> None:
+    def __init__(self, told: ProgressQueue, result: asyncio.Future[Json], name: str = "skill") -> None:
         """`name`: the key that the result has."""
         super().__init__()
         self._told, self._result, self._name = told, result, name

@@ -19,10 +19,10 @@ from starlette.routing import BaseRoute, Route
 
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, heat, library
-from notes_cli.serve.answers import Events, Told, answer, begun, while_there
-from notes_cli.serve.arranging import check_size, model_of
-from notes_cli.serve.metrics import KIND, exposed
-from notes_cli.serve.parsing import Asked, Reader, parse_chat, parse_completion
+from notes_cli.serve.answers import Events, ProgressQueue, answer, begun, while_there
+from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
+from notes_cli.serve.prepare import check_messages, check_size, model_of
+from notes_cli.serve.prometheus import KIND, exposed
 from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused, body, refused
@@ -110,11 +110,11 @@ class Service:
     async def metrics(self, request: Request) -> Response:
         there = self.scheduler.ready.done() and not self.scheduler.ended  # also while it drains
         gauges = await asyncio.wrap_future(self.scheduler.call(self.scheduler.gauges)) if there else {}
-        return Response(exposed(self.scheduler.tally, gauges), media_type=KIND)
+        return Response(exposed(self.scheduler.metrics, gauges), media_type=KIND)
 
     async def models(self, request: Request) -> Response:
         self._check()
-        names = await self._prepare(lambda: [one.name for one in self.scheduler.shelf.known()])
+        names = await self._prepare(lambda: [one.name for one in self.scheduler.segment_cache.known()])
         model = self.scheduler.names[0]
         listed = [self._model(name) for name in (model, *(f"{model}@{name}" for name in names))]
         return JSONResponse({"object": "list", "data": listed})
@@ -127,7 +127,7 @@ class Service:
 
         def found() -> None:
             for skill in model_of(name, self.scheduler.names):
-                self.scheduler.shelf.segment(skill)
+                self.scheduler.segment_cache.segment(skill)
 
         await self._prepare(found)
         return JSONResponse(self._model(name))
@@ -142,7 +142,7 @@ class Service:
         given.end()
 
         def tokens() -> list[int]:
-            check_size(self.scheduler.desk, [content], "content")
+            check_size(self.scheduler.state, [content], "content")
             found: list[int] = self.scheduler.workspace.model.tokenize(content, special=special).tolist()
             return found
 
@@ -169,13 +169,13 @@ class Service:
         return JSONResponse(await self._prepare(lambda: way(self.scheduler, name)))
 
     async def compile(self, request: Request) -> Response:
-        data, told = await self._body(request), Told()
+        data, told = await self._body(request), ProgressQueue()
         compiling = asyncio.ensure_future(library.compile_text(self.scheduler, data, told.add))
         return await begun(request, Events(told, compiling))
 
     async def heat(self, request: Request) -> Response:
         wanted, stream = heat.parse(await self._body(request))
-        told = Told()
+        told = ProgressQueue()
         found = asyncio.wrap_future(self.scheduler.call(heat.probing(self.scheduler, wanted, told.add), long=True))
         if stream:
             return await begun(request, Events(told, found, "heat"))
@@ -188,7 +188,7 @@ class Service:
         asked = await self._chat(request)
         if asked.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
-        prepared = await self._prepare(lambda: prepare(self.scheduler.desk, asked, ExitStack(), dry=True))
+        prepared = await self._prepare(lambda: prepare(self.scheduler.state, asked, ExitStack(), dry=True))
         assert not isinstance(prepared, PreparedTurn)
         return JSONResponse(await self._at_context(lambda: self.scheduler.turns.explain(prepared)))
 
@@ -205,10 +205,15 @@ class Service:
 
     # What they share.
 
-    async def _chat(self, request: Request) -> Asked:
+    async def _chat(self, request: Request) -> ChatRequest:
         """What messages ask for."""
         data = await self._body(request)
-        return await self._prepare(lambda: parse_chat(data, forms=self.options.forms))
+
+        def parsed() -> ChatRequest:
+            check_messages(self.scheduler.state, data)
+            return parse_chat(data, forms=self.options.forms)
+
+        return await self._prepare(parsed)
 
     async def _prepare(self, function: Callable[[], T]) -> T:
         """Call a function in a preparation thread: it may take seconds, and no answer waits for it."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import Standing
 from notes_cli.runtime.corrections import known_fields, parse_errata
-from notes_cli.serve.parsing import Asked
+from notes_cli.serve.parsing import ChatRequest
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.messages import ImagePart, Message
 
@@ -81,18 +81,18 @@ class Conversations:
         self._lock = threading.Lock()
         self._turns: OrderedDict[bytes, list[_Turn]] = OrderedDict()
 
-    def find(self, asked: Asked, keys: Sequence[bytes]) -> tuple[Talk | None, dict[str, Segment]]:
+    def find(self, request: ChatRequest, keys: Sequence[bytes]) -> tuple[Talk | None, dict[str, Segment]]:
         """What is remembered of the conversation that this goes on with, and the skills that it has. None for a new
         one, and for one that was told what the client does not say: of that it has the skills. `keys`: of its messages
         (`keys_of`)."""
         with self._lock:
-            turn, skills = self._find(asked, keys)
+            turn, skills = self._find(request, keys)
         return (turn.talk if turn else None), skills
 
-    def _find(self, asked: Asked, keys: Sequence[bytes]) -> tuple[_Turn | None, dict[str, Segment]]:
-        own = asked.notes.errata
+    def _find(self, request: ChatRequest, keys: Sequence[bytes]) -> tuple[_Turn | None, dict[str, Segment]]:
+        own = request.notes.errata
         skills: dict[str, Segment] = {}
-        for turns in self._before(asked, keys):
+        for turns in self._before(request, keys):
             skills = skills or turns[-1].talk.skills
             same = [one for one in turns if own[: len(one.talk.own)] == one.talk.own]
             if same:
@@ -100,18 +100,18 @@ class Conversations:
                 return turn, {**turn.talk.skills, **skills}
         return None, skills
 
-    def _before(self, asked: Asked, keys: Sequence[bytes]) -> Iterator[list[_Turn]]:
+    def _before(self, request: ChatRequest, keys: Sequence[bytes]) -> Iterator[list[_Turn]]:
         """The turns that ended as this conversation has it, those of its latest answer first."""
         for number in range(len(keys) - 1, 0, -1):
-            message = asked.messages[number]
+            message = request.messages[number]
             turns = self._turns.get(keys[number - 1], ()) if message.role == "assistant" else ()
             if said := [one for one in turns if _is_answer(message, one.answers)]:
                 yield said
 
-    def keep(self, asked: Asked, keys: Sequence[bytes], talk: Talk, answers: Sequence[str]) -> None:
+    def keep(self, request: ChatRequest, keys: Sequence[bytes], talk: Talk, answers: Sequence[str]) -> None:
         """A turn was answered; of an answer that was stopped the text that its client got."""
         with self._lock:
-            before, _ = self._find(asked, keys)
+            before, _ = self._find(request, keys)
             if before:
                 before.last = False
             turns = self._turns.setdefault(keys[-1], [])
@@ -144,12 +144,12 @@ def value_of(segment: Segment, name: str) -> str | None:
     return next((span.value for span in segment.fields if span.name == name), None)
 
 
-def keys_of(asked: Asked) -> list[bytes]:
+def keys_of(request: ChatRequest) -> list[bytes]:
     """A digest of the messages up to each of them."""
-    whose = [asked.notes.cache_salt, asked.model, asked.notes.splice, asked.tools]
+    whose = [request.notes.cache_salt, request.model, request.notes.splice, request.tools]
     digest = hashlib.sha256(json.dumps(whose, default=dict).encode())
     keys = []
-    for message in asked.messages:
+    for message in request.messages:
         digest.update(b"\0" + json.dumps(_plain(message)).encode())
         keys.append(digest.digest())
     return keys

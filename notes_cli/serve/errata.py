@@ -8,8 +8,8 @@ from typing import Any
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.library.standing import StandingErrata, holding
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
-from notes_cli.serve.arranging import check_size
 from notes_cli.serve.parsing import Reader
+from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
@@ -34,17 +34,17 @@ def parse(data: Any) -> dict[str, str]:
 def correcting_all(scheduler: Scheduler, values: dict[str, str]) -> Iterator[Json | None]:
     """Tell everybody, a session at a time, None after each; then how many conversations will be told before their next
     question, and which sessions were. Each part needs the context, and others may have it between two of them."""
-    desk = scheduler.desk
-    if desk.errata is None:
+    state = scheduler.state
+    if state.errata is None:
         raise Refused(400, "this library keeps no errata")
-    _check_length(scheduler, desk.errata, values)
-    going, done = correcting(scheduler.workspace, desk.errata, values), None
+    _check_length(scheduler, state.errata, values)
+    going, done = correcting(scheduler.workspace, state.errata, values), None
     while done is None:
         try:
             yield next(going)
         except StopIteration as ended:
             done = ended.value
-    told = sum(desk.conversations.having(one.skill, one.field, one.value) for one in done.errata)
+    told = sum(state.conversations.having(one.skill, one.field, one.value) for one in done.errata)
     errata = [{"skill": one.skill, "field": one.field, "was": one.was, "value": one.value} for one in done.errata]
     skipped = {name: str(error) for name, error in done.skipped.items()}
     yield {"errata": errata, "told": told, "sessions": list(done.edited), "skipped": skipped}
@@ -57,10 +57,10 @@ def _check_length(scheduler: Scheduler, errata: StandingErrata, values: dict[str
     def tokens(text: str) -> int:
         return len(scheduler.workspace.model.tokenize(text))
 
-    check_size(scheduler.desk, [*values.values()], "value")
-    infos = {one.name: one for one in scheduler.shelf.known()}
+    check_size(scheduler.state, [*values.values()], "value")
+    infos = {one.name: one for one in scheduler.segment_cache.known()}
     known = Known((one.name, [span.name for span in one.fields]) for one in infos.values())
-    longest = scheduler.desk.longest or DEFAULT_CONTEXT
+    longest = scheduler.state.longest or DEFAULT_CONTEXT
     for key, value in values.items():
         for one in known.resolve(key, "no compiled skill has"):
             fields = {span.name: span.value for span in infos[one.skill].fields}

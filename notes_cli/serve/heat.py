@@ -56,13 +56,13 @@ def probing(scheduler: Scheduler, wanted: Probing, told: Callable[[Json], object
         yield update
 
     def work() -> Json:
-        workspace, room = scheduler.workspace, scheduler.room
-        segment = scheduler.shelf.segment(str(wanted.skill))  # a client names skills, no files of this machine
+        workspace, room = scheduler.workspace, scheduler.budget
+        segment = scheduler.segment_cache.segment(str(wanted.skill))  # a client names skills, no files of this machine
         words = [len(workspace.model.tokenize(text or "")) for text in (wanted.question, wanted.system)]
         tokens = 2 * len(segment) + sum(words) + MARGIN
-        if not room.make(tokens, SEQUENCES):
+        if not room.make_room(tokens, SEQUENCES):
             raise Refused(503, f"there is no room for the {tokens:,} tokens of a probe now", code="no_room", wait=5)
-        with room.reserved(tokens, SEQUENCES):  # no answer is to count on it
+        with room.reserving(tokens, SEQUENCES):  # no answer is to count on it
             found = probe_skill(workspace, replace(wanted, skill=segment), Listener(watch=watch))
         return {"version": 1, **as_json(found), "text": found.text}
 

@@ -13,9 +13,9 @@ from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
 from notes_cli.runtime.asking import Counts
 from notes_cli.serve.answering import TextDelta, Written
-from notes_cli.serve.parsing import Asked
+from notes_cli.serve.kv_budget import Reservation
+from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.questions import Prepared
-from notes_cli.serve.room import Grant
 
 CHUNK = 256  # tokens of prompts that are read at a step
 
@@ -48,27 +48,27 @@ class Begun:
     saved: float | None = None  # seconds of prefill (runtime/assembling.py)
 
 
-Told = Begun | TextDelta | Written | NotesError | None  # None: all is said
+JobEvent = Begun | TextDelta | Written | NotesError | None  # None: all is said
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request that is prepared, waits or is answered. `tell` is called in threads of the scheduler, and must not
+    """A request that is prepared, waits or is answered. `on_event` is called in threads of the scheduler, and must not
     block."""
 
-    asked: Asked
-    tell: Callable[[Told], object]
+    request: ChatRequest
+    on_event: Callable[[JobEvent], object]
     came: float = field(default_factory=time.perf_counter)
     gone: bool = False  # nobody wants the answer any more
     prepared: Prepared | None = None  # None: not yet
     running: Running[None] | None = None
-    grants: list[Grant] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
     held: ExitStack = field(default_factory=ExitStack)  # what it gives up when it is over: its session
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
     def sequences(self) -> int:
-        return self.asked.writing.choices
+        return self.request.params.choices
 
     def leave(self) -> None:
         """The client has gone: the answer ends at the next step."""

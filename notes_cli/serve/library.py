@@ -14,8 +14,8 @@ from notes_cli.library.standing import holding
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.runtime.compiling import block_warnings
 from notes_cli.runtime.keeping import Compiled, compile_to_library
-from notes_cli.serve.arranging import check_size
 from notes_cli.serve.parsing import Reader
+from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused, refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
@@ -30,7 +30,7 @@ def listed(scheduler: Scheduler) -> list[Json]:
     values of fields that everybody is told instead."""
     workspace = scheduler.workspace
     identity = workspace.identity
-    errata = scheduler.desk.errata.all() if scheduler.desk.errata else ()
+    errata = scheduler.state.errata.all() if scheduler.state.errata else ()
     found = []
     for entry in workspace.library.entries():
         facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
@@ -107,7 +107,7 @@ def _parse(scheduler: Scheduler, data: Any) -> _Compile:
     if kv not in (None, *KEPT):
         raise given.wrong("kv", f"one of {', '.join(KEPT)}", kv)
     workspace, wanted = scheduler.workspace, blocks or 1
-    check_size(scheduler.desk, [text], "text")
+    check_size(scheduler.state, [text], "text")
     try:
         skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
         warnings = (*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ()))
@@ -130,7 +130,7 @@ async def compile_text(scheduler: Scheduler, data: Any, told: Callable[[Json], o
         return update
 
     def compiled() -> Compiled:
-        with scheduler.room.reserved(wanted.cells):
+        with scheduler.budget.reserving(wanted.cells):
             return compile_to_library(
                 *(workspace, skill),
                 force=wanted.force,

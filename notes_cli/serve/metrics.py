@@ -1,58 +1,36 @@
-"""What a scraper of Prometheus reads: how much was asked, read, reused and written, and how full the context is."""
+"""What is counted while requests are answered. One thread writes, others may read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from notes_cli.serve.tally import BOUNDS, Tally, Times
-
-KIND = "text/plain; version=0.0.4; charset=utf-8"
+BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # seconds
 
 
-class _Now(Collector):
-    """What there is at the moment."""
+@dataclass(slots=True)
+class Times:
+    """Durations, by the first bound that they do not exceed; the last is for all others."""
 
-    def __init__(self, tally: Tally, gauges: dict[str, float]) -> None:
-        self._tally, self._gauges = tally, gauges
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    sum: float = 0.0
 
-    def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        requests = CounterMetricFamily("notes_requests", "Requests by how they ended.", labels=["outcome"])
-        for outcome, count in tally.outcomes.items():
-            requests.add_metric([outcome], count)
-        yield requests
-        prompts = CounterMetricFamily(
-            "notes_prompt_tokens", "Tokens of prompts by how they came about.", labels=["how"]
-        )
-        for how, tokens in (("decoded", tally.decoded), ("spliced", tally.spliced), ("live", tally.live)):
-            prompts.add_metric([how], tokens)
-        yield prompts
-        yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=tally.written)
-        yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=tally.steps)
-        yield CounterMetricFamily("notes_set_aside", "Answers that made room for others.", value=tally.aside)
-        for name, (what, times) in {
-            "notes_first_token_seconds": ("From a request to its first token.", tally.first),
-            "notes_queue_seconds": ("From a request to its beginning.", tally.queued),
-        }.items():
-            yield _histogram(name, what, times)
-        for name, value in self._gauges.items():
-            yield GaugeMetricFamily(f"notes_{name}", name.replace("_", " "), value=value)
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.sum += seconds
 
 
-def _histogram(name: str, what: str, times: Times) -> Metric:
-    buckets, total = [], 0
-    for bound, count in zip((*map(str, BOUNDS), "+Inf"), times.counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    return HistogramMetricFamily(name, what, buckets=buckets, sum_value=times.sum)
+@dataclass(slots=True)
+class Metrics:
+    """Tokens of prompts by how they came about, tokens of answers, and how requests ended."""
 
-
-def exposed(tally: Tally, gauges: dict[str, float]) -> bytes:
-    """All of it in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_Now(tally, gauges))
-    return generate_latest(registry)
+    decoded: int = 0
+    spliced: int = 0
+    live: int = 0
+    written: int = 0
+    steps: int = 0
+    preempted: int = 0  # answers that made room for others
+    outcomes: Counter[str] = field(default_factory=Counter)  # answered, failed, gone, refused
+    first: Times = field(default_factory=Times)  # until the first token could be chosen
+    queued: Times = field(default_factory=Times)

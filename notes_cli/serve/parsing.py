@@ -51,7 +51,7 @@ MOST_LIKELY = 20  # top_logprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NotesParams:
     """The key `notes` of a request: skills and what is to be done with them."""
 
     splice: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class GenerationParams:
     """How an answer is to be written."""
 
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -89,7 +89,7 @@ class Writing:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatRequest:
     """One request, of either endpoint: messages and tools, or a raw prompt."""
 
     model: str
@@ -97,8 +97,8 @@ class Asked:
     tools: tuple[Mapping[str, Any], ...] = ()
     prompt: str | tuple[int, ...] | None = None
     echo: bool = False
-    writing: Writing = field(default_factory=Writing)
-    notes: Noted = field(default_factory=Noted)
+    params: GenerationParams = field(default_factory=GenerationParams)
+    notes: NotesParams = field(default_factory=NotesParams)
     stream: bool = False
     usage: bool = False  # tell it at the end of a stream
 
@@ -183,43 +183,43 @@ class Reader:
             raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
 
 
-def parse_chat(data: Any, *, forms: bool = True) -> Asked:
+def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     """A request of /v1/chat/completions. `forms`: its answer may be held to one. Raise Refused."""
     given = Reader(data)
     model, stream, usage = given.text("model"), given.flag("stream"), _usage(given)
     messages = _messages(given.any("messages"))
     tools, forced = _tools(given, forms)
-    writing = _writing(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
+    params = _writing(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
     notes = _notes(given.any("notes"))
     grammar = _grammar(given, forms)
-    writing = replace(writing, grammar=forced or grammar, must_call=forced is not None)
+    params = replace(params, grammar=forced or grammar, must_call=forced is not None)
     given.ignore(IGNORED)
     given.end()
-    return Asked(model, messages, tools, writing=writing, notes=notes, stream=stream, usage=usage)
+    return ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage)
 
 
-def parse_completion(data: Any, *, forms: bool = True) -> list[Asked]:
+def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     """A request of /v1/completions: one for each of its prompts. `forms`: as above. Raise Refused."""
     given = Reader(data)
     model, stream, usage, echo = given.text("model"), given.flag("stream"), _usage(given), given.flag("echo")
     prompts = _prompts(given.any("prompt"))
     likely = given.whole("logprobs", 0, MOST_LIKELY)
-    writing = _writing(given, ("max_tokens", "n_predict"), likely, thinks=False)
-    if (best := given.whole("best_of", 1, MOST_CHOICES)) not in (None, writing.choices):
+    params = _writing(given, ("max_tokens", "n_predict"), likely, thinks=False)
+    if (best := given.whole("best_of", 1, MOST_CHOICES)) not in (None, params.choices):
         raise given.wrong("best_of", "as many as n", best)
     if given.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
-    writing = replace(writing, grammar=_grammar(given, forms))
+    params = replace(params, grammar=_grammar(given, forms))
     notes = _notes(given.any("notes"))
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
-    if echo and likely is not None and writing.max_tokens == 0:
+    if echo and likely is not None and params.max_tokens == 0:
         what = "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
         raise Refused(400, what, param="logprobs", code="unsupported_value")
     given.ignore(IGNORED)
     given.end()
     return [
-        Asked(model, prompt=prompt, echo=echo, writing=writing, notes=notes, stream=stream, usage=usage)
+        ChatRequest(model, prompt=prompt, echo=echo, params=params, notes=notes, stream=stream, usage=usage)
         for prompt in prompts
     ]
 
@@ -242,7 +242,7 @@ def _likely(given: Reader) -> int | None:
     return (most or 0) if wanted else None
 
 
-def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks: bool = True) -> Writing:
+def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks: bool = True) -> GenerationParams:
     found = [given.whole(key, -1, 2**31 - 1) for key in limits]
     most = next((one for one in found if one is not None), None)
     effort = given.text("reasoning_effort") if thinks else ""
@@ -253,7 +253,7 @@ def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks
     template.end()
     seed = given.whole("seed", -(2**63), 2**63 - 1)
     base = SamplerOptions()
-    return Writing(
+    return GenerationParams(
         SamplerOptions(
             given.number("temperature", 0, 100, base.temperature),
             given.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
@@ -358,15 +358,15 @@ def _read(param: str, made: Callable[[], str]) -> str:
     return grammar
 
 
-def _notes(data: Any) -> Noted:
+def _notes(data: Any) -> NotesParams:
     if data is None:
-        return Noted()
+        return NotesParams()
     given = Reader(data, "notes")
     ask = _ask(given) if given.flag("ask") else None
     errata, fields = given.any("errata"), given.any("fields")
     if isinstance(errata, dict):
         errata = list(of_fields(_values(given, "errata", errata)))
-    found = Noted(
+    found = NotesParams(
         splice=given.texts("splice", 64),
         errata=(
             *Reader({"errata": errata}, "notes").texts("errata", 256),

@@ -14,9 +14,9 @@ from notes_cli.runtime.opening import tell_edited
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.settling import Draft, drafted
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.arranging import Arranged, Desk, arrange, check_bias, check_request, turn_of
-from notes_cli.serve.parsing import Asked
-from notes_cli.serve.room import turn_of_session
+from notes_cli.serve.kv_budget import turn_of_session
+from notes_cli.serve.parsing import ChatRequest
+from notes_cli.serve.prepare import PreparedRequest, ServerState, check_bias, check_request, prepare_request, turn_of
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
 
@@ -45,35 +45,35 @@ class PreparedTurn:
     notices: list[str]
 
 
-Prepared = Arranged | Question | PreparedTurn
+Prepared = PreparedRequest | Question | PreparedTurn
 
 
-def prepare(desk: Desk, asked: Asked, held: ExitStack, *, dry: bool = False) -> Prepared:
+def prepare(state: ServerState, chat: ChatRequest, held: ExitStack, *, dry: bool = False) -> Prepared:
     """Prepare any request. `held` keeps its session open and locked. `dry`: it is only to be explained, and nothing is
     compiled for it. Raise NotesError."""
-    if asked.notes.session is not None:
-        return _turn(desk, asked, asked.notes.session, held)
-    return arrange(desk, asked, dry=dry) if asked.notes.ask is None else _question(desk, asked, dry)
+    if chat.notes.session is not None:
+        return _turn(state, chat, chat.notes.session, held)
+    return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _question(state, chat, dry)
 
 
-def _turn(desk: Desk, asked: Asked, name: str, held: ExitStack) -> PreparedTurn:
-    check_request(desk, asked)
-    workspace = desk.workspace
+def _turn(state: ServerState, chat: ChatRequest, name: str, held: ExitStack) -> PreparedTurn:
+    check_request(state, chat)
+    workspace = state.workspace
     stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-    request = turn_of(desk.shelf, asked, desk.names, desk.most, begun=bool(stored.state.live))
-    check_bias(workspace, asked)
+    request = turn_of(state.segment_cache, chat, state.names, state.most, begun=bool(stored.state.live))
+    check_bias(workspace, chat)
     tokens, spare = turn_of_session(workspace, stored.state, request)
     return PreparedTurn(
         stored, request, tokens, spare, _lookahead(workspace, request), _edited_notices(workspace, request)
     )
 
 
-def _question(desk: Desk, asked: Asked, dry: bool) -> Question:
+def _question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
     """Open the skills of a request and resolve its settings."""
-    check_request(desk, asked)
-    workspace = desk.workspace
-    request = turn_of(desk.shelf, asked, desk.names, desk.most, begun=False, dry=dry)
-    check_bias(workspace, asked)
+    check_request(state, chat)
+    workspace = state.workspace
+    request = turn_of(state.segment_cache, chat, state.names, state.most, begun=False, dry=dry)
+    check_bias(workspace, chat)
     notices = _edited_notices(workspace, request)
     listener = Listener(notice=lambda notice: notices.append(str(notice)))
     draft = drafted(workspace, request, listener, dry=dry)

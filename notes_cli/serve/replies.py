@@ -14,7 +14,7 @@ from notes_cli.engine.notebook import Stopped
 from notes_cli.explaining import explanation
 from notes_cli.serve.answering import TextDelta, Token, Written
 from notes_cli.serve.jobs import Begun
-from notes_cli.serve.parsing import Asked
+from notes_cli.serve.parsing import ChatRequest
 
 _REASONS: dict[Stopped, str] = {"end": "stop", "length": "length", "context": "length"}
 Json = dict[str, Any]
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 class Reply:
     """One request's reply, as it comes. `first` is the index of its first choice, where several prompts share one."""
 
-    asked: Asked
+    request: ChatRequest
     model: str
     first: int = 0
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -36,12 +36,12 @@ class Reply:
 
     @property
     def chat(self) -> bool:
-        return self.asked.prompt is None
+        return self.request.prompt is None
 
     @property
     def echo(self) -> str:
-        prompt = self.asked.prompt
-        return prompt if self.asked.echo and isinstance(prompt, str) else ""
+        prompt = self.request.prompt
+        return prompt if self.request.echo and isinstance(prompt, str) else ""
 
     def hear(self, told: Begun | TextDelta | Written) -> None:
         """What was told by the scheduler."""
@@ -55,7 +55,7 @@ class Reply:
     # Whole.
 
     def whole(self) -> Json:
-        choices = [self._choice(index) for index in range(self.asked.writing.choices)]
+        choices = [self._choice(index) for index in range(self.request.params.choices)]
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage([self]), **self.explained()}
 
@@ -77,7 +77,7 @@ class Reply:
 
     def opening(self) -> Iterable[Json]:
         """The chunks before any word."""
-        for index in range(self.asked.writing.choices):
+        for index in range(self.request.params.choices):
             if self.chat:
                 yield self._chunk(index, {"role": "assistant", "content": ""})
             elif self.echo:
@@ -90,7 +90,7 @@ class Reply:
                 listed = [{"index": number, **call} for number, call in enumerate(calls(told))]
                 yield self._chunk(told.index, {"tool_calls": listed})
             last = self._chunk(told.index, {} if self.chat else "", told.rest, reason(told))
-            whole = len(self.written) == self.asked.writing.choices and not self.asked.usage
+            whole = len(self.written) == self.request.params.choices and not self.request.usage
             yield {**last, **self.explained()} if whole else last
         elif isinstance(told, TextDelta) and self.chat:
             key = "reasoning_content" if told.thought else "content"
@@ -101,7 +101,7 @@ class Reply:
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
         """The last chunk, of all replies, which has no choice: what was used, where that was asked for, and what the
         prompt was made of."""
-        if self.asked.usage:
+        if self.request.usage:
             kind = "chat.completion.chunk" if self.chat else "text_completion"
             yield {**self._head(kind), "choices": [], "usage": usage(replies), **self.explained()}
 
@@ -122,13 +122,13 @@ class Reply:
     def explained(self) -> Json:
         """The key `notes`, where it was asked for."""
         told: Json = {name: value for one in self.written.values() for name, value in one.notes.items()}
-        if self.asked.notes.explain and self.begun:
+        if self.request.notes.explain and self.begun:
             pieces = explanation(self.begun.pieces, asdict(self.begun.counts), self.begun.notices)
             told = {**told, **pieces, "ms": {"prompt": round(1000 * self.begun.seconds, 3)}, **told}
         return {"notes": told} if told else {}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
-        if self.asked.writing.likely is None:
+        if self.request.params.likely is None:
             return None
         return {
             "content": [
@@ -142,7 +142,7 @@ class Reply:
         }
 
     def _completed(self, index: int, tokens: Sequence[Token]) -> Json | None:
-        if self.asked.writing.likely is None:
+        if self.request.params.likely is None:
             return None
         places = self._places.setdefault(index, Places(len(self.echo)))
         return {

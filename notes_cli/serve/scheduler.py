@@ -3,7 +3,7 @@
 Each step decodes a token of every sequence that answers and a chunk of those that are prefilled; between steps skills
 are spliced, requests admitted and cancelled, and other work on K/V is done. The context belongs to this thread alone.
 
-A request arrives there prepared (arranging.py): segments open, prompt tokenised, limits checked. A preparation thread
+A request arrives there prepared (prepare.py): segments open, prompt tokenised, limits checked. A preparation thread
 may wait for the decode thread, to have an image compiled; the decode thread never waits for preparation, but at its
 end, when it refuses all that the others still want of it. Results of preparation stay valid: segments keep the files
 that they were opened from, and the decode thread checks them against the context again. It looks for prefixes itself.
@@ -30,15 +30,15 @@ from notes_cli.library.standing import StandingErrata
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefixes import Prefixes
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.arranging import Arranged, Desk
 from notes_cli.serve.conversations import Conversations
-from notes_cli.serve.jobs import Job, Limits, Told
-from notes_cli.serve.parsing import Asked
+from notes_cli.serve.jobs import Job, JobEvent, Limits
+from notes_cli.serve.kv_budget import GRANT, KVBudget
+from notes_cli.serve.metrics import Metrics
+from notes_cli.serve.parsing import ChatRequest
+from notes_cli.serve.prepare import PreparedRequest, ServerState
 from notes_cli.serve.questions import PreparedTurn, Question, prepare
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import GRANT, Room
-from notes_cli.serve.shelf import Shelf
-from notes_cli.serve.tally import Tally
+from notes_cli.serve.segment_cache import SegmentCache
 from notes_cli.serve.turns import IDLE, Turns, fault
 from notes_cli.sessions.session import Session
 
@@ -71,7 +71,7 @@ class Scheduler:
         self.over: Future[None] = Future()  # raises what it failed by
         self.names = tuple(names)
         self.started = int(time.time())
-        self.tally = Tally()
+        self.metrics = Metrics()
         self._open = workspace
         self._arrivals: queue.SimpleQueue[Job | _Work | Callable[[], object] | None] = queue.SimpleQueue()
         self._works: deque[_Work] = deque()
@@ -113,18 +113,18 @@ class Scheduler:
         """Requests that wait or are being answered."""
         return self._count
 
-    def submit(self, asked: Asked, tell: Callable[[Told], object]) -> Job:
+    def submit(self, request: ChatRequest, on_event: Callable[[JobEvent], object]) -> Job:
         """Have a request prepared and answered. Raise Refused where too many wait already, and where the model is not
         there."""
         if self.ended:
             raise Refused(503, "the server has failed", code="failed")
         with self._lock:
             if self._count >= self.limits.requests:
-                self.tally.outcomes["refused"] += 1
+                self.metrics.outcomes["refused"] += 1
                 raise Refused(429, "too many requests are waiting: try again later", code="queue_full", wait=1)
             self._count += 1
             leaving = [job for job in self._prepared if job.gone]
-        job = Job(asked, tell)
+        job = Job(request, on_event)
         try:
             self.prepare(lambda: self._prepare(job, leaving))
         except Refused:
@@ -133,7 +133,7 @@ class Scheduler:
         return job
 
     def prepare(self, function: Callable[[], T]) -> Future[T]:
-        """Have a function called in a preparation thread. It may use the model, the library and `desk`, and wait for
+        """Have a function called in a preparation thread. It may use the model, the library and `state`, and wait for
         the decode thread by `compute`. Raise Refused where the model is not there."""
         with self._lock:
             if self._closing or self.ended:
@@ -161,10 +161,10 @@ class Scheduler:
             if job.gone:
                 self._over(job, "gone")
                 return
-            prepared = prepare(self.desk, job.asked, job.held)
+            prepared = prepare(self.state, job.request, job.held)
         except Exception as error:
             self._over(job, "failed")
-            job.tell(fault(error))
+            job.on_event(fault(error))
             return
         with self._lock:
             job.prepared = prepared
@@ -215,7 +215,7 @@ class Scheduler:
             "requests_waiting": len(self._waiting),
             "cells": context.cells,
             "cells_used": context.used,
-            "cells_promised": self.room.promised,
+            "cells_promised": self.budget.promised,
             "sequences_free": context.free,
             "prefixes_idle": resting,
         }
@@ -242,7 +242,7 @@ class Scheduler:
             while True:
                 one = self._arrivals.get_nowait()
                 if isinstance(one, Job):
-                    one.tell(Refused(503, "the server has ended", code="shutting_down"))
+                    one.on_event(Refused(503, "the server has ended", code="shutting_down"))
                 elif one is not None:
                     (one.function if isinstance(one, _Work) else one)()
 
@@ -253,15 +253,24 @@ class Scheduler:
         with contextlib.suppress(EngineError):  # fewer at a time, then
             workspace.make_way(0, self.limits.parallel + beside)
         self.prefixes = Prefixes()
-        self.shelf = Shelf(workspace, self.compute)
+        self.segment_cache = SegmentCache(workspace, self.compute)
         errata = StandingErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         given = None if workspace.grows else workspace.context.cells
         longest = min((one for one in (workspace.longest, given) if one is not None), default=None)
-        self.desk = Desk(
-            *(workspace, self.shelf, self.prefixes, Conversations(), errata, self.names, self.limits.tokens, longest)
+        self.state = ServerState(
+            *(
+                workspace,
+                self.segment_cache,
+                self.prefixes,
+                Conversations(),
+                errata,
+                self.names,
+                self.limits.tokens,
+                longest,
+            )
         )
-        self.room = Room(workspace, self.prefixes)
-        self.turns = Turns(self.desk, self.room, self.tally)
+        self.budget = KVBudget(workspace, self.prefixes)
+        self.turns = Turns(self.state, self.budget, self.metrics)
 
     def _end(self) -> None:
         with self._lock:
@@ -287,7 +296,7 @@ class Scheduler:
             work.function()
         self._works.clear()
         for job in [*self._waiting, *self._jobs]:
-            job.tell(Refused(503, "the server ends", code="shutting_down"))
+            job.on_event(Refused(503, "the server ends", code="shutting_down"))
         for job in self._waiting:
             self._over(job, "failed")
         self._waiting.clear()
@@ -343,10 +352,12 @@ class Scheduler:
         """Begin with those for whom there is room, in the order in which they came. One that waits for what another is
         reading does not stop those after it; one that waits for room does."""
         for job in sorted(self._jobs, key=lambda job: job.came):
-            if any(grant.aside for grant in job.grants) and not self.room.resume(job.grants):
-                if any(not any(grant.aside for grant in other.grants) for other in self._jobs):
+            if any(reservation.preempted for reservation in job.reservations) and not self.budget.resume(
+                job.reservations
+            ):
+                if any(not any(reservation.preempted for reservation in other.reservations) for other in self._jobs):
                     return  # until those that go on have ended
-                if self.room.resume(job.grants, 1):
+                if self.budget.resume(job.reservations, 1):
                     continue
                 assert job.running is not None
                 job.running.fail(Refused(503, "there is no room for the rest of this answer", code="no_room", wait=1))
@@ -379,56 +390,56 @@ class Scheduler:
         if isinstance(job.prepared, Question):
             return self._ask(job, job.prepared)
         assert job.prepared is not None
-        arranged, layout, salt = job.prepared, job.prepared.layout, job.asked.notes.cache_salt
+        prepared, layout, salt = job.prepared, job.prepared.layout, job.request.notes.cache_salt
         least = len(layout) + 1
-        if not self.room.could(least):
-            raise _too_long(least, self.room.cells)
-        if not self.room.make(0, job.sequences):
+        if not self.budget.can_allocate(least):
+            raise _too_long(least, self.budget.cells)
+        if not self.budget.make_room(0, job.sequences):
             return None
         kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
         if coming > length + SOON:
             return False
         notebook = self.prefixes.begin(kept, length, layout) if kept and length else self.workspace.notebook()
-        first = self._room_for(job, len(layout) - len(notebook), min(arranged.room, GRANT))
+        first = self._room_for(job, len(layout) - len(notebook), min(prepared.room, GRANT))
         if first is None:
             self.prefixes.undo(kept, notebook)
             return None
-        needed = min(1 + (arranged.kept if arranged.think else 0), arranged.room)
+        needed = min(1 + (prepared.kept if prepared.think else 0), prepared.room)
         if first < needed:
             notebook.close()
-            raise _too_long(len(layout) + needed * job.sequences, self.room.cells)
-        notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
+            raise _too_long(len(layout) + needed * job.sequences, self.budget.cells)
+        notebook.bound = min(len(layout) + prepared.room, self.workspace.context.n_ctx)
         held = self.prefixes.add(notebook, layout, salt)
-        others, spare = job.sequences - 1, max(0, min(arranged.kept, first - 1))
-        job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others, spare)]
-        return self._answer(job, self.turns.answer(job, arranged, held, length, first))
+        others, spare = job.sequences - 1, max(0, min(prepared.kept, first - 1))
+        job.reservations = [self.budget.reserve(notebook, len(layout) + first, others * first, others, spare)]
+        return self._answer(job, self.turns.answer(job, prepared, held, length, first))
 
     def _answer(self, job: Job, task: Task[None]) -> bool:
         """Begin to answer."""
         self._jobs.append(job)
-        self.tally.queued.add(time.perf_counter() - job.came)
+        self.metrics.queued.add(time.perf_counter() - job.came)
         job.running = self._loop.begin(task)
         return True
 
     def _room_for(self, job: Job, prompt: int, first: int) -> int | None:
         """Room for so many tokens of a prompt, and `first` of each answer, fewer where it is alone. None: not now."""
-        if self.room.make(prompt + job.sequences * first):
+        if self.budget.make_room(prompt + job.sequences * first):
             return first
         if self._jobs:
             return None
-        return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
+        return (self.budget.cells - self.workspace.context.used - prompt) // job.sequences
 
     def _ask(self, job: Job, question: Question) -> bool | None:
         """A question in a sequence of its own, for all of which there is room (else None)."""
         cells = self._cells(question.tokens, question.spare, question.looks)
-        if not self.room.make(cells + question.looks, 2):
+        if not self.budget.make_room(cells + question.looks, 2):
             return None
         return self._answer(job, self.turns.question(job, question, cells))
 
     def _go_on_with_session(self, job: Job, turn: PreparedTurn) -> bool | None:
         """A turn of a session on disk, for all of which there is room (else None)."""
         cells = self._cells(turn.tokens, turn.spare, turn.looks)
-        if not self.room.make(cells + turn.looks, 1 + int(turn.looks > 0)):
+        if not self.budget.make_room(cells + turn.looks, 1 + int(turn.looks > 0)):
             return None
         session = job.held.enter_context(Session(self.workspace, turn.stored))
         return self._answer(job, self.turns.session(job, session, turn, cells))
@@ -436,12 +447,12 @@ class Scheduler:
     def _cells(self, tokens: int, spare: int, looks: int) -> int:
         """Cells for a prompt of so many tokens and an answer, of which there may be fewer than `spare`, beside those to
         look ahead in. Raise Refused for a prompt that is too long."""
-        if not self.room.could(tokens + 1 + looks):
-            raise _too_long(tokens + 1 + looks, self.room.cells)
-        return tokens + spare if self.room.could(tokens + spare + looks) else self.room.cells - looks
+        if not self.budget.can_allocate(tokens + 1 + looks):
+            raise _too_long(tokens + 1 + looks, self.budget.cells)
+        return tokens + spare if self.budget.can_allocate(tokens + spare + looks) else self.budget.cells - looks
 
     def _step(self) -> None:
-        self.tally.steps += 1
+        self.metrics.steps += 1
         held = self._held()
         looks = [look for running in self._loop.running for look in running.looks]
         # One that reads alone is decoded in the batches of `notes ask`.
@@ -456,49 +467,51 @@ class Scheduler:
                 self._fail(job, running.outcome)
             else:
                 self._forget(job, "answered")
-                job.tell(None)
+                job.on_event(None)
 
     def _held(self) -> list[Notebook]:
         """Notebooks that wait at this step, as there is no room for another token of theirs. If all do, the request
         that came last makes room for those before it: it is read again when they are done. Where none can, the one
         that came first goes on with what is left, each of its answers with its part; with nothing left they end."""
         while True:
-            held = self.room.held()
+            held = self.budget.held()
             waiting = [look.notebook for one in self._loop.running for look in one.looks if look.pending]
             if not held or any(book not in held for book in waiting):
                 return held
-            going = [job for job in self._jobs if any(not one.aside for one in job.grants)]
+            going = [job for job in self._jobs if any(not one.preempted for one in job.reservations)]
             movable = [
-                job for job in going if isinstance(job.prepared, Arranged) and self.room.could_resume(job.grants)
+                job
+                for job in going
+                if isinstance(job.prepared, PreparedRequest) and self.budget.can_resume(job.reservations)
             ]
             if len(going) < 2 or not movable:
-                first = min(going, key=lambda job: job.came).grants if going else []
-                self.room.divide(first)
-                return [book for book in held if not any(grant.notebook is book for grant in first)]
+                first = min(going, key=lambda job: job.came).reservations if going else []
+                self.budget.divide(first)
+                return [book for book in held if not any(reservation.notebook is book for reservation in first)]
             last = max(movable, key=lambda job: job.came)
-            assert isinstance(last.prepared, Arranged) and last.running is not None
-            self.tally.aside += 1
+            assert isinstance(last.prepared, PreparedRequest) and last.running is not None
+            self.metrics.preempted += 1
             try:
-                self.room.set_aside(last.grants, max((end for _, end in last.prepared.layout.splices), default=0))
+                self.budget.preempt(last.reservations, max((end for _, end in last.prepared.layout.splices), default=0))
             except EngineError:  # a state cannot go back
                 last.running.fail(Refused(503, "there is no room for the rest of this answer", code="no_room", wait=1))
                 self._ended()
 
     def _fail(self, job: Job, error: Exception) -> None:
         self._forget(job, "failed")
-        job.tell(fault(error))
+        job.on_event(fault(error))
 
     def _forget(self, job: Job, outcome: str) -> None:
         if job in self._jobs:
             self._jobs.remove(job)
-        self.room.end(job.grants)
+        self.budget.end(job.reservations)
         self._over(job, outcome)
 
     def _over(self, job: Job, outcome: str) -> None:
         """It is counted here, once: its client may go while its last step is made."""
         job.held.close()
         with self._lock:
-            self.tally.outcomes[outcome] += 1
+            self.metrics.outcomes[outcome] += 1
             self._prepared.discard(job)
             self._count -= 1
         job.over.set()

@@ -18,13 +18,13 @@ from notes_cli.runtime.assembling import assembling, saved, tell_unspliced
 from notes_cli.runtime.prefixes import Layout, Prefix
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
-from notes_cli.serve.arranging import Arranged, Desk
-from notes_cli.serve.jobs import Begun, Job, Told
+from notes_cli.serve.jobs import Begun, Job, JobEvent
+from notes_cli.serve.kv_budget import KVBudget
+from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import DRAWN
+from notes_cli.serve.prepare import PreparedRequest, ServerState
 from notes_cli.serve.questions import PreparedTurn, Question
 from notes_cli.serve.refusals import ServerError
-from notes_cli.serve.room import Room
-from notes_cli.serve.tally import Tally
 from notes_cli.sessions.session import Session
 
 IDLE = 32  # notebooks that are kept beside those that are being answered
@@ -34,7 +34,7 @@ IDLE = 32  # notebooks that are kept beside those that are being answered
 class _Answer:
     """The answers to a request, as they are told."""
 
-    tell: Callable[[Told], object]
+    tell: Callable[[JobEvent], object]
     texts: dict[int, str] = field(default_factory=dict)  # by the number of the choice
 
     def hear(self, words: TextDelta) -> None:
@@ -48,24 +48,24 @@ class _Reply:
 
     def __init__(self, job: Job, workspace: Workspace, notices: list[str]) -> None:
         self._job, self._workspace, self._notices = job, workspace, notices
-        self._tokens = Probabilities(workspace.model, job.asked.writing.likely)
+        self._tokens = Probabilities(workspace.model, job.request.params.likely)
         self.listener = Listener(
             notice=lambda notice: notices.append(str(notice)),
             thought=self._thought,
-            answer=lambda text: job.tell(TextDelta(0, text, tokens=self._tokens.take())),
+            answer=lambda text: job.on_event(TextDelta(0, text, tokens=self._tokens.take())),
             chosen=self._tokens.chosen,
         )
 
     def _thought(self, text: str) -> None:
-        self._job.tell(TextDelta(0, text, thought=True))
+        self._job.on_event(TextDelta(0, text, thought=True))
 
     def written(self, request: Request, answer: Answer, goes_on: bool = False) -> Written:
         """The end of it, with the key `notes` of the reply: the document of `notes ask --json` where the request has
         `explain`, the probabilities of choices in any case."""
-        notes, session = self._job.asked.notes, self._job.asked.notes.session
+        notes, session = self._job.request.notes, self._job.request.notes.session
         told: dict[str, object] = {}
         if answer.decision:
-            self._job.tell(TextDelta(0, answer.text))
+            self._job.on_event(TextDelta(0, answer.text))
             told = {"choice": answer.choice, "probabilities": answer.probabilities}
         if notes.explain:
             told = turn_as_json(self._workspace, request, answer, self._job.came, session, goes_on)
@@ -78,35 +78,34 @@ class _Reply:
 class Turns:
     """What requests need to be answered, in the thread that has the context."""
 
-    def __init__(self, desk: Desk, room: Room, tally: Tally) -> None:
-        self._desk, self._room, self._tally = desk, room, tally
-        self._workspace, self._prefixes = desk.workspace, desk.prefixes
+    def __init__(self, state: ServerState, room: KVBudget, metrics: Metrics) -> None:
+        self._state, self._budget, self._metrics = state, room, metrics
+        self._workspace, self._prefixes = state.workspace, state.prefixes
 
-    def explain(self, prepared: Arranged | Question) -> dict[str, object]:
+    def explain(self, prepared: PreparedRequest | Question) -> dict[str, object]:
         """The pieces of a prompt and how each would come about now. Nothing is computed. Raise NotesError."""
         if isinstance(prepared, Question):
             return self._explain_question(prepared)
-        arranged = prepared
-        layout = arranged.layout
-        kept, length, _ = self._prefixes.find(layout, arranged.asked.notes.cache_salt)
+        layout = prepared.layout
+        kept, length, _ = self._prefixes.find(layout, prepared.request.notes.cache_salt)
         live = length if kept else 0
         notebook = (
             self._prefixes.begin(kept, live, layout, dry=True) if kept and live else self._workspace.notebook(dry=True)
         )
         run(self._reading(layout, notebook))
         counts = replace(Counts.of(notebook), shared=live)
-        return explanation(notebook.pieces, asdict(counts), arranged.notices)
+        return explanation(notebook.pieces, asdict(counts), prepared.notices)
 
-    def answer(self, job: Job, arranged: Arranged, held: Prefix, live: int, first: int) -> Task[None]:
+    def answer(self, job: Job, prepared: PreparedRequest, held: Prefix, live: int, first: int) -> Task[None]:
         """Read the prompt, write the answers, and leave the first one's notebook to others."""
-        layout, notebook = arranged.layout, held.notebook
+        layout, notebook = prepared.layout, held.notebook
         books: list[Notebook] = []
-        heard, failed, complete = _Answer(job.tell), False, 0
+        heard, failed, complete = _Answer(job.on_event), False, 0
 
         def keep() -> None:
-            if arranged.talk is not None:
+            if prepared.talk is not None:
                 answers = [*heard.texts.values()] or [""]
-                self._desk.conversations.keep(arranged.asked, arranged.keys, arranged.talk, answers)
+                self._state.conversations.keep(prepared.request, prepared.keys, prepared.talk, answers)
 
         def ended(written: Written) -> None:
             nonlocal complete
@@ -120,15 +119,15 @@ class Turns:
             yield [notebook]
             counts = replace(Counts.of(notebook), shared=live)
             gain = saved(notebook.pieces, layout.prompt.segments)
-            self._tell_begun(job, counts, live, notebook.pieces, arranged.notices, gain)
+            self._tell_begun(job, counts, live, notebook.pieces, prepared.notices, gain)
             books = [notebook.share() for _ in range(job.sequences - 1)]
-            job.grants[0].more = job.grants[0].others = 0
+            job.reservations[0].more = job.reservations[0].others = 0
             for book in books:
                 book.bound = notebook.bound
-                job.grants.append(self._room.grant(book, len(layout) + first, kept=job.grants[0].kept))
-            seed = arranged.asked.writing.sampling.seed
+                job.reservations.append(self._budget.reserve(book, len(layout) + first, kept=job.reservations[0].kept))
+            seed = prepared.request.params.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            yield from writing(self._workspace, arranged, [notebook, *books], seed, heard.hear, ended)
+            yield from writing(self._workspace, prepared, [notebook, *books], seed, heard.hear, ended)
         except Exception as error:
             failed = True
             self._prefixes.drop(held)  # nobody should go on from what failed
@@ -145,7 +144,7 @@ class Turns:
         """A question in a sequence of its own, in cells that were seen to. With its end the sequence is given up."""
         request, notices = question.draft.request, question.notices
         notebook = self._workspace.notebook()
-        self._grant(job, notebook, cells, question.looks)
+        self._reserve(job, notebook, cells, question.looks)
         try:
             yield from self._assembling(question, notebook)
             plan = Plan.of(question.draft, notebook)
@@ -174,7 +173,7 @@ class Turns:
         reply, goes_on = _Reply(job, self._workspace, turn.notices), not session.empty
 
         def assembled(plan: Plan) -> None:
-            self._grant(job, plan.notebook, cells, turn.looks)
+            self._reserve(job, plan.notebook, cells, turn.looks)
             self._assembled(job, plan, reply.listener)
 
         with job.held:
@@ -185,9 +184,9 @@ class Turns:
         # When it is closed: its client may send the next turn at once.
         self._tell_written(job, reply.written(turn.request, found, goes_on))
 
-    def _grant(self, job: Job, notebook: Notebook, cells: int, looks: int) -> None:
+    def _reserve(self, job: Job, notebook: Notebook, cells: int, looks: int) -> None:
         """One cell more than there will be: with its last token it asks for no further room."""
-        job.grants = [self._room.grant(notebook, cells + 1, looks, others=int(looks > 0))]
+        job.reservations = [self._budget.reserve(notebook, cells + 1, looks, others=int(looks > 0))]
 
     def _assembled(self, job: Job, plan: Plan, listener: Listener) -> None:
         tell_unspliced(plan.notebook, listener.notice)
@@ -206,15 +205,15 @@ class Turns:
         """The prompt is there: say what it was made of. `live`: tokens whose rows were there already; `gain`: seconds
         of prefill that were saved, if they are known."""
         seconds, cached = time.perf_counter() - job.came, counts.total - counts.decoded
-        self._tally.decoded += counts.decoded
-        self._tally.spliced += cached - live
-        self._tally.live += live
-        self._tally.first.add(seconds)
-        job.tell(Begun(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
+        self._metrics.decoded += counts.decoded
+        self._metrics.spliced += cached - live
+        self._metrics.live += live
+        self._metrics.first.add(seconds)
+        job.on_event(Begun(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
 
     def _tell_written(self, job: Job, written: Written) -> None:
-        self._tally.written += written.tokens
-        job.tell(written)
+        self._metrics.written += written.tokens
+        job.on_event(written)
 
     def _reading(self, layout: Layout, notebook: Notebook) -> Task[None]:
         if layout.prompt.conversation is None:

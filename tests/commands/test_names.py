@@ -13,7 +13,7 @@ from notes_cli.commands.ask import GROUPS
 from notes_cli.commands.batch import KEYS
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.runtime.asking import Request
-from notes_cli.serve.parsing import Noted
+from notes_cli.serve.parsing import NotesParams
 
 from .conftest import run_here
 
@@ -25,7 +25,9 @@ def flags() -> set[str]:
     return {flag.lstrip("-") for one in command_named("ask").params for flag in one.opts}
 
 
-@pytest.mark.parametrize("key", [*(one.name for one in fields(Request)), *KEYS, *(one.name for one in fields(Noted))])
+@pytest.mark.parametrize(
+    "key", [*(one.name for one in fields(Request)), *KEYS, *(one.name for one in fields(NotesParams))]
+)
 def test_a_key_is_named_as_its_option(key: str) -> None:
     """What Python, a line of a batch and HTTP call something is what the command line calls it."""
     if key not in ALIKE | {"id", "cache_salt", "match", "ask"}:

@@ -65,7 +65,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-class Desk:
+class ServerState:
     """An agent of Pydantic AI with a tool, and what the tool was asked."""
 
     def __init__(self, served: Served, **given: Any) -> None:
@@ -87,42 +87,42 @@ class Desk:
 
 def test_it_calls_a_tool_and_reads_its_result(qwen: Served, writes: Writes) -> None:
     """A loop of requests, what was read stays read; the conversation goes on, also with two calls at once."""
-    desk = Desk(qwen)
+    state = ServerState(qwen)
     writes(call("days_since", order="A-1"), "It was 12 days ago.")
-    found = desk.agent.run_sync("When was A-1 ordered?")
-    assert (found.output, desk.asked) == ("It was 12 days ago.", ["A-1"])
+    found = state.agent.run_sync("When was A-1 ordered?")
+    assert (found.output, state.asked) == ("It was 12 days ago.", ["A-1"])
     assert found.usage.requests == 2 and found.usage.tool_calls == 1
     assert found.usage.cache_read_tokens > 0.8 * found.usage.input_tokens / 2
     writes(call("days_since", order="A-2") + "\n" + call("days_since", order="A-3"), "Both of them then.")
-    again = desk.agent.run_sync("And A-2 and A-3?", message_history=found.all_messages())
-    assert again.output == "Both of them then." and sorted(desk.asked) == ["A-1", "A-2", "A-3"]
+    again = state.agent.run_sync("And A-2 and A-3?", message_history=found.all_messages())
+    assert again.output == "Both of them then." and sorted(state.asked) == ["A-1", "A-2", "A-3"]
     assert again.usage.cache_read_tokens > 0.8 * again.usage.input_tokens
 
 
 def test_it_streams(qwen: Served, writes: Writes) -> None:
     """The call and the words of the answer after it, as they come."""
-    desk = Desk(qwen)
+    state = ServerState(qwen)
 
     async def words() -> list[str]:
-        async with desk.agent.run_stream("When was A-1 ordered?") as run:
+        async with state.agent.run_stream("When was A-1 ordered?") as run:
             return [text async for text in run.stream_text(delta=True, debounce_by=None)]
 
     writes(call("days_since", order="A-1"), "It was 12 days ago, I'd say.")
     said = asyncio.run(words())
-    assert "".join(said) == "It was 12 days ago, I'd say." and len(said) > 5 and desk.asked == ["A-1"]
+    assert "".join(said) == "It was 12 days ago, I'd say." and len(said) > 5 and state.asked == ["A-1"]
 
 
 @pytest.mark.parametrize("form", [NativeOutput, ToolOutput])
 def test_its_answer_has_a_form(qwen: Served, writes: Writes, form: Any) -> None:
     """By a JSON schema, beside a tool and after its result, or by a call that must be made; whole and streamed."""
-    desk = Desk(qwen, output_type=form(Verdict), **({} if form is NativeOutput else {"tools": []}))
+    state = ServerState(qwen, output_type=form(Verdict), **({} if form is NativeOutput else {"tools": []}))
     if form is NativeOutput:
         writes(call("days_since", order="A-1"))
-    found = desk.agent.run_sync("May I return A-1?")
-    assert isinstance(found.output, Verdict) and desk.asked == ["A-1"][: form is NativeOutput]
+    found = state.agent.run_sync("May I return A-1?")
+    assert isinstance(found.output, Verdict) and state.asked == ["A-1"][: form is NativeOutput]
 
     async def streamed() -> Verdict:
-        async with desk.agent.run_stream("May I return it?", message_history=found.all_messages()) as run:
+        async with state.agent.run_stream("May I return it?", message_history=found.all_messages()) as run:
             return await run.get_output()
 
     assert isinstance(asyncio.run(streamed()), Verdict)

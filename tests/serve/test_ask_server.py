@@ -512,7 +512,7 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
 
 
 def test_others_beside_it_change_nothing(server: Running) -> None:
-    """Asked all at once, and while clients of OpenAI's ask, each says what it says alone."""
+    """ChatRequest all at once, and while clients of OpenAI's ask, each says what it says alone."""
     asked = [[QUESTION, "--splice", "returns", *more] for more in ([], [LATE], ["-s", "Be brief."], ["--think", LATE])]
     alone = [run_here("ask", *one, "--server", "off") for one in asked]
     messages = [{"role": "user", "content": f"{QUESTION} Think first."}]

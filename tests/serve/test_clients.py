@@ -36,7 +36,7 @@ def test_a_leak_is_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> Non
     rest = prefixes.rest
 
     def lose(one: Prefix) -> None:
-        if kept or served.scheduler.tally.outcomes["answered"] < 26:
+        if kept or served.scheduler.metrics.outcomes["answered"] < 26:
             rest(one)
         else:
             prefixes.kept.remove(one)

@@ -446,7 +446,7 @@ def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: p
     real = everybody.tell
 
     def tell(*given: Any) -> int:
-        steps.append(own.scheduler.tally.steps)
+        steps.append(own.scheduler.metrics.steps)
         return real(*given)
 
     monkeypatch.setattr(everybody, "tell", tell)

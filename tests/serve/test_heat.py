@@ -41,7 +41,7 @@ def taken(served: Served) -> tuple[int, int]:
     def look() -> tuple[int, int]:
         while scheduler.prefixes.evict():
             pass
-        assert not scheduler.room.promised
+        assert not scheduler.budget.promised
         return scheduler.workspace.context.free, scheduler.workspace.context.used
 
     found: tuple[int, int] = served.at_context(look)
@@ -89,7 +89,7 @@ def test_others_are_answered_meanwhile(served: Served) -> None:
     with streaming(served, LONG) as events, streaming(served, {**ASKED, "window": 16}) as others:
         next(events)
         assert told(served.ask(splice=["returns"], errata={"date": "2026-07-01"})) == calm == "refused"
-        assert served.at_context(lambda: served.scheduler.room.promised), "ended before the answer came"
+        assert served.at_context(lambda: served.scheduler.budget.promised), "ended before the answer came"
         assert list(events)[-1]["heat"]["skill"] == list(others)[-1]["heat"]["skill"] == "returns"
 
 
@@ -101,7 +101,7 @@ def test_who_goes_away_ends_it(served: Served) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{served.url}/v1/notes/heat", json=LONG, timeout=httpx.Timeout(10, read=0.1))
     end = time.monotonic() + 10
-    while served.at_context(lambda: served.scheduler.room.promised) and time.monotonic() < end:
+    while served.at_context(lambda: served.scheduler.budget.promised) and time.monotonic() < end:
         time.sleep(0.02)
     assert taken(served) == before
 

@@ -42,4 +42,4 @@ def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: 
         first = served.http.post("/v1/chat/completions", json=goes_on).json()
         fresh = {**goes_on, "notes": {"splice": ["rules"], "cache_salt": "fresh"}}
         assert told(first) == told(served.http.post("/v1/chat/completions", json=fresh).json())
-        assert served.scheduler.load == 0 and not served.scheduler.room.grants
+        assert served.scheduler.load == 0 and not served.scheduler.budget.reservations

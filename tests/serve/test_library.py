@@ -73,13 +73,13 @@ def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: s
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
     """A long compile pauses for the steps of others, and a bad one is refused."""
     seen: list[int] = []
-    steps = own.scheduler.tally.steps
+    steps = own.scheduler.metrics.steps
     long = TEXT + "\n".join(f"- Rule {number}: the shipping of {number} is free." for number in range(150))
     with own.http.stream("POST", "/v1/notes/compile", json={"name": "long", "text": long}) as reply:
         lines = reply.iter_lines()
         next(lines)
         assert told(own.ask(splice=["returns"])) == "accepted"
-        seen.append(own.scheduler.tally.steps)
+        seen.append(own.scheduler.metrics.steps)
         rest = [json.loads(line[6:]) for line in lines if line]
     assert rest[-1]["skill"]["tokens"] > 1000 and rest[0]["done"] < rest[0]["total"] and seen[0] > steps
     for bad in (
@@ -142,9 +142,9 @@ def test_a_name_of_the_model_with_an_at(library: Path) -> None:
 def test_explain(own: Served) -> None:
     """What is explained is what is done then, and computes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}
-    decoded = own.scheduler.tally.decoded
+    decoded = own.scheduler.metrics.decoded
     before = own.http.post("/v1/notes/explain", json=asked).json()
-    assert own.scheduler.tally.decoded == decoded
+    assert own.scheduler.metrics.decoded == decoded
     assert own.http.post("/v1/chat/completions", json=asked).json()["notes"]["pieces"] == before["pieces"]
     again = own.http.post("/v1/notes/explain", json=asked).json()
     hows = [(piece["kind"], piece["how"]) for piece in again["pieces"]]

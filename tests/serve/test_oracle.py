@@ -1,6 +1,6 @@
 """Whoever says what, in whatever order: the last that a prompt says of each field is what holds for its client.
 
-Random requests of many conversations are arranged, and nothing is computed. What a model would read is looked over from
+Random requests of many conversations are prepared, and nothing is computed. What a model would read is looked over from
 the beginning to the end, and compared with what was said, by whom and of what. Skills are compiled again meanwhile, to
 another text or back to one that they had.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.serve.arranging import arrange
 from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.prepare import prepare_request
 
 from .conftest import Json, Served, compile_into, started
 
@@ -94,9 +94,9 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
     )
     assert own.http.post("/v1/notes/compile", json={"name": "loans", "text": loans}).status_code == 200
     texts = {"returns": returns, "loans": loans}
-    both = {name: (text, text + "\n\nAsk at the desk for more.") for name, text in texts.items()}
+    both = {name: (text, text + "\n\nAsk at the state for more.") for name, text in texts.items()}
     standing: dict[str, dict[str, str]] = {name: {} for name in texts}
-    desk, model = own.scheduler.desk, own.scheduler.workspace.model
+    state, model = own.scheduler.state, own.scheduler.workspace.model
 
     def begun(number: int) -> Talk:
         talk = Talk(number, rng.choice([[], ["returns"], ["loans"], ["returns", "loans"]]))
@@ -108,10 +108,10 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
     def asked(talk: Talk) -> str:
         """The prompt of the talk's next turn, of which the server then knows the answer."""
         request = parse_chat({"messages": talk.messages, "notes": {"splice": talk.named, "errata": talk.errata}})
-        arranged = arrange(desk, request)
-        assert arranged.talk is not None
-        desk.conversations.keep(request, arranged.keys, arranged.talk, ["accepted"])
-        return b"".join(model.token_bytes(int(one), special=True) for one in arranged.layout.tokens).decode()
+        prepared = prepare_request(state, request)
+        assert prepared.talk is not None
+        state.conversations.keep(request, prepared.keys, prepared.talk, ["accepted"])
+        return b"".join(model.token_bytes(int(one), special=True) for one in prepared.layout.tokens).decode()
 
     talks: list[Talk | None] = [None] * 6
     turns = 0

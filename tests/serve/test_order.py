@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from samples import SAMPLES
 
-from notes_cli.serve.arranging import _question
 from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.prepare import _question
 
 from .conftest import QUESTION, Served, pieces, told
 

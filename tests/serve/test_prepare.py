@@ -23,13 +23,13 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import arranging, parsing, reading, scheduler
+from notes_cli.serve import parsing, prepare, reading, scheduler
 from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.app import Options
-from notes_cli.serve.arranging import Arranged, arrange, check_size
 from notes_cli.serve.conversations import Talk, keys_of
-from notes_cli.serve.jobs import Job, Limits, Told
-from notes_cli.serve.parsing import Asked, parse_chat
+from notes_cli.serve.jobs import Job, JobEvent, Limits
+from notes_cli.serve.parsing import ChatRequest, parse_chat
+from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
 from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.scheduler import Scheduler, running
@@ -117,7 +117,7 @@ def test_what_no_context_holds(
     served: Served, monkeypatch: pytest.MonkeyPatch, path: str, given: Json, says: str
 ) -> None:
     """It is refused with the limit, and not tokenised."""
-    longest = served.scheduler.desk.longest_token
+    longest = served.scheduler.state.longest_token
     assert longest == 13
     monkeypatch.setattr(Model, "tokenize", lambda *_, **__: pytest.fail("it was tokenised"))
     reply = served.http.post(path, json=given)
@@ -137,16 +137,16 @@ def test_the_bound_is_that_of_the_context(library: Path) -> None:
 
 def test_what_may_fit_is_let_through(served: Served) -> None:
     """No text that fits the context is too large for the check, whatever it is made of."""
-    model, desk, draw = served.scheduler.workspace.model, served.scheduler.desk, random.Random(3)
+    model, state, draw = served.scheduler.workspace.model, served.scheduler.state, random.Random(3)
     words = [piece.decode() for token in range(model.n_vocab) if (piece := model.token_bytes(token)).isascii()]
     longest = sorted(words, key=len)[-3:]
     signs = [chr(draw.randrange(32, 0x3000)) for _ in range(99)]
-    assert desk.longest is not None
+    assert state.longest is not None
     for pool in (words, longest, signs, [longest[-1]], ["\n\n"], [" "]):
-        text = "".join(draw.choices(pool, k=desk.longest + 1))
-        while len(model.tokenize(text)) > desk.longest:
+        text = "".join(draw.choices(pool, k=state.longest + 1))
+        while len(model.tokenize(text)) > state.longest:
             text = text[: len(text) * 9 // 10]
-        check_size(desk, [text], "messages")
+        check_size(state, [text], "messages")
 
 
 def test_blanks_do_not_count(served: Served) -> None:
@@ -188,6 +188,13 @@ def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch
     assert seen == [False, False] and gc.isenabled()
 
 
+@pytest.mark.parametrize("given", [{"messages": 3}, {"messages": [3, {"content": 5}]}, {"notes": 4}, [], "x"])
+def test_what_is_no_request_is_refused_when_it_is_parsed(served: Served, given: Any) -> None:
+    """The check of its messages passes over what has another form."""
+    reply = served.http.post("/v1/chat/completions", json=given)
+    assert reply.status_code == 400 and reply.json()["error"]["code"] != "context_length_exceeded"
+
+
 SLOW = "Which one is slow?"
 SKILL: Json = {"splice": ["returns"]}
 
@@ -216,14 +223,14 @@ def gate() -> Iterator[Gate]:
 
 def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """The prompt of one question stops where its chat template would be rendered."""
-    real = arranging.with_tools
+    real = prepare.with_tools
 
     def stopping(workspace: Any, prompt: Any, *given: Any) -> Any:
         if SLOW in str(prompt.conversation.messages[-1].parts):
             gate.stop()
         return real(workspace, prompt, *given)
 
-    monkeypatch.setattr(arranging, "with_tools", stopping)
+    monkeypatch.setattr(prepare, "with_tools", stopping)
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
@@ -251,7 +258,7 @@ def test_a_running_answer_goes_on_meanwhile(
         def answer() -> None:
             with served.client.completions.create(model="", prompt="x", max_tokens=1500, stream=True) as chunks:
                 for _ in chunks:
-                    tokens.append(served.scheduler.tally.steps)
+                    tokens.append(served.scheduler.metrics.steps)
                     if gate.goes_on.is_set():
                         return
 
@@ -259,9 +266,9 @@ def test_a_running_answer_goes_on_meanwhile(
         wait(lambda: len(tokens) > 5, 60)
         waiting = pool.submit(served.chat, [{**ASK, "content": SLOW}], max_tokens=2, notes=SKILL)
         assert gate.reached.wait(60)
-        before, steps = len(tokens), served.scheduler.tally.steps
+        before, steps = len(tokens), served.scheduler.metrics.steps
         wait(lambda: len(tokens) >= before + 20, 60)
-        assert served.scheduler.tally.steps >= steps + 19, "a step for each of them, without the slow one"
+        assert served.scheduler.metrics.steps >= steps + 19, "a step for each of them, without the slow one"
         reply = served.http.post("/v1/completions", json={"prompt": "May", "max_tokens": 3})
         assert reply.json()["usage"]["completion_tokens"] == 3 and not waiting.done()
         gate.goes_on.set()
@@ -274,7 +281,7 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
     library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     """Nothing is decoded for it, it is counted, and its session can be opened again."""
-    real = arranging.turn_of
+    real = prepare.turn_of
 
     def stopping(*given: Any, **how: Any) -> Any:
         if not gate.reached.is_set():
@@ -287,7 +294,7 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
         leave(self)
         left.set()
 
-    monkeypatch.setattr(arranging, "turn_of", stopping)
+    monkeypatch.setattr(prepare, "turn_of", stopping)
     monkeypatch.setattr(Job, "leave", leaving)
     with started(library) as served:
         session = {**SKILL, "session": "left"}
@@ -296,12 +303,12 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
             head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             assert gate.reached.wait(60)
-        steps = served.scheduler.tally.steps
+        steps = served.scheduler.metrics.steps
         assert served.scheduler.load == 1
         assert left.wait(60)
         gate.goes_on.set()
         wait(lambda: served.scheduler.load == 0, 60)
-        assert served.scheduler.tally.outcomes == Counter({"gone": 1}) and served.scheduler.tally.steps == steps
+        assert served.scheduler.metrics.outcomes == Counter({"gone": 1}) and served.scheduler.metrics.steps == steps
         assert served.ask(session="left", **SKILL)["choices"][0]["message"]["content"] == "accepted"
 
 
@@ -320,7 +327,7 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[Scheduler]:
 def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """The model is not closed under what is prepared. That is refused then, and what waits to be prepared, too."""
     slow_template(monkeypatch, gate)
-    heard: list[Told] = []
+    heard: list[JobEvent] = []
     with alone(library) as one:
         asked = parse_chat({"messages": [{**ASK, "content": SLOW}]})
         for _ in range(scheduler.PREPARING + 2):
@@ -374,15 +381,15 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
         jobs: list[Job] = []
         texts: list[str] = []
         found: list[Talk | None] = []
-        real = arrange
+        real = prepare_request
 
-        def recorded(desk: Any, asked: Asked, **how: Any) -> Arranged:
+        def recorded(state: Any, asked: ChatRequest, **how: Any) -> PreparedRequest:
             if len(asked.messages) > 1:
-                found.append(desk.conversations.find(asked, keys_of(asked))[0])
+                found.append(state.conversations.find(asked, keys_of(asked))[0])
                 prepared.set()
-            return real(desk, asked, **how)
+            return real(state, asked, **how)
 
-        monkeypatch.setattr(scheduler, "arrange", recorded)
+        monkeypatch.setattr(scheduler, "prepare_request", recorded)
         first = {"messages": [ASK], "notes": {"splice": ["returns"]}, "max_tokens": 40}
 
         def next_turn() -> None:
@@ -391,7 +398,7 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
             one.submit(asked, lambda said: over.set() if said is None or isinstance(said, NotesError) else None)
             prepared.wait(0.5)  # of the decode thread, in which preparation would overtake it
 
-        def tell(said: Told) -> None:
+        def tell(said: JobEvent) -> None:
             if isinstance(said, TextDelta):
                 texts.append(said.text)
             if stopped and texts and not jobs[0].gone:
@@ -411,7 +418,7 @@ def test_a_session_is_free_when_the_end_of_its_answer_is_there(library: Path) ->
         free: list[bool] = []
         over = threading.Event()
 
-        def tell(said: Told) -> None:
+        def tell(said: JobEvent) -> None:
             if isinstance(said, Written):
                 with Sessions(one.workspace.paths.sessions).locked("ours"):
                     free.append(True)

@@ -21,7 +21,7 @@ from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.scheduler import LONG
-from notes_cli.serve.shelf import _cut
+from notes_cli.serve.segment_cache import _cut
 
 from .conftest import Served, started
 from .test_robust import ASK, wait
@@ -128,7 +128,7 @@ def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
 
 def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
     """The skill was compiled again with another value before the field was corrected for all."""
-    segment: Segment = served.at_context(lambda: served.scheduler.shelf.segment("returns"))
+    segment: Segment = served.at_context(lambda: served.scheduler.segment_cache.segment("returns"))
     talk = Talk(skills={"returns": segment}, copies=frozenset({Copy("returns")}), heard=0)
     errata = [Standing("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
     now = told(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)

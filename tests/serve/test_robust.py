@@ -25,7 +25,7 @@ from notes_cli.errors import NotesError
 from notes_cli.serve import answers
 from notes_cli.serve.answering import Written
 from notes_cli.serve.app import Options
-from notes_cli.serve.jobs import Job, Limits, Told
+from notes_cli.serve.jobs import Job, JobEvent, Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.security import Guard
@@ -63,13 +63,13 @@ def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None,
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         wait(lambda: served.scheduler.load == 1)
-        before = served.scheduler.tally.steps
-        wait(lambda: served.scheduler.tally.steps > before + 20)
+        before = served.scheduler.metrics.steps
+        wait(lambda: served.scheduler.metrics.steps > before + 20)
     wait(lambda: served.scheduler.load == 0)
-    steps = served.scheduler.tally.steps
+    steps = served.scheduler.metrics.steps
     assert steps < before + 500, "it must not have come to its end"
     sequences, resting, load = held(served)
-    assert sequences == resting and load == 0 and served.scheduler.tally.steps - steps < 3
+    assert sequences == resting and load == 0 and served.scheduler.metrics.steps - steps < 3
     assert told(served.chat(ASK, max_tokens=1, notes={"splice": ["returns"]})) == "accepted"
 
 
@@ -97,14 +97,14 @@ def test_answers_go_on_while_a_long_prompt_is_read(library: Path, endless: None)
         def answer() -> None:
             with served.client.completions.create(model="", prompt="x", max_tokens=400, stream=True) as chunks:
                 for _ in chunks:
-                    tokens.append(served.scheduler.tally.steps)
+                    tokens.append(served.scheduler.metrics.steps)
 
         one = threading.Thread(target=answer)
         one.start()
         wait(lambda: len(tokens) > 5)
-        steps.append(served.scheduler.tally.steps)
+        steps.append(served.scheduler.metrics.steps)
         reply = served.http.post("/v1/completions", json={"prompt": [5, 6, 7] * 300, "max_tokens": 1})
-        steps.append(served.scheduler.tally.steps)
+        steps.append(served.scheduler.metrics.steps)
         one.join()
         assert reply.status_code == 200 and steps[1] - steps[0] >= 900 // 18
         meanwhile = sum(steps[0] < step < steps[1] for step in tokens)
@@ -139,7 +139,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         patch.setattr("notes_cli.serve.turns.writing", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.scheduler.arrange", fault)
+        patch.setattr("notes_cli.serve.scheduler.prepare_request", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     assert told(served.ask(splice=["returns"])) == "accepted"
     sequences, resting, load = held(served)
@@ -385,10 +385,10 @@ def test_metrics_count_what_was_done(served: Served) -> None:
 @pytest.mark.parametrize("outcome", ["answered", "failed"])
 def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: str) -> None:
     """By what came of it, whoever was there to hear it."""
-    over, before = threading.Event(), Counter(served.scheduler.tally.outcomes)
+    over, before = threading.Event(), Counter(served.scheduler.metrics.outcomes)
     jobs: list[Job] = []
 
-    def tell(said: Told) -> None:
+    def tell(said: JobEvent) -> None:
         if said is None or isinstance(said, NotesError):
             over.set()
         elif isinstance(said, Written):
@@ -399,11 +399,11 @@ def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: st
     asked = parse_chat({"messages": ASK, "max_tokens": 1})
     served.at_context(lambda: jobs.append(served.scheduler.submit(asked, tell)))
     assert over.wait(10)
-    assert Counter(served.scheduler.tally.outcomes) - before == {outcome: 1}
+    assert Counter(served.scheduler.metrics.outcomes) - before == {outcome: 1}
 
 
 def test_it_drains(library: Path, endless: None) -> None:
-    """Asked to end, it says so to balancers, refuses new questions, and lets those that were begun end."""
+    """ChatRequest to end, it says so to balancers, refuses new questions, and lets those that were begun end."""
     with started(library, context=ContextOptions(n_threads=1)) as served:
         words: list[str] = []
 

@@ -135,11 +135,11 @@ def test_a_session_that_waits_for_room_is_opened_once(tmp_path: Path, monkeypatc
     context = ContextOptions(n_ctx=512, n_threads=1)
     with started(tmp_path, context=context, fixed_size=True) as served, ThreadPoolExecutor(3) as pool:
         first = pool.submit(served.chat, ASK, max_tokens=400)
-        wait(lambda: served.scheduler.tally.steps > 5)
+        wait(lambda: served.scheduler.metrics.steps > 5)
         waiting = pool.submit(served.chat, ASK, notes={"session": "patient"}, max_tokens=300)
         wait(lambda: "patient" in opened)
-        steps = served.scheduler.tally.steps
-        wait(lambda: served.scheduler.tally.steps > steps + 20)
+        steps = served.scheduler.metrics.steps
+        wait(lambda: served.scheduler.metrics.steps > steps + 20)
         with pytest.raises(HeldSessionError), locked(Sessions(Paths.under(tmp_path).sessions), "patient", new=True):
             pass
         first.result(60)

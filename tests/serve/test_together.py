@@ -75,21 +75,21 @@ def test_64_at_once_answer_as_alone(exact: Served) -> None:
         plain = {**one, "notes": {**one["notes"], "cache_salt": str(len(alone))}}
         alone.append(told(exact.http.post("/v1/chat/completions", json=plain).json()))
     exact.at_context(exact.scheduler.prefixes.close)
-    exact.scheduler.tally.spliced = 0
+    exact.scheduler.metrics.spliced = 0
     before = exact.at_context(lambda: exact.scheduler.workspace.context.used)
     assert before == 0
     replies = at_once(exact.url, every)
     assert [one.status_code for one in replies] == [200] * 64
     assert [told(one.json()) for one in replies] == alone and len(set(alone)) > 8
     lengths = {name: exact.http.get(f"/v1/notes/{name}").json()["tokens"] for name in NAMES}
-    assert exact.scheduler.tally.spliced == sum(lengths.values()), "each skill once for all"
+    assert exact.scheduler.metrics.spliced == sum(lengths.values()), "each skill once for all"
     for one in replies:
         decoded = [piece for piece in one.json()["notes"]["pieces"] if piece["how"] == "decoded"]
         assert not [piece for piece in decoded if piece["kind"] == "splice"]
     used = exact.at_context(lambda: exact.scheduler.workspace.context.used)
     total = sum(one.json()["usage"]["prompt_tokens"] for one in replies)
     assert used < total / 2, "in cells of their own they would take more"
-    assert exact.scheduler.load == 0 and not exact.scheduler.room.grants
+    assert exact.scheduler.load == 0 and not exact.scheduler.budget.reservations
 
 
 def test_chosen_numbers_are_its_own(exact: Served) -> None:
@@ -140,11 +140,11 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
 
         with never_ends():
             alone = [one for each in every for one in at_once_([each])]
-            before = served.scheduler.tally.aside
+            before = served.scheduler.metrics.preempted
             replies = at_once_(every)
         written = [one["usage"]["completion_tokens"] for one in replies]
         assert written == [one["usage"]["completion_tokens"] for one in alone] == [509, 250, 250, 250]
         for found, wanted in zip(replies, alone, strict=True):  # sums of several tokens round in another order
             assert found["choices"][0]["text"][:400] == wanted["choices"][0]["text"][:400]
-        assert served.scheduler.tally.aside > before == 0, "some must have made room for others"
-        assert served.scheduler.load == 0 and not served.scheduler.room.grants
+        assert served.scheduler.metrics.preempted > before == 0, "some must have made room for others"
+        assert served.scheduler.load == 0 and not served.scheduler.budget.reservations

@@ -34,7 +34,7 @@ def turn_of_session(workspace: Workspace, state: State, request: Request) -> tup
 
 
 @dataclass(slots=True, eq=False)
-class Grant:
+class Reservation:
     """Room for a notebook: tokens that it may have at the moment."""
 
     notebook: Notebook
@@ -42,7 +42,7 @@ class Grant:
     more: int = 0  # cells for notebooks that will go on from it
     others: int = 0  # these notebooks: a sequence each
     kept: int = 0  # of the tokens, for the end of a chain of thought
-    aside: bool = False  # its rows were given up for others
+    preempted: bool = False  # its rows were given up for others
 
     @property
     def promised(self) -> int:
@@ -51,16 +51,16 @@ class Grant:
 
     @property
     def used_up(self) -> bool:
-        """Whether what is pending is as much as it may take: another token needs a new grant."""
+        """Whether what is pending is as much as it may take: another token needs a new reservation."""
         return len(self.notebook) + self.kept >= self.tokens
 
 
-class Room:
+class KVBudget:
     """The cells and sequences of a workspace's context, as they are promised."""
 
     def __init__(self, workspace: Workspace, prefixes: Prefixes) -> None:
         self._workspace, self._prefixes = workspace, prefixes
-        self.grants: list[Grant] = []
+        self.reservations: list[Reservation] = []
         self._reserved = 0
         self._sequences = 0  # reserved, too
         self._grows = workspace.grows
@@ -71,22 +71,26 @@ class Room:
 
     @property
     def promised(self) -> int:
-        return self._reserved + sum(grant.promised for grant in self.grants)
+        return self._reserved + sum(reservation.promised for reservation in self.reservations)
 
     @property
     def free(self) -> int:
         """Sequences that are free beside those that were promised."""
         context = self._workspace.context
-        ours = {one.notebook for one in self.grants} | {one.notebook for one in self._prefixes.kept}
+        ours = {one.notebook for one in self.reservations} | {one.notebook for one in self._prefixes.kept}
         taken = context.held - len(ours)  # by what has reserved some
-        return context.free - max(0, self._sequences - taken) - sum(grant.others for grant in self.grants)
+        return (
+            context.free
+            - max(0, self._sequences - taken)
+            - sum(reservation.others for reservation in self.reservations)
+        )
 
     def has(self, cells: int, sequences: int) -> bool:
         """Whether so much is free beside what was promised."""
         context = self._workspace.context
         return sequences <= self.free and context.used + self.promised + cells <= context.cells
 
-    def make(self, cells: int, sequences: int = 0) -> bool:
+    def make_room(self, cells: int, sequences: int = 0) -> bool:
         """See to so much room; False where there cannot be so much now."""
         while not self.has(cells, sequences):
             if not self._prefixes.evict():
@@ -94,9 +98,9 @@ class Room:
         return True
 
     @contextmanager
-    def reserved(self, cells: int, sequences: int = 1) -> Iterator[None]:
+    def reserving(self, cells: int, sequences: int = 1) -> Iterator[None]:
         """Keep so much room free for what is no answer, if it can be had now."""
-        cells, sequences = (cells, sequences) if self.make(cells, sequences) else (0, 0)
+        cells, sequences = (cells, sequences) if self.make_room(cells, sequences) else (0, 0)
         self._reserved += cells
         self._sequences += sequences
         try:
@@ -105,7 +109,7 @@ class Room:
             self._reserved -= cells
             self._sequences -= sequences
 
-    def could(self, cells: int) -> bool:
+    def can_allocate(self, cells: int) -> bool:
         """Whether there may ever be so much, if nobody else needs any."""
         return self._grows or cells <= self.cells
 
@@ -122,57 +126,60 @@ class Room:
                 continue
         return False
 
-    def grant(self, notebook: Notebook, tokens: int, more: int = 0, others: int = 0, kept: int = 0) -> Grant:
+    def reserve(self, notebook: Notebook, tokens: int, more: int = 0, others: int = 0, kept: int = 0) -> Reservation:
         """Promise room that was seen to."""
-        self.grants.append(Grant(notebook, tokens, more, others, kept))
-        return self.grants[-1]
+        self.reservations.append(Reservation(notebook, tokens, more, others, kept))
+        return self.reservations[-1]
 
-    def end(self, grants: Iterable[Grant]) -> None:
-        for grant in grants:
-            if grant in self.grants:
-                self.grants.remove(grant)
+    def end(self, reservations: Iterable[Reservation]) -> None:
+        for reservation in reservations:
+            if reservation in self.reservations:
+                self.reservations.remove(reservation)
 
-    def set_aside(self, grants: Iterable[Grant], length: int) -> None:
+    def preempt(self, reservations: Iterable[Reservation], length: int) -> None:
         """Give the rows after the first `length` up for others. Raise EngineError where they cannot go back."""
-        for grant in grants:
-            grant.notebook.set_aside(length)
-            grant.tokens, grant.aside = grant.notebook.rows, True
+        for reservation in reservations:
+            reservation.notebook.set_aside(length)
+            reservation.tokens, reservation.preempted = reservation.notebook.rows, True
 
-    def could_resume(self, grants: Sequence[Grant]) -> bool:
-        """Whether those could go on that are set aside. Answers to one prompt have its rows in the same cells, and are
+    def can_resume(self, reservations: Sequence[Reservation]) -> bool:
+        """Whether those could go on that are preempted. Answers to one prompt have its rows in the same cells, and are
         read again each with its own."""
-        return self.could(sum(len(grant.notebook) + grant.kept + 1 for grant in grants))
+        return self.can_allocate(sum(len(reservation.notebook) + reservation.kept + 1 for reservation in reservations))
 
-    def resume(self, grants: Sequence[Grant], more: int = GRANT) -> bool:
-        """Let those go on that were set aside, if there is room for them and so many tokens more."""
-        wanted = [min(len(grant.notebook) + grant.kept + more, grant.notebook.size) for grant in grants]
-        rows = sum(grant.notebook.rows for grant in grants)
-        if not self.make(sum(wanted) - rows):
+    def resume(self, reservations: Sequence[Reservation], more: int = GRANT) -> bool:
+        """Let those go on that were preempted, if there is room for them and so many tokens more."""
+        wanted = [
+            min(len(reservation.notebook) + reservation.kept + more, reservation.notebook.size)
+            for reservation in reservations
+        ]
+        rows = sum(reservation.notebook.rows for reservation in reservations)
+        if not self.make_room(sum(wanted) - rows):
             return False
-        for grant, tokens in zip(grants, wanted, strict=True):
-            grant.tokens, grant.aside = tokens, False
+        for reservation, tokens in zip(reservations, wanted, strict=True):
+            reservation.tokens, reservation.preempted = tokens, False
         return True
 
-    def divide(self, grants: Sequence[Grant]) -> None:
+    def divide(self, reservations: Sequence[Reservation]) -> None:
         """Give what is left to those that are used up. With nothing left each ends with the token that waits, for
         which there is a cell, and a chain of thought with what is kept for its end."""
-        waiting = [grant for grant in grants if grant.used_up and grant.notebook.pending]
+        waiting = [reservation for reservation in reservations if reservation.used_up and reservation.notebook.pending]
         left = self.cells - self._workspace.context.used - self.promised
-        for grant in waiting:
+        for reservation in waiting:
             if left >= len(waiting):
-                grant.tokens += left // len(waiting)
+                reservation.tokens += left // len(waiting)
             else:
-                grant.notebook.bound, grant.kept = max(len(grant.notebook), grant.tokens), 0
+                reservation.notebook.bound, reservation.kept = max(len(reservation.notebook), reservation.tokens), 0
 
     def held(self) -> list[Notebook]:
         """Notebooks that have to wait, as there is no room for another token of theirs; the others have it."""
         found = []
-        for grant in self.grants:
-            if grant.aside:
-                found.append(grant.notebook)
-            elif grant.used_up and grant.notebook.pending:
-                if self.make(GRANT):
-                    grant.tokens += GRANT
+        for reservation in self.reservations:
+            if reservation.preempted:
+                found.append(reservation.notebook)
+            elif reservation.used_up and reservation.notebook.pending:
+                if self.make_room(GRANT):
+                    reservation.tokens += GRANT
                 else:
-                    found.append(grant.notebook)
+                    found.append(reservation.notebook)
         return found

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,9 @@ from notes_cli.runtime.settling import check_usable, named_apart, thinks
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
-from notes_cli.serve.parsing import DRAWN, Asked
+from notes_cli.serve.parsing import DRAWN, ChatRequest
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.shelf import Shelf, Text, called, matched, read_last
+from notes_cli.serve.segment_cache import SegmentCache, Text, called, matched, read_last
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
 
@@ -35,10 +36,10 @@ MATCHED = ("system", "user", "tool")  # messages in which texts of skills are lo
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class PreparedRequest:
     """A request, ready to be read and answered."""
 
-    asked: Asked
+    request: ChatRequest
     layout: Layout
     think: bool
     max_tokens: int  # tokens of the answer
@@ -63,11 +64,11 @@ def model_of(model: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass
-class Desk:
+class ServerState:
     """State of the server that preparation reads. Any thread may use it, but for the context of the workspace."""
 
     workspace: Workspace
-    shelf: Shelf
+    segment_cache: SegmentCache
     prefixes: Prefixes
     conversations: Conversations
     errata: StandingErrata | None  # None: this library keeps none
@@ -84,60 +85,82 @@ class Desk:
         return max(len(model.token_bytes(token, special=True)) for token in range(model.n_vocab))
 
 
-def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
+def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = False) -> PreparedRequest:
     """Prepare a request. `dry`: it is only to be explained, and nothing is compiled for it. Raise NotesError."""
-    check_request(desk, asked)
-    named = model_of(asked.model, desk.names)
-    if asked.prompt is not None:
+    check_request(state, request)
+    named = model_of(request.model, state.names)
+    if request.prompt is not None:
         if named:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
-        return _finished(desk, asked, desk.prefixes.raw(_raw(desk.workspace, asked.prompt)), False)
-    return _arranged(desk, asked, (*named, *asked.notes.splice), dry=dry)
+        return _finished(state, request, state.prefixes.raw(_raw(state.workspace, request.prompt)), False)
+    return _prepare_chat(state, request, (*named, *request.notes.splice), dry=dry)
 
 
-def check_size(desk: Desk, texts: Sequence[str], param: str) -> None:
+def check_size(state: ServerState, texts: Sequence[str], param: str) -> None:
     """Raise Refused for texts that are certain not to fit the context: even if all their tokens were the longest one.
     To look for skills in them and to tokenise them would take seconds."""
-    if desk.longest is None or sum(map(len, texts)) <= desk.longest:
+    if state.longest is None or sum(map(len, texts)) <= state.longest:
         return
     count = sum(len("".join(text.split())) for text in texts)  # blanks may come to nothing
-    if desk.longest_token is not None and count > desk.longest * desk.longest_token:
-        what = f"a text of {count:,} characters: more than the {desk.longest:,} tokens of a context"
+    if state.longest_token is not None and count > state.longest * state.longest_token:
+        what = f"a text of {count:,} characters: more than the {state.longest:,} tokens of a context"
         raise Refused(400, what, param=param, code="context_length_exceeded")
 
 
-def check_request(desk: Desk, asked: Asked) -> None:
+def check_messages(state: ServerState, data: Any) -> None:
+    """The same for the messages of a chat request in JSON, before it is parsed: that may take seconds, too. Those of
+    the system do not count, as blank ones are left out of the prompt."""
+    messages = data.get("messages") if isinstance(data, dict) else None
+    roles = [one.get("role") for one in (messages if isinstance(messages, list) else ()) if isinstance(one, dict)]
+    _check_count(state, sum(role not in ("system", "developer") for role in roles), "messages")
+
+
+def _check_count(state: ServerState, count: int, name: str) -> None:
+    """Raise Refused for so many parts of a prompt, each of which has a token at least."""
+    if state.longest is not None and count > state.longest:
+        what = f"{count:,} {name}: more than the {state.longest:,} tokens of a context"
+        raise Refused(400, what, param=name, code="context_length_exceeded")
+
+
+def check_request(state: ServerState, request: ChatRequest) -> None:
     """The same for a request."""
-    for name, count in (("messages", len(asked.messages)), ("tools", len(asked.tools))):  # each has a token at least
-        if desk.longest is not None and count > desk.longest:
-            what = f"{count:,} {name}: more than the {desk.longest:,} tokens of a context"
-            raise Refused(400, what, param=name, code="context_length_exceeded")
-    parts = (part for message in asked.messages for part in message.parts)
-    check_size(desk, [part.text for part in parts if isinstance(part, TextPart)], "messages")
-    if isinstance(asked.prompt, str):
-        check_size(desk, [asked.prompt], "prompt")
-    for choice in (asked.notes.ask or {}).get("choices") or ():
-        check_size(desk, [choice], "notes.choices")
+    _check_count(state, len(request.tools), "tools")
+    parts = (part for message in request.messages for part in message.parts)
+    check_size(state, [part.text for part in parts if isinstance(part, TextPart)], "messages")
+    if isinstance(request.prompt, str):
+        check_size(state, [request.prompt], "prompt")
+    for choice in (request.notes.ask or {}).get("choices") or ():
+        check_size(state, [choice], "notes.choices")
 
 
-def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles: Collection[str]) -> list[str]:
+def _sent_newer(
+    segment_cache: SegmentCache, known: Mapping[str, Segment], request: ChatRequest, roles: Collection[str]
+) -> list[str]:
     """Of the skills that a conversation has, those of which a text that was compiled since is read last. An older one
     may come back so, of which the conversation has copies from before."""
-    if not known or not asked.notes.match:
+    if not known or not request.notes.match:
         return []
-    newer = [info for info in shelf.known() if info.name in known and info.text != known[info.name].text]
-    said = [one.parts for one in asked.messages if one.role in roles]
+    newer = [info for info in segment_cache.known() if info.name in known and info.text != known[info.name].text]
+    said = [one.parts for one in request.messages if one.role in roles]
     return [info.name for info in newer if read_last(said, (known[info.name], info)) == info.text]
 
 
-def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool, dry: bool = False) -> Request:
+def turn_of(
+    segment_cache: SegmentCache,
+    request: ChatRequest,
+    known: Sequence[str],
+    most: int,
+    *,
+    begun: bool,
+    dry: bool = False,
+) -> Request:
     """The next turn of a session, or a question alone. `begun`: it is not the first turn. `dry`: images are not
     compiled. Raise Refused for what neither can take."""
-    wanted, messages = asked.writing, list(asked.messages)
+    wanted, messages = request.params, list(request.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
-    if len(messages) != 1 or messages[0].role != "user" or asked.tools:
+    if len(messages) != 1 or messages[0].role != "user" or request.tools:
         what = "a session keeps its messages: send the new message alone, and a system message with the first one"
-        if asked.notes.session is None:
+        if request.notes.session is None:
             what = "notes.ask is for one question: send one message of the user, after a system message or without one"
         raise Refused(400, what, param="messages")
     if system is not None and begun:
@@ -152,26 +175,26 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         raise Refused(400, "n does not go with a session or notes.ask, which have one answer", param="n")
     if wanted.stops:  # the token that a stop is found in may have more than the stop
         raise Refused(400, "stop does not go with a session or notes.ask: answers are whole tokens", param="stop")
-    if asked.notes.ask is not None and (wanted.max_tokens or 0) > most:
+    if request.notes.ask is not None and (wanted.max_tokens or 0) > most:
         what = f"max_tokens is {wanted.max_tokens:,}, and an answer of this server has {most:,} tokens at most"
         raise Refused(400, what, param="max_tokens", code="over_limit")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
-    names = dict.fromkeys(map(called, (*model_of(asked.model, known), *asked.notes.splice)))
+    names = dict.fromkeys(map(called, (*model_of(request.model, known), *request.notes.splice)))
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
     return Request(
         _words(messages[0]),
-        [shelf.segment(name) for name in names],
-        asked.notes.errata,
+        [segment_cache.segment(name) for name in names],
+        request.notes.errata,
         system=None if system is None else _words(system),
         think=wanted.think,
         max_think=wanted.max_think,
         max_tokens=most if wanted.max_tokens is None else min(wanted.max_tokens, most),
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
-        recompute=asked.notes.recompute,
-        exact=asked.notes.exact,
-        images=[shelf.image(picture, private=asked.notes.private, dry=dry) for picture in pictures],
-        **(asked.notes.ask or {}),
+        recompute=request.notes.recompute,
+        exact=request.notes.exact,
+        images=[segment_cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
+        **(request.notes.ask or {}),
     )
 
 
@@ -180,67 +203,69 @@ def _words(message: Message) -> str:
     return BETWEEN.join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
-def _arranged(
-    desk: Desk,
-    asked: Asked,
+def _prepare_chat(
+    state: ServerState,
+    request: ChatRequest,
     names: Iterable[str],
     *,
     dry: bool,
     roles: Collection[str] = MATCHED,
-) -> Arranged:
+) -> PreparedRequest:
     """Arrange messages, with the skills of these names in the system message and those that are matched where they are.
     `roles`: of the messages in which texts are looked for."""
-    workspace, wanted = desk.workspace, asked.writing
+    workspace, wanted = state.workspace, request.params
     think = thinks(workspace, wanted.think, wanted.max_think)
-    keys = keys_of(asked)
-    talk, known = desk.conversations.find(asked, keys)
-    for name in _sent_newer(desk.shelf, known, asked, roles):
+    keys = keys_of(request)
+    talk, known = state.conversations.find(request, keys)
+    for name in _sent_newer(state.segment_cache, known, request, roles):
         talk, known = talk and talk.without(name), {one: segment for one, segment in known.items() if one != name}
     named: dict[str, Segment] = {}
     for name in map(called, names):
-        segment = known.get(name) or desk.shelf.segment(name)
+        segment = known.get(name) or state.segment_cache.segment(name)
         named.setdefault(segment.name, segment)
-    found, messages = dict(named), list(asked.messages)
-    if asked.notes.match:
+    found, messages = dict(named), list(request.messages)
+    if request.notes.match:
         # Whoever has a salt learns nothing of what others have compiled.
-        texts: list[Text] = [*known.values(), *([] if asked.notes.private else desk.shelf.known())]
+        texts: list[Text] = [*known.values(), *([] if request.notes.private else state.segment_cache.known())]
         messages = [
-            replace(one, parts=matched(one.parts, found, texts, desk.shelf.open)) if one.role in roles else one
+            replace(one, parts=matched(one.parts, found, texts, state.segment_cache.open)) if one.role in roles else one
             for one in messages
         ]
-    messages = [_with_images(desk, asked, one, found, dry=dry) for one in messages]
+    messages = [_with_images(state, request, one, found, dry=dry) for one in messages]
     settings = defaults(workspace, think=think) if found else UNMEASURED
     question = _question(messages)
-    standing = desk.errata.all() if desk.errata and found else ()
+    standing = state.errata.all() if state.errata and found else ()
     calling = any(one.role == "assistant" for one in messages[question:])
     result = len(messages) - 1 if calling else None
     copies = _copies(messages, named, settings.place)
-    now = told(talk, found, copies, standing, asked.notes.errata, question, settings.wording, result)
+    now = told(talk, found, copies, standing, request.notes.errata, question, settings.wording, result)
     messages = [_corrected(one, number, now) for number, one in enumerate(messages)]
     messages = _placed(messages, list(map(SkillPart, named)), settings.place)
     try:
-        conversation = Conversation(tuple(messages), asked.tools)
+        conversation = Conversation(tuple(messages), request.tools)
         prompt = Prompt("", list(found.values()), think=think, conversation=conversation)
-        sets = desk.shelf.known() if asked.tools and not asked.notes.private else ()
-        prompt, chunks = with_tools(workspace, prompt, sets, desk.shelf.open)
+        sets = state.segment_cache.known() if request.tools and not request.notes.private else ()
+        prompt, chunks = with_tools(workspace, prompt, sets, state.segment_cache.open)
         parts = parts_of(workspace, prompt, chunks)
     except ModelError:
         if "tool" not in roles or not any(messages[copy.message].role == "tool" for copy in copies):
             raise
         # A template that encodes results of tools has no place for a skill there: the text goes as it is.
         rest = [role for role in roles if role != "tool"]
-        return _arranged(desk, asked, names, dry=dry, roles=rest)
-    how = asked.notes
-    layout = desk.prefixes.layout(prompt, parts, settings.seam, splice=not how.recompute, exact=how.exact)
-    return replace(_finished(desk, asked, layout, think), talk=now, keys=keys)
+        return _prepare_chat(state, request, names, dry=dry, roles=rest)
+    how = request.notes
+    layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not how.recompute, exact=how.exact)
+    return replace(_finished(state, request, layout, think), talk=now, keys=keys)
 
 
-def _with_images(desk: Desk, asked: Asked, message: Message, found: dict[str, Segment], *, dry: bool) -> Message:
+def _with_images(
+    state: ServerState, request: ChatRequest, message: Message, found: dict[str, Segment], *, dry: bool
+) -> Message:
     """The message with a compiled image in the place of each that was sent, which `found` has then, too."""
     parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, ImagePart):
-            image = desk.shelf.image(part.picture, private=asked.notes.private, dry=dry)
+            image = state.segment_cache.image(part.picture, private=request.notes.private, dry=dry)
             [segment] = named_apart([image], found)  # it was sent before, or something else is called so
             found[segment.name] = segment
             part = SkillPart(segment.name)
@@ -305,28 +330,28 @@ def _placed(messages: list[Message], given: list[Part], place: str) -> list[Mess
     return messages
 
 
-def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged:
+def _finished(state: ServerState, request: ChatRequest, layout: Layout, think: bool) -> PreparedRequest:
     """With how much may be written."""
-    workspace, writing, most = desk.workspace, asked.writing, desk.most
+    workspace, writing, most = state.workspace, request.params, state.most
     workspace.check_length(len(layout) + 1)
-    check_bias(workspace, asked)
+    check_bias(workspace, request)
     if writing.grammar is not None:
         check_usable(workspace, writing.grammar)
-        if asked.tools and not writing.must_call and form_of(workspace.model.chat_template or "") is None:
+        if request.tools and not writing.must_call and form_of(workspace.model.chat_template or "") is None:
             what = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, what, param="tools", code="unsupported_value")
     max_tokens = most if writing.max_tokens is None else min(writing.max_tokens, most)
-    thinks = asked.prompt is None and (think or workspace.reasoning.open)
+    thinks = request.prompt is None and (think or workspace.reasoning.open)
     kept = ROOM if thinks else 0
     room = max_tokens + (writing.max_think + kept if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
-    return Arranged(asked, layout, think, max_tokens, room, kept)
+    return PreparedRequest(request, layout, think, max_tokens, room, kept)
 
 
-def check_bias(workspace: Workspace, asked: Asked) -> None:
+def check_bias(workspace: Workspace, request: ChatRequest) -> None:
     """Raise Refused for a token that the model does not have."""
-    if (strange := workspace.model.unknown(token for token, _ in asked.writing.sampling.bias)) is not None:
+    if (strange := workspace.model.unknown(token for token, _ in request.params.sampling.bias)) is not None:
         raise Refused(400, f"there is no token {strange}", param="logit_bias", code="invalid_value")
 
 

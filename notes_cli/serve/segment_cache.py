@@ -56,7 +56,7 @@ class Compute(Protocol):
     def __call__(self, function: Callable[[], T]) -> T: ...
 
 
-class Shelf:
+class SegmentCache:
     """The library of a workspace, for requests that come by the hundred. Any thread may use it but for `image`, which
     waits for the decode thread."""
 

@@ -19,7 +19,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.library.container import open_segment, write_segment
 from notes_cli.library.store import Library
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.shelf import OPEN, Shelf
+from notes_cli.serve.segment_cache import OPEN, SegmentCache
 
 from .conftest import QUESTION, Served, compile_into, started, told
 
@@ -71,27 +71,27 @@ def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
 def test_few_stay_open(full: Path) -> None:
     """Of those that were asked for by name the latest; and who has one has the same one as all others."""
     with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
-        shelf = Shelf(workspace, lambda function: function())
-        first, before = shelf.segment("skill000"), files()
+        segment_cache = SegmentCache(workspace, lambda function: function())
+        first, before = segment_cache.segment("skill000"), files()
         for number in range(1, 2 * OPEN):
-            shelf.segment(f"skill{number:03d}")
-        assert files() <= before + OPEN and shelf.segment("skill000") is first
-        infos = {info.name: info for info in shelf.known()}
-        again = shelf.open(infos["skill001"])
+            segment_cache.segment(f"skill{number:03d}")
+        assert files() <= before + OPEN and segment_cache.segment("skill000") is first
+        infos = {info.name: info for info in segment_cache.known()}
+        again = segment_cache.open(infos["skill001"])
         assert again is not None and again.text == infos["skill001"].text
 
 
 def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> None:
     """What was said of a file that holds another skill by now opens nothing."""
     with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
-        shelf = Shelf(workspace, lambda function: function())
-        old = next(info for info in shelf.known() if info.name == "skill299")
+        segment_cache = SegmentCache(workspace, lambda function: function())
+        old = next(info for info in segment_cache.known() if info.name == "skill299")
         write_segment(old.path, replace(open_segment(old.path), text=old.text + " And more."))
-        assert shelf.open(old) is None
-        new = next(info for info in shelf.known() if info.name == "skill299")
-        assert shelf.open(new) is not None and new.text.endswith("more.")
+        assert segment_cache.open(old) is None
+        new = next(info for info in segment_cache.known() if info.name == "skill299")
+        assert segment_cache.open(new) is not None and new.text.endswith("more.")
         Library(old.path.parent).remove("skill299")
-        assert shelf.open(new) is None and "skill299" not in {info.name for info in shelf.known()}
+        assert segment_cache.open(new) is None and "skill299" not in {info.name for info in segment_cache.known()}
 
 
 def test_a_server_may_open_as_many_files_as_the_system_lets_it() -> None:

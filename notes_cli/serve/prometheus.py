@@ -1,0 +1,58 @@
+"""What a scraper of Prometheus reads: how much was asked, read, reused and written, and how full the context is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from notes_cli.serve.metrics import BOUNDS, Metrics, Times
+
+KIND = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Now(Collector):
+    """What there is at the moment."""
+
+    def __init__(self, metrics: Metrics, gauges: dict[str, float]) -> None:
+        self._metrics, self._gauges = metrics, gauges
+
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        requests = CounterMetricFamily("notes_requests", "Requests by how they ended.", labels=["outcome"])
+        for outcome, count in metrics.outcomes.items():
+            requests.add_metric([outcome], count)
+        yield requests
+        prompts = CounterMetricFamily(
+            "notes_prompt_tokens", "Tokens of prompts by how they came about.", labels=["how"]
+        )
+        for how, tokens in (("decoded", metrics.decoded), ("spliced", metrics.spliced), ("live", metrics.live)):
+            prompts.add_metric([how], tokens)
+        yield prompts
+        yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.written)
+        yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=metrics.steps)
+        yield CounterMetricFamily("notes_set_aside", "Answers that made room for others.", value=metrics.preempted)
+        for name, (what, times) in {
+            "notes_first_token_seconds": ("From a request to its first token.", metrics.first),
+            "notes_queue_seconds": ("From a request to its beginning.", metrics.queued),
+        }.items():
+            yield _histogram(name, what, times)
+        for name, value in self._gauges.items():
+            yield GaugeMetricFamily(f"notes_{name}", name.replace("_", " "), value=value)
+
+
+def _histogram(name: str, what: str, times: Times) -> Metric:
+    buckets, total = [], 0
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), times.counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return HistogramMetricFamily(name, what, buckets=buckets, sum_value=times.sum)
+
+
+def exposed(metrics: Metrics, gauges: dict[str, float]) -> bytes:
+    """All of it in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Now(metrics, gauges))
+    return generate_latest(registry)
