@@ -2,5 +2,5 @@
 
 The way of a request: app (HTTP) -> parsing (what is asked) -> scheduler (one thread, which has the context) ->
 arranging (pieces of the prompt) -> prefixes (what of it is there already) -> answering -> replies (OpenAI's shapes).
-What `notes ask` of the same user asks comes by own instead of parsing and arranging, and goes back as ownevents.
+A question with `notes.ask` (from `notes ask --server`, or any client) comes by questions instead of arranging.
 """
