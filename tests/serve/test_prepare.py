@@ -23,7 +23,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import parsing, prepare, reading, scheduler
+from notes_cli.serve import parsing, prepare, questions, reading, scheduler
 from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import Talk, keys_of
@@ -294,7 +294,7 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
         leave(self)
         left.set()
 
-    monkeypatch.setattr(prepare, "turn_of", stopping)
+    monkeypatch.setattr(questions, "turn_of", stopping)
     monkeypatch.setattr(Job, "leave", leaving)
     with started(library) as served:
         session = {**SKILL, "session": "left"}
@@ -389,7 +389,7 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
                 prepared.set()
             return real(state, asked, **how)
 
-        monkeypatch.setattr(scheduler, "prepare_request", recorded)
+        monkeypatch.setattr(questions, "prepare_request", recorded)
         first = {"messages": [ASK], "notes": {"splice": ["returns"]}, "max_tokens": 40}
 
         def next_turn() -> None:

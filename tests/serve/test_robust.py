@@ -132,14 +132,14 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
     error = served.chat([{"role": "user", "content": "a"}, {"role": "user", "content": "b" * 200_000}], 400)
     assert error["code"] == "context_length_exceeded"
 
-    def fault(*_: object) -> None:
+    def fault(*_: object, **__: object) -> None:
         raise ZeroDivisionError("our own")
 
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.serve.turns.writing", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.scheduler.prepare_request", fault)
+        patch.setattr("notes_cli.serve.questions.prepare_request", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     assert told(served.ask(splice=["returns"])) == "accepted"
     sequences, resting, load = held(served)
