@@ -7,11 +7,9 @@ an error is for those who call notes from Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Any
-
-from notes_cli.classes import dataclass
 
 
 @unique

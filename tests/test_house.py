@@ -40,10 +40,8 @@ LEVELS += (
     "editing library",
     "text engine",
     "config",
-    "shipped",
     "documents images",
     "errors lib",
-    "classes expressions",
 )
 
 # Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.

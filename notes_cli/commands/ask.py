@@ -174,7 +174,7 @@ GROUPS = {
     type=click.Choice(["early", "late"]),
     help="Skills in the system message, or right before the question.  [default: as measured, else early]",
 )
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).")
 @click.option("--strict", is_flag=True, help="Refuse a skill that cannot be spliced here, instead of decoding it.")
 @click.option(
     "--exact",

@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
-from notes_cli.classes import dataclass
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.classes import dataclass
 from notes_cli.commands.options import answers_of, named
 from notes_cli.commands.reading import piped_text, text_in
 from notes_cli.errors import NotesError

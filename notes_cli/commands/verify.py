@@ -81,7 +81,7 @@ _WIDE = 100  # columns of a terminal that a table of questions takes with figure
 @click.option(
     "--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: as measured, else 1]"
 )
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).  [default: as measured]")
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).  [default: as measured]")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(

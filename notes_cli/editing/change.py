@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.model import Model
 from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens

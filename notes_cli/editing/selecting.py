@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.change import Change
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment

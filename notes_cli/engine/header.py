@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.source import parts
 from notes_cli.errors import ModelError, reason
 

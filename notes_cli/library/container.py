@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -39,7 +40,6 @@ from notes_cli.engine.segment import (
     quantized,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.expressions import expression
 from notes_cli.library import held
 from notes_cli.library.atomic import replacing
 from notes_cli.library.gguf import Head, TensorEntry, head_of, padded, read_head
@@ -65,9 +65,9 @@ HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
 FIRST = 1 << 18  # bytes in which most heads end, with the lists after them
 CHUNK = 8 << 20  # bytes that are read at once
-CHECKSUM = expression(r"[0-9a-f]{32}")
-CARRY_NAME = expression(r"blk\.(0|[1-9][0-9]{0,4})\.carry\.([rab])")
-ROWS_NAME = expression(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
+CHECKSUM = re.compile(r"[0-9a-f]{32}")
+CARRY_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.carry\.([rab])")
+ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
 # By part of a layer: the names of its K and its V, as llama.cpp has them.
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
 

@@ -5,16 +5,16 @@ It opens none of them, so that a shell can complete names at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
 from notes_cli.errors import SegmentError, reason
-from notes_cli.expressions import expression
 from notes_cli.library import private
 from notes_cli.text import names
 
 ERRATA = "errata.jsonl"  # what everybody is told (standing.py)
-FILE = expression(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
+FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
 
 
 def name_in(path: Path) -> str | None:

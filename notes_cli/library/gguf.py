@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.segment import BLOCK, Q8_0
 from notes_cli.library.metadata import (
     MAGIC,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import (
     BLOCK,

@@ -11,9 +11,9 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import reason
 
 Tell = Callable[[str], object]  # is told of what cannot be read

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
-from notes_cli.expressions import expression
 from notes_cli.library import private
 from notes_cli.library.atomic import replacing
 from notes_cli.text.messages import PLACES
@@ -30,7 +29,7 @@ WAYS = ("direct", "reasoned")
 VERDICTS = ("holds", "fails", "unable", "open")
 # Skills whose state is carried answer as those that are decoded, do not, or too few answers tell.
 CARRIED = ("holds", "fails", "open")
-REPAIR = expression(r"reversed|seam@[1-9][0-9]?|together|suffix|recompute")
+REPAIR = re.compile(r"reversed|seam@[1-9][0-9]?|together|suffix|recompute")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import NotesError, reason
 from notes_cli.library import private
 from notes_cli.library.files import ERRATA

@@ -10,12 +10,12 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import (

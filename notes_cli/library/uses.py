@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
-from notes_cli.classes import dataclass
 from notes_cli.library import private
 
 FOLDER = ".uses"

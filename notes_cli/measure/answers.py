@@ -9,11 +9,11 @@ prompt is decoded in other batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.decision import decide, log_softmax
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens

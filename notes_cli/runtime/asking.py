@@ -8,10 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.loop import Task, run, steps
@@ -78,7 +77,7 @@ class Request:
       tool has returned.
     seam: Tokens to recompute where a skill follows another context than at compile time.
     place: Skills in the system message ("early"), or right before the question ("late").
-    wording: Of errata, as prompts/errata.yaml names it.
+    wording: Of errata, as prompts/errata.json names it.
     recompute: Decode the very same tokens instead of splicing, to compare.
     decode: Of `splice`: decode these, so that they see what precedes them.
     strict: Refuse a skill that cannot be spliced, instead of decoding it.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.segment import Segment, Tokens

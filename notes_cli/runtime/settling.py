@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment

@@ -7,10 +7,9 @@ method holds, what has to be said, and what is written down.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
 from notes_cli.editing.change import Change, change, same
 from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of

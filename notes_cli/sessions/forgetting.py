@@ -8,10 +8,9 @@ messages that are left: where it puts other words than the ledger has, the part 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.ways import decode_from
 from notes_cli.engine.patches import Patch, disturbed, shifted
 from notes_cli.engine.pieces import Reason

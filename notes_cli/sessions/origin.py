@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.sessions.lines import Line, number_of, text_of
 

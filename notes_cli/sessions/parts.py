@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.patches import ranges
 from notes_cli.errors import Help, SessionError
 from notes_cli.sessions.state import Entry, State

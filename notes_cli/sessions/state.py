@@ -6,9 +6,8 @@ Plain data and pure functions: they know neither llama.cpp nor files, and of row
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.patches import patched, shifted
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.places import Image, taken_out

@@ -20,45 +20,44 @@ from functools import cache
 from typing import NamedTuple
 
 from notes_cli.config import resource
-from notes_cli.expressions import expression
 
 # What ends a line for some reader (str.splitlines): lines end at \n alone here, and no name and no value has any of it.
 BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 
-FIELD_NAME = expression(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 # A key, a colon with a space after it (so no URL and no time of day) or that of Chinese and Japanese (FF1A), and a
 # value of at most 80 characters. Indented by four or more spaces it is Markdown code.
-KEY_LINE = expression(
+KEY_LINE = re.compile(
     r"^ {0,3}(?:[-*+] )?(?P<bold>\*\*)?(?P<key>[^\s:\uff1a=*][^" + BREAKS + r":\uff1a=*]{0,63})"
     r"(?(bold)(?:\*\*[ \t]?(?::[ \t]|\uff1a)|(?::|\uff1a)\*\*(?:[ \t]|(?<=\uff1a\*\*)))|(?::[ \t]|\uff1a))[ \t]*"
     rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,78}}[^\s.!?:;,])?)[ \t]*$",
     re.M,
 )
 # A setting in a code span of its own: `timeout = 30`, `region: north`.
-SETTING_LINE = expression(
+SETTING_LINE = re.compile(
     r"^ {0,3}(?:[-*+] )?`(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63})(?:[ \t]?=|:[ \t])[ \t]?"
     rf"(?P<value>[^\s`=](?:[^`{BREAKS}]{{0,78}}[^\s`.!?:;,])?)`[ \t]*$",
     re.M,
 )
-APART = expression(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
-ITEM = expression(r" {0,3}[-*+] ")
+APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
+ITEM = re.compile(r" {0,3}[-*+] ")
 MAX_WORDS = 4
 MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also have no spaces
 
 # A value is one constant or several (CONSTANTS), or has no PROSE, and an amount (NUMBER) or few words (WORD).
-COMMENT = expression(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
-ASIDE = expression(r"\([^()]*\)")  # within a value: `3m (10 ft) to 9m (30 ft)`
-WORD = expression(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
-WRAPPED = expression(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
+COMMENT = re.compile(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
+ASIDE = re.compile(r"\([^()]*\)")  # within a value: `3m (10 ft) to 9m (30 ft)`
+WORD = re.compile(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
+WRAPPED = re.compile(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
 CONSTANT = r"(?:`[^`\s\"]+`|<?https?://[^<>\s\uff08\uff09]+>?)"
-CONSTANTS = expression(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
-NUMBER = expression(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
+CONSTANTS = re.compile(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
+NUMBER = re.compile(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
 # What a value that is no constant never has: the punctuation of sentences, of code, of templates and of arrows.
-PROSE = expression(
+PROSE = re.compile(
     r"[|\[\]{}\"\u201c\u201d\u2192\u3002\uff01\uff1f\uff1b\uff0c\u3001`*]|->|(?<![<>])=|[<>](?![=\s]*\d)|[.!?;:]\s|,\s(?!\d)|//"
 )
-ARROW = expression(r"\u2192|->")
+ARROW = re.compile(r"\u2192|->")
 SMALL = frozenset(["to", "of", "and", "&", "the", "for", "de", "la", "von", "van", "und", "bis"])  # between two words
 
 

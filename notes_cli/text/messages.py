@@ -6,22 +6,21 @@ tokens come from a segment. Another kind of part needs a class here and a case i
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import NotesError
-from notes_cli.expressions import expression
 from notes_cli.images import Picture
 from notes_cli.text.untrusted import check_unicode
 
 ROLES = ("system", "user", "assistant", "tool")
 PLACES = ("early", "late")  # of skills: in the system message, or right before the question
 BETWEEN = "\n\n"  # the parts of one message
-NAME = expression(r"[A-Za-z0-9_.:/-]{1,128}")  # of a tool that may be called
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")  # of a tool that may be called
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}  # of a tool that takes no arguments
 
 

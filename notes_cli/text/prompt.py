@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import ModelError, NotesError
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, Message, SkillPart, TextPart, checked
 from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls, shows_calls

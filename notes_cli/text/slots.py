@@ -10,11 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import BETWEEN, ErratumPart, Message, TextPart, ToolCall
 from notes_cli.text.template import ChatTemplate, Rendered

@@ -9,12 +9,12 @@ and they are tokenised together with the words around them, as the model was tra
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from notes_cli.errors import NotesError
-from notes_cli.expressions import expression
 
 # A secret, so that nobody can write a mark. Letters and digits only, so that no template escapes it or takes it apart.
 _SECRET = os.urandom(6).hex()
@@ -22,12 +22,12 @@ OPEN, CLOSE = f"NOTES{_SECRET}open", f"NOTES{_SECRET}shut"
 MAX_DEPTH = 64
 
 # Vocabularies spell control tokens with brackets, bars or unusual characters such as U+2581.
-_DOUBTFUL = expression(r"[^\w\s!-/:;=?@\\^_`~]")
-_NOT_OPENING = expression(r"[^\w\s!-/:;=?@\\^_`~<]")
-_MARKED = expression(f"({OPEN}|{CLOSE})")
-_AROUND = expression(rf"NOTES{_SECRET}(?:open|shut|(?:begin|end)\d+x)")
-_MARKER = expression(rf"NOTES{_SECRET}[a-z]+\d+x")
-_NO_TEXT = expression(rf"(?:NOTES{_SECRET}text\d+x|\s)*")
+_DOUBTFUL = re.compile(r"[^\w\s!-/:;=?@\\^_`~]")
+_NOT_OPENING = re.compile(r"[^\w\s!-/:;=?@\\^_`~<]")
+_MARKED = re.compile(f"({OPEN}|{CLOSE})")
+_AROUND = re.compile(rf"NOTES{_SECRET}(?:open|shut|(?:begin|end)\d+x)")
+_MARKER = re.compile(rf"NOTES{_SECRET}[a-z]+\d+x")
+_NO_TEXT = re.compile(rf"(?:NOTES{_SECRET}text\d+x|\s)*")
 _SEAL = "\ue000"  # what is kept in the place of the secret, in private use: nothing else may be that
 
 

@@ -105,31 +105,6 @@ def test_settings_load_no_other_commands(model: Path, home: Path) -> None:
     assert not commands & {f"notes_cli.commands.{name}" for name in ("compile", "verify", "probe", "session", "doctor")}
 
 
-GENERATED = """
-import sys
-from dataclasses import is_dataclass
-from notes_cli.cli import run
-run(sys.argv[1:])
-ours = [module for name, module in [*sys.modules.items()] if name.startswith("notes_cli")]
-named = [one for module in ours for one in vars(module).values()]
-classes = {one for one in named if isinstance(one, type) and is_dataclass(one)}
-made = {one for one in classes for name in ("__repr__", "__eq__")
-        if getattr(getattr(one, name), "__module__", "") == "notes_cli.classes"}
-stock = [one.__name__ for one in classes - made]
-print(len(classes), *stock, file=sys.stderr)
-"""
-
-
-def test_dataclasses_of_an_answer_are_ours(model: Path, tmp_path: Path) -> None:
-    """Those of Python take four times as long to define, and an answer needs some seventy."""
-    (tmp_path / "skill.txt").write_text(TEXT)
-    assert run_here("compile", tmp_path / "skill.txt").code == 0
-    command = [sys.executable, "-c", GENERATED, "ask", "May I?", "--splice", "skill", "-n", "2", "--server", "off"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
-    count, *stock = done.stderr.splitlines()[-1].split()
-    assert int(count) > 50 and not stock, f"import dataclass from notes_cli.classes for {', '.join(stock)}"
-
-
 def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the chat template renders is remembered; the first time a process renders it."""
     (tmp_path / "skill.txt").write_text(TEXT)
