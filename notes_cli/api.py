@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from notes_cli.measure.edits import Edits
     from notes_cli.measure.examination import Examination
     from notes_cli.measure.pairs import Pair
-    from notes_cli.measure.probe import Probe
-    from notes_cli.measure.probing import Probing
     from notes_cli.measure.session import SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
@@ -567,13 +565,6 @@ class Model(_Awaited):
         if pairs is None:
             pairs = drawn() if cases is None else ()
         return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, listener, pairs)
-
-    @alone
-    def probe(self, wanted: Probing, *, listener: Listener = SILENT) -> Probe:
-        """Measure on which tokens of a skill a decision rests. Raise NotesError where that cannot be."""
-        from notes_cli.measure.probing import probe_skill
-
-        return probe_skill(self.workspace, wanted, listener)
 
     @alone
     def bench(self, wanted: Benching | None = None, *, listener: Listener = SILENT) -> Speed:

@@ -33,7 +33,6 @@ COMMANDS = {
     "verify": "Compare splice and errata with a full recompute on this model.",
     "calibrate": "Measure which edit method to trust on this model.",
     "profile": "List, show and remove the profiles of models.",
-    "probe": "Show on which tokens of a skill a decision rests.",
     "bench": "Measure how fast a splice is here, beside a memcpy and a prefill.",
     "ls": "List compiled skills, and which of them are out of date.",
     "watch": "Compile skills again whenever their files change.",
@@ -48,7 +47,6 @@ COMMANDS = {
     "init": "Copy the sample skills and a commented config.yaml to begin with.",
     "paths": "Show where config.yaml, the library and the samples are.",
     "completion": "Let a shell complete commands, skills, models and fields.",
-    "man": "Show a manual page, or install all of them.",
     "doctor": "Show versions, devices, CPU features and what is wrong.",
 }
 
@@ -66,7 +64,6 @@ ELSEWHERE = {
     **dict.fromkeys(("add", "build", "prefill"), "compile"),
     **dict.fromkeys(("server", "api"), "serve"),
     **dict.fromkeys(("version", "env", "status"), "doctor"),
-    **dict.fromkeys(("help",), "man"),
     **dict.fromkeys(("sessions", "history"), "session"),
     **dict.fromkeys(("benchmark", "speed"), "bench"),
 }

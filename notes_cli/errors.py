@@ -74,8 +74,6 @@ class Help(Enum):
     KNOWN_METHOD = "Known: {known}"
     OTHER_METHOD = "Use the edit method {method}"
     QUESTION = "Give it a question"
-    CHOICES = "Give it choices"
-    OTHER_VALUE_OR_QUESTION = "Give it another value, another question or other choices"
     EXPLAIN = "Explain the prompt to see why"
 
     # Sessions.

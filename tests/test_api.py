@@ -32,7 +32,6 @@ from notes_cli.errors import NotesError, Notice, Progress, SessionError, SkillEr
 from notes_cli.library.profiles import Profiles
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.examination import Examination
-from notes_cli.measure.probing import Probing
 from notes_cli.runtime.asking import Listener, Request, ask
 from notes_cli.runtime.keeping import Compiled
 from notes_cli.text.skill import Skill
@@ -492,8 +491,8 @@ def test_a_turn_is_kept_when_its_stream_has_ended(model: notes.Model, skill: Ski
         assert "".join(texts).strip() == other.ask("And then?", max_tokens=8).text and session.turns == 2
 
 
-def test_verify_and_probe(model: notes.Model, skill: Skill) -> None:
-    """By keywords or by an examination; edits against the corrected text; a probe of one decision."""
+def test_verify(model: notes.Model, skill: Skill) -> None:
+    """By keywords or by an examination; edits against the corrected text."""
     segment = model.compile(skill)
     report = model.verify([segment], questions=["Why?"], errata=["date=2026-07-01"], choices=CHOICES)
     wanted = Examination([segment], ["Why?"], ["date=2026-07-01"], choices=CHOICES)
@@ -504,8 +503,8 @@ def test_verify_and_probe(model: notes.Model, skill: Skill) -> None:
     assert model.workspace.context.used == 0
 
 
-def test_probe_and_calibrate(home: Path) -> None:
-    """The model that ships decides by a date; too few decisions are no profile. Progress is told with its unit."""
+def test_calibrate(home: Path) -> None:
+    """Too few decisions are no profile. Progress has its unit."""
     watched: list[str] = []
 
     def watch(
@@ -517,14 +516,9 @@ def test_probe_and_calibrate(home: Path) -> None:
     listener = Listener(watch=watch)
     with notes.open(options=notes.ContextOptions(n_ctx=1024, n_threads=1)) as model:
         model.compile(SAMPLES / "returns")
-        probed = model.probe(
-            Probing("returns", "returns.date", "2026-07-01", QUESTION, CHOICES, window=40), listener=listener
-        )
-        assert probed.field == "date" and probed.values == ("2026-05-01", "2026-07-01")
-        assert probed.decisions == ("accepted", "refused") and model.workspace.context.used == 0
         profile, path = model.calibrate(shipped_battery()[:1], listener=listener)
         assert path is None and profile.cases == 1 and not Profiles(home / "profiles").names()
-    assert watched == ["compiling the new text in tokens", "probing in mixes", "measuring decisions in steps"]
+    assert watched == ["measuring decisions in steps"]
 
 
 @pytest.mark.parametrize("number", range(len(readme.examples())))

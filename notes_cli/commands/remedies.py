@@ -114,8 +114,6 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.ONE_VALUE: "Leave one --field or --erratum out",
     Help.OTHER_METHOD: "Use --method {method}",
     Help.QUESTION: "Give --question",
-    Help.CHOICES: "Give --choices",
-    Help.OTHER_VALUE_OR_QUESTION: "Give another value, --question or --choices",
     Help.EXPLAIN: "See why: notes ask --explain",
     Help.LIST_SESSIONS: "See: notes session ls",
     Help.EDIT_SESSION: "Edit a field of it: notes edit {name!q} --field NAME=VALUE",
