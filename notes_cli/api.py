@@ -171,11 +171,8 @@ def open(
 
     Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
     """
-    numbers: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-            raise NotesError(f"{name} is {number!r}, and no whole number")
-    given = {name: numbers[name] for name in ("n_ctx", "n_threads") if numbers[name] is not None}
+    numbers: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads}
+    given = {name: number for name, number in numbers.items() if number is not None}
     if given and options is not None:
         raise NotesError(f"options and {' and '.join(given)} are both given", "Write all into the options")
     variables = from_variables()
@@ -753,8 +750,6 @@ def _skill(source: str | os.PathLike[str] | None, text: str | None, name: str | 
     if source is not None or text is None or name is None:
         given = "nothing is given" if text is None else "a text without a name" if source is None else "both are given"
         raise NotesError(f"compile takes a path, or text=... and name=...: {given}")
-    if not isinstance(text, str):
-        raise NotesError(f"text must be a text, not {text!r}")
     return parse_skill(text, source="-", default=name, name=name, where=f"the text of {name}")
 
 

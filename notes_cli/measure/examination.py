@@ -12,7 +12,7 @@ from notes_cli.measure.session import SessionReport, verify_session
 from notes_cli.measure.verify import Report, field_questions, verify
 from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.asking import SILENT, Listener, Request, keep_lists
-from notes_cli.runtime.opening import SKILLS, SkillRef, open_segments
+from notes_cli.runtime.opening import SkillRef, open_segments
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.settling import settled
@@ -43,7 +43,7 @@ class Examination:
     wording: str | None = None
 
     def __post_init__(self) -> None:
-        keep_lists(self, splice=SKILLS, questions=str, errata=str, methods=str, choices=str)
+        keep_lists(self, "splice", "questions", "errata", "methods", "choices")
 
 
 def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Report:

@@ -191,9 +191,9 @@ def test_a_field_and_its_value_are_no_words() -> None:
     for errata in ({"shipping fee": "2"}, {"date: x": "1"}):
         with pytest.raises(SkillError, match="no spliced skill has a field"):
             parse_erratum(*of_fields(errata), KNOWN)
-    for wrong in ({"": "x"}, {"a=b": "x"}, {"date": 5}, {5: "x"}):
-        with pytest.raises(SkillError, match=r"no field is called so|which is no text"):
-            of_fields(wrong)  # type: ignore[arg-type]
+    for wrong in ({"": "x"}, {"a=b": "x"}):
+        with pytest.raises(SkillError, match="no field is called so"):
+            of_fields(wrong)
 
 
 @pytest.mark.parametrize("text", ["Date: 2026-07-01", "DATE: 1", "returns.Date: 1"])
