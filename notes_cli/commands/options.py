@@ -182,8 +182,7 @@ class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.library.files import segment_files
-        from notes_cli.library.metadata import fields_in
+        from notes_cli.library.files import fields_in, segment_files
 
         given = [ctx.params.get(parameter) for parameter in ("splices", "names", "name")]
         named = {word for one in given if one for word in ([one] if isinstance(one, str) else one)}

@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from notes_cli.engine.gguf_file import MAGIC, Cursor, FormatError, ShortError, read_counts, read_values
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
@@ -42,7 +43,7 @@ from notes_cli.engine.segment import (
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
 from notes_cli.library import held
 from notes_cli.library.atomic import replacing
-from notes_cli.library.gguf import Head, TensorEntry, head_of, padded, read_head
+from notes_cli.library.gguf import MAX_ENTRIES, Head, TensorEntry, head_of, padded, read_head
 from notes_cli.library.info import (
     AXES,
     FORMAT,
@@ -56,7 +57,6 @@ from notes_cli.library.info import (
     places,
     read_info,
 )
-from notes_cli.library.metadata import MAGIC, Cursor, FormatError, ShortError, begin, read_metadata
 
 __all__ = ["SegmentInfo", "checksum_of", "open_segment", "open_stored", "peek", "write_segment"]
 
@@ -419,10 +419,10 @@ def _format(data: memoryview) -> int:
     """The format that a file says it has, whatever its tensors are like; 0 of what does not say."""
     try:
         cursor = Cursor(data)
-        version = read_metadata(cursor, begin(cursor)[1])[0].get("notes.format")
+        version = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get("notes.format")
     except FormatError:
         return 0
-    return version if isinstance(version, int) else 0
+    return version.value if version and isinstance(version.value, int) else 0
 
 
 def _head_sum(data: memoryview, head: Head) -> str:
