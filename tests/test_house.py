@@ -65,7 +65,7 @@ MAY_NAME_FLAGS = {"cli.py", "output.py", "explaining.py", "engine/native.py", "s
 
 # What must load without llama.cpp: all of `text`, and these.
 PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.origin", "sessions.state")
-PURE += ("engine.architectures", "library.files", "library.models", "runtime.naming")
+PURE += ("engine.architectures", "library.segment_files", "library.models", "runtime.naming")
 
 
 def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:

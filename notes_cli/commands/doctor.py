@@ -107,11 +107,11 @@ def _context(model: Model) -> dict[str, str]:
 def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
     """Whether nobody else can write where what we keep is."""
     from notes_cli import config
-    from notes_cli.library import private
+    from notes_cli.library.safe_files import check_private
 
     paths = config.paths()
     for folder in (paths.library, paths.sessions, paths.profiles, paths.models):
-        private.check(folder)
+        check_private(folder)
     return {}
 
 

@@ -32,7 +32,7 @@ def command(names: tuple[str, ...], target: str, force: bool, json_: bool) -> No
       notes export returns support /srv/share/skills/
     """
     from notes_cli.errors import SegmentError
-    from notes_cli.library.exchange import export
+    from notes_cli.library.store import export
 
     if not names:
         raise click.UsageError(f"name the FILE or FOLDER that {target} is to be written to")

@@ -71,7 +71,7 @@ def command(
 
 def _groups(source: Path) -> list[list[Path]]:
     """The files of each skill that a word of the user means."""
-    from notes_cli.library.exchange import found_in
+    from notes_cli.library.store import found_in
 
     if not source.exists():
         raise SegmentError(f"{source}: no such file or folder")

@@ -85,11 +85,11 @@ def _write(path: Path, text: str) -> bool:
     """Write a text to a file that is not there yet; whether it was not. Raise NotesError."""
     from notes_cli import config
     from notes_cli.errors import NotesError, reason
-    from notes_cli.library import private
+    from notes_cli.library.safe_files import make_private
 
     try:
         if path == config.paths().config:
-            private.make(path.parent)
+            make_private(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -14,9 +14,9 @@ from notes_cli.commands.options import library, model_option, named
 from notes_cli.explaining import entry_as_json
 
 if TYPE_CHECKING:
+    from notes_cli.library.segment_files import Spliced
     from notes_cli.library.store import SegmentFile
     from notes_cli.library.tidy import LibraryFile
-    from notes_cli.library.uses import Spliced
     from notes_cli.runtime.freshness import Reason
 
 
@@ -48,7 +48,7 @@ class _Row:
     @property
     def spliced(self) -> Spliced:
         """What answers got from it."""
-        from notes_cli.library.uses import spliced_from
+        from notes_cli.library.segment_files import spliced_from
 
         return spliced_from(self.entry.path)
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from notes_cli.engine.architectures import Skills
     from notes_cli.engine.header import Header
+    from notes_cli.library.model_stores import Named
     from notes_cli.library.models import Models
-    from notes_cli.library.named import Named
 
 
 @dataclass(frozen=True, slots=True)

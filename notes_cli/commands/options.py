@@ -107,7 +107,7 @@ class SkillName(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         """All names, without opening a file."""
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.library.files import segment_files
+        from notes_cli.library.segment_files import segment_files
 
         with suppress(NotesError):
             return [name for name, _ in segment_files(config.paths().library)]
@@ -182,7 +182,7 @@ class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.library.files import fields_in, segment_files
+        from notes_cli.library.segment_files import fields_in, segment_files
 
         given = [ctx.params.get(parameter) for parameter in ("splices", "names", "name")]
         named = {word for one in given if one for word in ([one] if isinstance(one, str) else one)}
@@ -557,7 +557,7 @@ def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path
     from notes_cli import config
     from notes_cli.engine.ollama_form import INSTEAD
     from notes_cli.errors import NotesError, told
-    from notes_cli.library.forms import form_of
+    from notes_cli.library.facts import form_of
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)

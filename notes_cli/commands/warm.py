@@ -25,7 +25,7 @@ from notes_cli.engine.source import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import Room
 from notes_cli.images import MAX_BYTES
-from notes_cli.library.files import segment_files, skill_named
+from notes_cli.library.segment_files import segment_files, skill_named
 from notes_cli.serve import wire
 from notes_cli.serve.client import Declined, Lost, ask
 from notes_cli.serve.registry import LOCAL, Server, running

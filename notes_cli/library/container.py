@@ -41,8 +41,6 @@ from notes_cli.engine.segment import (
     quantized,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.library import held
-from notes_cli.library.atomic import replacing
 from notes_cli.library.gguf import MAX_ENTRIES, Head, TensorEntry, head_of, padded, read_head
 from notes_cli.library.info import (
     AXES,
@@ -57,6 +55,7 @@ from notes_cli.library.info import (
     places,
     read_info,
 )
+from notes_cli.library.safe_files import hold_file, replacing
 
 __all__ = ["SegmentInfo", "checksum_of", "open_segment", "open_stored", "peek", "write_segment"]
 
@@ -127,7 +126,7 @@ def open_stored(path: Path) -> Segment:
     they read and checked, and only then may that raise what open_segment does. All else has been checked."""
     with _saying(path), ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
-        held.hold(file)
+        hold_file(file)
         data, head = _read(file)
         info = _card(path, data, head)
         if info.states and not info.pinned:

@@ -17,8 +17,7 @@ from typing import Any
 
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
-from notes_cli.library import private
-from notes_cli.library.atomic import replacing
+from notes_cli.library.safe_files import check_private, check_private_file, replacing
 from notes_cli.text.messages import PLACES
 
 FORMAT = 2  # changes when an older version would read a newer profile wrongly; 1 chose by agreement, right or wrong
@@ -115,9 +114,9 @@ class Profiles:
         self.folder = folder
 
     def path(self, identity: Identity, cache: str) -> Path:
-        private.check(self.folder)
+        check_private(self.folder)
         path = self.folder / f"{identity.key}-{cache.replace('/', '-')}.json"
-        private.check_file(path)
+        check_private_file(path)
         return path
 
     def find(self, identity: Identity, cache: str) -> Profile | None:
@@ -158,7 +157,7 @@ class Profiles:
 
     def names(self) -> list[str]:
         """The names of all profiles: those of their files, without the ending."""
-        private.check(self.folder)
+        check_private(self.folder)
         try:
             return sorted(path.stem for path in self.folder.glob("*.json"))
         except OSError as error:
@@ -172,7 +171,7 @@ class Profiles:
             what = f"several profiles have a name that begins with {name!r}" if found else f"no profile {name!r}"
             raise NotesError(what, Help.LIST_PROFILES())
         path = self.folder / f"{found[0]}.json"
-        private.check_file(path)
+        check_private_file(path)
         return path
 
     def remove(self, name: str) -> Path:

@@ -23,8 +23,8 @@ from notes_cli.engine import limits
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import EngineError, Notice, Progress, UnsupportedError, UnwritableError, reason
-from notes_cli.library import private
 from notes_cli.library.container import open_stored, write_segment
+from notes_cli.library.safe_files import make_private
 from notes_cli.runtime.asking import SILENT, Listener
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.sizes import human_size
@@ -166,7 +166,7 @@ def _folder(workspace: Workspace) -> Iterator[Path]:
     """A folder on the disk of the library, for this run alone. Those of runs that were killed are removed."""
     place = workspace.paths.library.parent
     try:
-        private.make(place)
+        make_private(place)
         for old in place.glob("bench-*"):
             if time.time() - old.stat().st_mtime > KILLED:
                 shutil.rmtree(old, ignore_errors=True)

@@ -17,7 +17,7 @@ from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
-from notes_cli.library.files import ERRATA
+from notes_cli.library.segment_files import ERRATA
 from notes_cli.library.store import Library
 from notes_cli.runtime.corrections import Fielded, as_new_values, known_fields, meant, parse_errata, resolved
 from notes_cli.runtime.opening import open_segments

@@ -15,9 +15,8 @@ from typing import BinaryIO
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, Help, SegmentError, SessionError, reason
-from notes_cli.library import private
-from notes_cli.library.atomic import replacing, sync_folder
 from notes_cli.library.container import checksum_of, open_segment
+from notes_cli.library.safe_files import make_private, replacing, sync_folder
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
 from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, sealed
 from notes_cli.sessions.listing import HEAD, LEDGER
@@ -92,7 +91,7 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
         folder = sessions.folder / f".{name}.import"
         shutil.rmtree(folder, ignore_errors=True)  # of an import that was killed
         try:
-            private.make(folder)
+            make_private(folder)
             _unpack(source, folder)
             if there.folder.exists():  # without a ledger: of a fork that was killed
                 clear(there.folder)

@@ -56,7 +56,7 @@ class LeftOutError(ModelError):
 
 
 class Memory(Hashable, Protocol):
-    """What templates have rendered, from one process to the next (library/renderings.py)."""
+    """What templates have rendered, from one process to the next (library/facts.py)."""
 
     def find(self, key: str) -> Rendering | None:
         """What is known by that key, and would be the same now."""

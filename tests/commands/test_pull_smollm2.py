@@ -222,6 +222,6 @@ def test_the_makefile_installs_the_same_version() -> None:
 
 def test_the_digest_is_that_of_the_package(smollm2: Path) -> None:
     """The control: what is known is the file that PyPI has."""
-    from notes_cli.library.package_index import is_genuine
+    from notes_cli.library.pulling import is_genuine
 
     assert is_genuine(smollm2)
