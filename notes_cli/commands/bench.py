@@ -1,4 +1,6 @@
-"""`notes bench`: how fast a splice is on a model and a machine, beside the limit and beside what it saves."""
+"""`notes bench`: how fast a splice is on a model and a machine, beside the limit and beside what it saves.
+
+Its plot is by matplotlib, which is an extra."""
 
 from __future__ import annotations
 
@@ -8,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
-from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, model_options, open_model
+from notes_cli.commands.remedies import listening
+from notes_cli.commands.terminal import Grouped
+from notes_cli.errors import NotesError
+from notes_cli.output import spelt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +63,6 @@ def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot
       notes bench -m model.gguf --tokens 1024,4096,16384 --plot speed.svg
       notes bench -m model.gguf -fa off --json
     """
-    from notes_cli.commands.plot import check_plot, write_speed
     from notes_cli.measure.speed import Benching
 
     if plot:
@@ -130,3 +133,53 @@ def _length(one: Length) -> dict[str, Any]:
 
 def _spread(times: Times) -> dict[str, Any]:
     return {"median": times.median, "low": times.low, "high": times.high, "runs": len(times.seconds)}
+
+
+ENDINGS = (".png", ".svg")
+BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#555555"  # told apart by any eyes, and in print
+
+
+def check_plot(path: Path) -> None:
+    """Fail before anything is measured: UsageError for another ending, NotesError without matplotlib or a folder."""
+    if path.suffix.lower() not in ENDINGS:
+        raise click.UsageError(f"--plot writes {' or '.join(ENDINGS)}, not {path.name!r}")
+    if not path.absolute().parent.is_dir():
+        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise NotesError("--plot needs matplotlib", "Install it: pip install matplotlib") from None
+
+
+def write_speed(path: Path, speed: Speed) -> None:
+    """Seconds over the tokens of a skill, both in powers: medians, with a bar from the shortest to the longest."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    with rc_context({"svg.hashsalt": "notes"}):
+        figure = Figure(figsize=(8, 4.6), layout="constrained")
+        axes = figure.subplots()
+        counts = [one.tokens for one in speed.lengths]
+        lines: tuple[tuple[str, str, str, str, list[Times]], ...] = (
+            ("prefill of the same tokens", RED, "s", "-", [one.prefill for one in speed.lengths]),
+            (f"question of {speed.wanted.question} tokens", GREEN, "^", "-", [one.question for one in speed.lengths]),
+            ("splice from the file", BLUE, "o", "-", [one.splice for one in speed.lengths]),
+            ("memcpy of as many bytes", GREY, "D", "--", [one.memcpy for one in speed.lengths]),
+        )
+        for label, color, mark, line, found in lines:
+            medians = [one.median for one in found]
+            spread = [[one.median - one.low for one in found], [one.high - one.median for one in found]]
+            axes.errorbar(
+                *(counts, medians), yerr=spread, color=color, marker=mark, linestyle=line, capsize=3, label=label
+            )
+        axes.set(xscale="log", yscale="log", xlabel="tokens of the skill", ylabel="seconds")
+        axes.set_xticks(counts, [f"{count:,}" for count in counts])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        axes.set_title(f"{spelt(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

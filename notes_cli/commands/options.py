@@ -436,7 +436,7 @@ def open_workspace(
     parameter; those that are not about the model are ignored. `session`: the one to continue, which remembers its model
     and cache types. `begins`: it need not exist yet. Raise what Workspace raises, and SessionError."""
     from notes_cli import config, output
-    from notes_cli.commands.late import end_when_late
+    from notes_cli.commands.terminal import end_when_late
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.contexts import DEFAULT_CONTEXT

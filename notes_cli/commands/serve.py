@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
+from notes_cli.commands.terminal import Grouped
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:

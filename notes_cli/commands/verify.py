@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
-from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
-from notes_cli.commands.reading import piped_text, text_in
-from notes_cli.commands.remedies import advice, worded
+from notes_cli.commands.remedies import advice, listening, worded
+from notes_cli.commands.terminal import Grouped, piped_text, text_in
 from notes_cli.explaining import entry_why, expected
 
 if TYPE_CHECKING:

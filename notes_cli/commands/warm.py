@@ -17,10 +17,9 @@ from urllib.parse import urlsplit
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.answering import Voices, watch
 from notes_cli.commands.options import AUTO, Chosen, choose_model
 from notes_cli.commands.remedies import tell
-from notes_cli.commands.request import Call
+from notes_cli.commands.request import Call, Voices, watch
 from notes_cli.engine.source import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import Room

@@ -107,7 +107,7 @@ def test_settings_load_no_other_commands(model: Path, home: Path) -> None:
     modules, _ = started("ask", "May I?", "-n", "1", "--server", "off")
     commands = {name for name in modules if name.startswith("notes_cli.commands.")}
     assert {"notes_cli.commands.ask", "notes_cli.commands.serve"} <= commands
-    assert not commands & {f"notes_cli.commands.{name}" for name in ("compile", "verify", "session", "doctor")}
+    assert not commands & {f"notes_cli.commands.{name}" for name in ("compile", "verify", "session", "setup")}
 
 
 def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
