@@ -39,8 +39,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from notes_cli.measure.calibrate import Calibration
-    from notes_cli.measure.examination import Examination
-    from notes_cli.measure.session import SessionReport
+    from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
     from notes_cli.runtime.asking import Answer, Listener, Plan, Request
@@ -78,7 +77,7 @@ _HOMES = {
     "SegmentError": "errors",
     "Session": "api",
     "SessionError": "errors",
-    "SessionReport": "measure.session",
+    "SessionReport": "measure.examination",
     "Skill": "text.skill",
     "SkillError": "errors",
     "Speed": "measure.speed",

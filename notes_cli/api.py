@@ -38,14 +38,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from notes_cli.library.store import Store
-    from notes_cli.measure.battery import Case
+    from notes_cli.measure.battery import Case, Pair
     from notes_cli.measure.calibrate import Calibration
-    from notes_cli.measure.edits import Edits
-    from notes_cli.measure.examination import Examination
-    from notes_cli.measure.pairs import Pair
-    from notes_cli.measure.session import SessionReport
+    from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
-    from notes_cli.measure.verify import Report
+    from notes_cli.measure.verify import Edits, Report
     from notes_cli.runtime.importing import Imported
     from notes_cli.runtime.keeping import Compiled
     from notes_cli.sessions.edits import Compacted, Edited
@@ -555,9 +552,9 @@ class Model(_Awaited):
         """Measure which edit method, wording, seam and place to trust on this model, and over pairs of skills whether
         those that were compiled apart compose; keep that as its profile if there are cases enough. Without any, over
         those that ship. Raise UnsupportedError where its rows cannot be kept."""
+        from notes_cli.measure.battery import pairs as drawn
         from notes_cli.measure.battery import shipped_battery
         from notes_cli.measure.calibrate import calibrate_and_keep
-        from notes_cli.measure.pairs import pairs as drawn
 
         if pairs is None:
             pairs = drawn() if cases is None else ()

@@ -79,8 +79,7 @@ def calibrate_command(
     if report:
         check_report(report)
 
-    from notes_cli.measure.battery import load_battery, shipped_battery
-    from notes_cli.measure.pairs import pairs
+    from notes_cli.measure.battery import load_battery, pairs, shipped_battery
     from notes_cli.measure.proof import LEAST
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]

@@ -243,7 +243,7 @@ def _findings(sessions: Sessions, told_size: Told) -> Iterator[Finding]:
     """All there are; a folder that may not be looked at is one."""
     from notes_cli import config
     from notes_cli.library.check import Finding, check_library, check_memory, check_profiles
-    from notes_cli.sessions.check import check_sessions
+    from notes_cli.sessions.archive import check_sessions
 
     paths = config.paths()
     for folder, found in (

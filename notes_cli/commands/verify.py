@@ -17,11 +17,9 @@ from notes_cli.explaining import entry_why, expected
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
-    from notes_cli.measure.answers import Parting
-    from notes_cli.measure.composed import Composed
-    from notes_cli.measure.edits import Edits
-    from notes_cli.measure.session import SessionReport
-    from notes_cli.measure.verify import Case, Report
+    from notes_cli.measure.compare import Composed, Parting
+    from notes_cli.measure.examination import SessionReport
+    from notes_cli.measure.verify import Case, Edits, Report
     from notes_cli.runtime.rows import RowCheck
     from notes_cli.sessions.state import Entry
 
@@ -308,7 +306,7 @@ def _next(report: Report) -> str:
 
 def _print_composition(found: Composed) -> None:
     """What each question needs of the skills, and what repairs decisions that differ."""
-    from notes_cli.measure.composed import RECOMPUTE
+    from notes_cli.measure.compare import RECOMPUTE
     from notes_cli.measure.proof import told_of
     from notes_cli.runtime.settings import repair
 

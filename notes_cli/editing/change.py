@@ -98,7 +98,7 @@ def skill_of(segment: Segment) -> Skill:
 
 def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
     """The tokens that hold each field's value. Raise SkillError where they do not give the text back."""
-    from notes_cli.text.spans import token_spans
+    from notes_cli.text.blocks import token_spans
 
     pieces = [model.token_bytes(int(token)) for token in tokens]
     places = token_spans(skill.text, pieces, [(field.start, field.end) for field in skill.fields])

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.prefill import prefill
+from notes_cli.editing.selecting import prefill
 from notes_cli.engine import interrupts
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook

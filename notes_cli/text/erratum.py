@@ -15,8 +15,7 @@ from functools import cache
 from notes_cli.config import resource
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import MAX_WORDS, field_name, is_name, known
-from notes_cli.text.references import Known
+from notes_cli.text.keys import MAX_WORDS, Known, field_name, is_name, known
 
 COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
 # As a name is written, a reference to a skill's field, or a placeholder: "1=2" is none.
@@ -37,7 +36,7 @@ class Erratum:
 
     @property
     def key(self) -> str:
-        """The key of the field (references.py); empty for free text."""
+        """The key of the field (keys.py); empty for free text."""
         return f"{self.skill}.{self.field}" if self.skill else self.field or ""
 
 

@@ -17,11 +17,11 @@ from notes_cli.engine import header, ollama_form
 from notes_cli.errors import ModelError, Progress
 from notes_cli.library import facts
 from notes_cli.library.facts import RENDERINGS, Renderings
+from notes_cli.text import messages
 from notes_cli.text import template as templates
-from notes_cli.text import untrusted
+from notes_cli.text.messages import marker
 from notes_cli.text.rendering import Rendering, render
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.untrusted import marker
 
 
 def file_sha256(path: Path, memory: Path, progress: Progress | None = None) -> str:
@@ -254,11 +254,11 @@ def test_marks_are_those_of_the_process(
 ) -> None:
     """The secret of a process is not in the file, and the text has that of the process which asks."""
     first = ask(PLAIN)
-    assert untrusted._SECRET not in (tmp_path / "renderings.json").read_text()
-    before = untrusted._SECRET
+    assert messages._SECRET not in (tmp_path / "renderings.json").read_text()
+    before = messages._SECRET
     other = "f" * len(before)
-    monkeypatch.setattr(untrusted, "_SECRET", other)
-    monkeypatch.setattr(untrusted, "_NO_TEXT", re.compile(f"NOTES{other}text\\d+x"))
+    monkeypatch.setattr(messages, "_SECRET", other)
+    monkeypatch.setattr(messages, "_NO_TEXT", re.compile(f"NOTES{other}text\\d+x"))
     talk = [{**message, "content": message["content"].replace(before, other)} for message in TALK]
     assert ask(PLAIN, talk) == first.replace(before, other) and rendered == [PLAIN]
 

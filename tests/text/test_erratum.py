@@ -6,7 +6,7 @@ import pytest
 
 from notes_cli.errors import SkillError
 from notes_cli.text.erratum import Erratum, of_fields, parse_erratum, read_errata, shipped_wordings, word
-from notes_cli.text.references import Known
+from notes_cli.text.keys import Known
 
 KNOWN = {"date", "tier"}
 

@@ -1,4 +1,4 @@
-"""How pieces and edits came about: what is written is read back."""
+"""Parts of a ledger's line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.explaining import edited, entry_why, why
-from notes_cli.sessions.origin import Origin, as_line, origin_of
+from notes_cli.sessions.lines import Origin, as_line, origin_of
 from notes_cli.sessions.state import fold
 
 from .ledgers import edit, turn

@@ -1,4 +1,4 @@
-"""Influence: which tokens a field's value has an effect on, as measured when a skill is compiled."""
+"""The tokens that are computed again with a change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli.config import shipped_model
-from notes_cli.editing.influence import counterfactual, influence
+from notes_cli.editing.selecting import counterfactual, influence
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compiling import compile_skill

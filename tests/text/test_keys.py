@@ -1,4 +1,4 @@
-"""References: which field of which skill is meant."""
+"""Names of fields, and references to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
 from notes_cli.text.erratum import read_errata
-from notes_cli.text.references import Known, Reference
+from notes_cli.text.keys import Known, Reference
 
 NAMES = st.sampled_from(["returns", "support", "規則"])
 FIELDS = st.sampled_from(["date", "Delivery time", "日期", "a-b"])

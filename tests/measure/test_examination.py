@@ -1,4 +1,4 @@
-"""Verifying sessions: what comes from disk against a prefill, and what makes them differ."""
+"""Sessions verified against a full prefill."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.errors import NotesError
-from notes_cli.measure.session import Cause, LayerError, Point, SessionReport, verify_session
+from notes_cli.measure.examination import Cause, LayerError, Point, SessionReport, verify_session
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.rows import RowFiles
+from notes_cli.sessions.live import RowFiles
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill
 
