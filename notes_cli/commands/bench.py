@@ -1,6 +1,7 @@
 """`notes bench`: how fast a splice is on a model and a machine, beside the limit and beside what it saves.
 
-Its plot is by matplotlib, which is an extra."""
+Its plot is by matplotlib, which is an extra.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """`notes rm`, `notes prune` and `notes fsck`: remove compiled skills, and check every file that notes keeps.
 
-The texts that skills came from are not touched, and fsck mends only what can be mended without a loss."""
+The texts that skills came from are not touched, and fsck mends only what can be mended without a loss.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The request that the command line of `notes ask` makes, and how its answer is shown.
 
 The request is checked as far as that goes without a model. The chain of thought goes to stderr, the answer to stdout,
-each as it comes."""
+each as it comes.
+"""
 
 from __future__ import annotations
 

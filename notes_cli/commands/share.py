@@ -1,6 +1,7 @@
 """`notes export` and `notes import`: compiled skills for others, and those of others.
 
-Imported segments are checked by computing their rows again."""
+Imported segments are checked by computing their rows again.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The effect of a value is measured by giving the field another one: later tokens whose V rows (K where V is part of it)
 differ depend on it. V carries no position, so a value of another length does not matter. Before the new value is
-known, a counterfactual one is taken."""
+known, a counterfactual one is taken.
+"""
 
 from __future__ import annotations
 

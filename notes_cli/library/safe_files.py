@@ -3,7 +3,8 @@
 * Folders are made for this user alone, and checked before each use, as ssh does with its own.
 * A file is written beside its place, synced, and renamed over it.
 * A lock on an open file keeps others from removing it; a lock file, which stays, lets one process in at a time. The
-  system frees both with the process."""
+  system frees both with the process.
+"""
 
 from __future__ import annotations
 

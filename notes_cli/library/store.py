@@ -1,7 +1,8 @@
 """The library: names of compiled skills and their files, `<name>.<key of the identity>.gguf` in one folder.
 
 One skill may be compiled for many models; which file fits is decided by identity. Skills leave it by `export`, and are
-found in others' folders by `found_in`."""
+found in others' folders by `found_in`.
+"""
 
 from __future__ import annotations
 

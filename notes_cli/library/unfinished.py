@@ -1,7 +1,8 @@
 """Checkpoints of long work, in `.begun/`: the rows of a compile's first tokens, and the steps of a calibration.
 
 A compile keeps them as a segment under the name that it will have; only the next compile of that looks for it. A
-calibration writes a JSON line for each step."""
+calibration writes a JSON line for each step.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Edits of a session: a field gets another value by an edit method; errata that later ones supersede are taken out.
 
-Also the skills of a session, and its parts by the number of their turn."""
+Also the skills of a session, and its parts by the number of their turn.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The state of a session after the lines of its ledger: tokens, the rows of each, pieces, skills, values of fields.
 
-Also which standing errata it has not had yet."""
+Also which standing errata it has not had yet.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ class State:
     values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
     pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
     stated: set[str] = field(default_factory=set)  # fields of which an erratum has been said
-    # What says which standing errata the session has heard of (hearing.py). Fields are called `skill.field` here.
+    # What says which standing errata the session has heard of. Fields are called `skill.field` here.
     marks: dict[str, list[str]] = field(default_factory=dict)  # of skills, as library/standing.py has them
     first: dict[str, str] = field(default_factory=dict)  # what the text said of a field when it came
     heard: dict[str, str] = field(default_factory=dict)  # of fields that were given a value: when, of all that is told

@@ -1,6 +1,7 @@
 """Conversations as data: messages made of parts, tool calls and their results, the tools a model may call.
 
-Strings of users are marked before a template renders them, and found again in what it prints."""
+Strings of users are marked before a template renders them, and found again in what it prints.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from .conftest import Outcome, on_a_terminal
 # The command with another model as the one that is known: the real one is 98 MB.
 CODE = """
 import sys
-from notes_cli.library import package_index, smollm2
-for module in (package_index, smollm2):
+from notes_cli.library import pulling, smollm2
+for module in (pulling, smollm2):
     module.SHA256, module.SIZE = {digest!r}, {size}
 """
 RUN = "from notes_cli.__main__ import main; main()"

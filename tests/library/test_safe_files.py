@@ -163,7 +163,7 @@ def test_what_is_no_file_stays(tmp_path: Path) -> None:
 
 HOLD = """
 import pathlib, sys
-from notes_cli.library.lock import locked
+from notes_cli.library.safe_files import locked
 with locked(pathlib.Path(sys.argv[1])):
     print(1, flush=True)
     input()

@@ -67,8 +67,8 @@ def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]
 def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[..., Path]) -> None:
     """Appended at once by threads and processes, none is lost and nothing is torn."""
     path = put("returns")
-    code = f"""from pathlib import Path; from notes_cli.library.uses import mark
-for _ in range(50): mark(Path({str(path)!r}), 100, 0.5)"""
+    code = f"""from pathlib import Path; from notes_cli.library.segment_files import mark_use
+for _ in range(50): mark_use(Path({str(path)!r}), 100, 0.5)"""
     others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     threads = [threading.Thread(target=lambda: [segment_files.mark_use(path, 10) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
@@ -77,9 +77,8 @@ for _ in range(50): mark(Path({str(path)!r}), 100, 0.5)"""
         thread.join()
     assert [other.wait() for other in others] == [0, 0]
     assert segment_files.uses_of(path).count == 300
-    assert segment_files.spliced_from(path) == segment_files.Spliced(
-        300, 12_000, 50.0
-    )  # where the time is not known, nothing is added
+    # Where the time is not known, nothing is added.
+    assert segment_files.spliced_from(path) == segment_files.Spliced(300, 12_000, 50.0)
     segment_files.mark_use(path, 0, 0.0)  # it was decoded
     assert segment_files.uses_of(path).count == 301 and segment_files.spliced_from(path).times == 300
     with (folder / segment_files.USES / path.name).open("ab") as file:
