@@ -24,8 +24,8 @@ from .conftest import TEXT, run_here
 # What `notes --help` and an answer load beside Python itself: each is milliseconds before the first token, or seconds.
 HELP = {"notes_cli", "click"}
 ASK = HELP | {"numpy", "xxhash"}
-OURS = {"--help": 12, "ask": 112}  # modules of notes
-ALL = {"--help": 150, "ask": 345}  # and of everybody; they differ by some tens from one Python to another
+OURS = {"--help": 9, "ask": 94}  # modules of notes
+ALL = {"--help": 145, "ask": 335}  # and of everybody; they differ by some tens from one Python to another
 # What an answer from a skill that is compiled has no use for, and what each of them would take to load.
 UNUSED = {
     *("notes_cli.documents", "notes_cli.runtime.compiling", "notes_cli.runtime.keeping", "notes_cli.runtime.batch"),
