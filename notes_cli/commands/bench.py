@@ -1,10 +1,11 @@
-"""`notes bench`: how fast a splice is on a model and a machine, beside the limit and beside what it saves.
+"""`notes bench`: how fast a splice is on a model and a machine, and from which question on it pays to compile.
 
 Its plot is by matplotlib, which is an extra.
 """
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,13 +51,12 @@ class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw a picture: .png or .svg.")
 @model_options
 def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot: Path | None, **model: Any) -> None:
-    """Measure how fast a splice is here, beside a memcpy and a prefill.
+    """Measure how fast a splice is here, beside a prefill of the same tokens.
 
-    For each length: a splice, from the file to the cache with every byte checked, beside a memcpy of the bytes that it
-    puts there, which is the limit; a question after it, to its first token, beside the same on a cache that is hot; a
-    prefill of the same tokens; the tokens of an answer. They take turns, so that a busy machine slows them alike.
-    Figures are medians, with the shortest and the longest; ratios are medians of those of each turn. The file is in the
-    page cache. Prefills of a length that take more than a minute in all are not repeated as often.
+    For each length: a prefill, a splice from the file to the cache with every byte checked, a question after it to its
+    first token, and from which question on it pays to compile. They take turns, so that a busy machine slows them
+    alike. Figures are medians, with the shortest and the longest; the ratio is the median of those of each turn. The
+    file is in the page cache. Prefills of a length that take more than a minute in all are not repeated as often.
 
     \b
     Examples:
@@ -84,15 +84,12 @@ def _print(speed: Speed) -> None:
     threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
     output.result(f"{speed.model}: {threads}, K/V {speed.cache}, flash attention {speed.flash_attention}\n")
     lines: list[tuple[str, Callable[[Length], str]]] = [
-        ("K/V in the cache", lambda one: output.human_size(one.cached)),
-        ("memcpy of as many bytes", lambda one: _times(one.memcpy)),
+        ("prefill / splice", lambda one: f"{one.prefill.over(one.splice):,.0f}"),
+        ("prefill", lambda one: _times(one.prefill)),
         ("splice from the file", lambda one: _times(one.splice)),
-        ("  times the memcpy", lambda one: f"{one.splice.over(one.memcpy):.2f}"),
         (f"question of {speed.wanted.question} tokens after it", lambda one: _times(one.question)),
-        ("  times that on a hot cache", lambda one: f"{one.question.over(one.hot):.2f}"),
-        ("prefill of the same tokens", lambda one: _times(one.prefill)),
-        ("  times the splice", lambda one: f"{one.prefill.over(one.splice):,.0f}"),
-        ("answer, tokens a second", lambda one: f"{1 / one.token.median:.1f}"),
+        ("compiling pays from question", lambda one: f"{one.pays_from or 'never'}"),
+        ("K/V in the cache", lambda one: output.human_size(one.cached)),
     ]
     columns = ("", *(f"{one.tokens:,} tokens" for one in speed.lengths))
     output.table(columns, [(what, *map(cell, speed.lengths)) for what, cell in lines], right=columns[1:])
@@ -112,23 +109,20 @@ def _as_json(speed: Speed) -> dict[str, Any]:
         "flash_attention": speed.flash_attention,
         "cache": speed.cache,
         "question": speed.wanted.question,
-        "written": speed.wanted.written,
         "lengths": [_length(one) for one in speed.lengths],
         "left_out": [{"tokens": one.tokens, "why": one.why} for one in speed.left_out],
     }
 
 
 def _length(one: Length) -> dict[str, Any]:
-    work = ("memcpy", "splice", "question", "hot", "prefill", "token")
     return {
         "tokens": one.tokens,
         "cache_bytes": one.cached,
         "file_bytes": one.stored,
-        **{name: _spread(getattr(one, name)) for name in work},
-        "splice_over_memcpy": one.splice.over(one.memcpy),
-        "question_over_hot": one.question.over(one.hot),
+        **{name: _spread(getattr(one, name)) for name in ("prefill", "splice", "question")},
+        "write": one.write,
         "prefill_over_splice": one.prefill.over(one.splice),
-        "tokens_per_second": 1 / one.token.median,
+        "pays_from": one.pays_from,
     }
 
 
@@ -137,7 +131,7 @@ def _spread(times: Times) -> dict[str, Any]:
 
 
 ENDINGS = (".png", ".svg")
-BLUE, RED, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#555555"  # told apart by any eyes, and in print
+BLUE, RED = "#0072B2", "#D55E00"  # told apart by any eyes, and in print
 
 
 def check_plot(path: Path) -> None:
@@ -153,31 +147,23 @@ def check_plot(path: Path) -> None:
 
 
 def write_speed(path: Path, speed: Speed) -> None:
-    """Seconds over the tokens of a skill, both in powers: medians, with a bar from the shortest to the longest."""
+    """Draw the seconds that a number of questions takes in all, by length: prefilled each time, or compiled once."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     with rc_context({"svg.hashsalt": "notes"}):
         figure = Figure(figsize=(8, 4.6), layout="constrained")
         axes = figure.subplots()
-        counts = [one.tokens for one in speed.lengths]
-        lines: tuple[tuple[str, str, str, str, list[Times]], ...] = (
-            ("prefill of the same tokens", RED, "s", "-", [one.prefill for one in speed.lengths]),
-            (f"question of {speed.wanted.question} tokens", GREEN, "^", "-", [one.question for one in speed.lengths]),
-            ("splice from the file", BLUE, "o", "-", [one.splice for one in speed.lengths]),
-            ("memcpy of as many bytes", GREY, "D", "--", [one.memcpy for one in speed.lengths]),
-        )
-        for label, color, mark, line, found in lines:
-            medians = [one.median for one in found]
-            spread = [[one.median - one.low for one in found], [one.high - one.median for one in found]]
-            axes.errorbar(
-                *(counts, medians), yerr=spread, color=color, marker=mark, linestyle=line, capsize=3, label=label
-            )
-        axes.set(xscale="log", yscale="log", xlabel="tokens of the skill", ylabel="seconds")
-        axes.set_xticks(counts, [f"{count:,}" for count in counts])
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        most = max([10, *(2 * one.pays_from for one in speed.lengths if one.pays_from)])
+        for one, line in zip(speed.lengths, cycle(("-", "--", "-.", ":"))):
+            question, compiled = one.question.median, one.prefill.median + one.write
+            for label, color, first, each in (
+                ("prefilled each time", RED, 0.0, one.prefill.median + question),
+                ("compiled once, then spliced", BLUE, compiled, one.splice.median + question),
+            ):
+                label = f"{one.tokens:,} tokens, {label}"
+                axes.plot((0, most), (first, first + most * each), color=color, linestyle=line, label=label)
+        axes.set(xlim=(0, most), ylim=(0, None), xlabel="questions", ylabel="seconds in all")
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
