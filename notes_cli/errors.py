@@ -7,11 +7,9 @@ an error is for those who call notes from Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Any
-
-from notes_cli.classes import dataclass
 
 
 @unique
@@ -76,8 +74,6 @@ class Help(Enum):
     KNOWN_METHOD = "Known: {known}"
     OTHER_METHOD = "Use the edit method {method}"
     QUESTION = "Give it a question"
-    CHOICES = "Give it choices"
-    OTHER_VALUE_OR_QUESTION = "Give it another value, another question or other choices"
     EXPLAIN = "Explain the prompt to see why"
 
     # Sessions.

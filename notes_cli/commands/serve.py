@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
+from notes_cli.commands.terminal import Grouped
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def command(
       notes serve -m model.gguf -c 32768
       notes serve --api-key secret --host 0.0.0.0 --parallel 32
     """
-    from notes_cli.library.open_files import raise_file_limit
+    from notes_cli.library.safe_files import raise_file_limit
     from notes_cli.runtime.naming import own_name
 
     try:

@@ -17,15 +17,14 @@ from urllib.parse import urlsplit
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.answering import Voices, watch
 from notes_cli.commands.options import AUTO, Chosen, choose_model
 from notes_cli.commands.remedies import tell
-from notes_cli.commands.request import Call
+from notes_cli.commands.request import Call, Voices, watch
 from notes_cli.engine.source import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import Room
 from notes_cli.images import MAX_BYTES
-from notes_cli.library.files import segment_files, skill_named
+from notes_cli.library.segment_files import segment_files, skill_named
 from notes_cli.serve import wire
 from notes_cli.serve.client import Declined, Lost, ask
 from notes_cli.serve.registry import LOCAL, Server, running

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook

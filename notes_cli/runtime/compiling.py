@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.change import field_spans
-from notes_cli.editing.influence import influence
-from notes_cli.editing.prefill import prefill
+from notes_cli.editing.selecting import influence, prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.eye import Seen
 from notes_cli.engine.notebook import Notebook

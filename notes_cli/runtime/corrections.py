@@ -9,8 +9,7 @@ from notes_cli.engine.segment import FieldSpan, Segment
 from notes_cli.errors import Help, SkillError
 from notes_cli.text.erratum import Erratum, read_errata
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import field_name
-from notes_cli.text.references import ALL, Known, Reference
+from notes_cli.text.keys import ALL, Known, Reference, field_name
 
 T = TypeVar("T")
 

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
-from notes_cli.editing.prefill import prefill
+from notes_cli.editing.selecting import prefill
 from notes_cli.engine import interrupts
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook

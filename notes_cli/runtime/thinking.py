@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.loop import Logits, Task

@@ -19,8 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from notes_cli.errors import NotesError
-from notes_cli.serve import bounds, errata, heat, library
-from notes_cli.serve.answers import Events, Told, answer, begun, while_there
+from notes_cli.serve import bounds, errata, library
+from notes_cli.serve.answers import Events, Told, answer, begun
 from notes_cli.serve.arranging import model_of
 from notes_cli.serve.metrics import KIND, exposed
 from notes_cli.serve.ownevents import OwnEvents
@@ -90,7 +90,6 @@ class Service:
             Route("/v1/notes", self.skills),
             Route("/v1/notes/compile", self.compile, methods=["POST"]),
             Route("/v1/notes/explain", self.explain, methods=["POST"]),
-            Route("/v1/notes/heat", self.heat, methods=["POST"]),
             Route("/v1/notes/errata", self.errata, methods=["POST"]),
             Route("/v1/notes/sessions", self.sessions),
             Route("/v1/notes/skills", self.skills),
@@ -177,20 +176,6 @@ class Service:
         await self._check_size(await self._aside(library.sizes, data))
         work = await self._aside(partial(library.compiling, self.scheduler, told=told.add), data)
         return await begun(request, Events(told, asyncio.wrap_future(self.scheduler.call(work, long=True))))
-
-    async def heat(self, request: Request) -> Response:
-        wanted, stream = heat.parse(await self._body(request))
-        for param in ("question", "system", "value"):
-            await self._check_size(bounds.of_texts(param, getattr(wanted, param) or ""))
-        await self._check_size([size for one in wanted.choices or () for size in bounds.of_texts("choices", one)])
-        told = Told()
-        found = asyncio.wrap_future(self.scheduler.call(heat.probing(self.scheduler, wanted, told.add), long=True))
-        if stream:
-            return await begun(request, Events(told, found, "heat"))
-        try:
-            return JSONResponse(await while_there(request.receive, found))
-        finally:
-            told.gone = True
 
     async def explain(self, request: Request) -> Response:
         asked = await self._chat(request)

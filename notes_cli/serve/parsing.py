@@ -21,11 +21,10 @@ from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.erratum import OfField, of_fields
 from notes_cli.text.grammar import check_grammar
-from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
+from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall, as_given
 from notes_cli.text.schema import ANY_OBJECT, calls_grammar, schema_grammar
 from notes_cli.text.tools import parameters_of, strict_ones
 from notes_cli.text.toolset import in_order
-from notes_cli.text.untrusted import as_given
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ from notes_cli.sessions.session import Session
 
 T = TypeVar("T")
 
-LONG = 8  # compiles and probes that wait at most
+LONG = 8  # compiles that wait at most
 SOON = 16  # tokens of a prompt that others are reading, and that are worth waiting for
 
 
@@ -128,7 +128,7 @@ class Scheduler:
         if long:
             with self._lock:
                 if self._long == LONG:
-                    raise Refused(429, "too many compiles and probes are waiting", code="queue_full", wait=5)
+                    raise Refused(429, "too many compiles are waiting", code="queue_full", wait=5)
                 self._long += 1
             future.add_done_callback(self._long_ended)
 

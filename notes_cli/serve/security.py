@@ -11,11 +11,10 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from notes_cli.expressions import expression
 from notes_cli.serve.refusals import Refused, body
 
 # A name or an IPv4 address, or an IPv6 address in brackets; then a port.
-HOST = expression(
+HOST = re.compile(
     r"(?:(?P<name>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?",
     re.IGNORECASE | re.ASCII,
 )

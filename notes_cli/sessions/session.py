@@ -37,21 +37,17 @@ from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.settling import held_to, open_asked, settled, standing_errata
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.edits import Compacted, Edited, Editor
+from notes_cli.sessions.edits import Compacted, Edited, Editor, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forgetting import CUT, Forgetter, Forgotten
-from notes_cli.sessions.hearing import unheard
-from notes_cli.sessions.lines import Line
+from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.live import Live
-from notes_cli.sessions.origin import Origin, as_line
 from notes_cli.sessions.results import Result, as_question, results_turn
-from notes_cli.sessions.skills import from_segment
-from notes_cli.sessions.state import SkillText, State
+from notes_cli.sessions.state import SkillText, State, unheard
 from notes_cli.text.erratum import Erratum, read_errata, word
-from notes_cli.text.keys import listed
+from notes_cli.text.keys import Known, listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
-from notes_cli.text.references import Known
 from notes_cli.text.tools import calls_in, form_of
 
 

@@ -103,14 +103,12 @@ def test_forms_are_off_at_every_endpoint(library: Path) -> None:
         ("/v1/chat/completions", {"messages": [ASK], "notes": {"errata": ["a=" + "1" * 40_000]}}, "a text of 40,"),
         ("/v1/notes/explain", {"messages": [USER] * 5000}, "5,000 messages"),
         ("/v1/chat/completions", {"messages": [ASK], "tools": [{}] * 5000}, "5,000 tools"),
-        ("/v1/notes/heat", {"skill": "returns", "field": "date", "choices": ["a", "~" * 20_000]}, "a text of 20,000"),
         ("/v1/completions", {"prompt": "the return " * 9000}, "a text of 81,000 characters"),
         ("/v1/completions", {"prompt": ["a", "the return " * 9000]}, "a text of 81,000 characters"),
         ("/v1/completions", {"prompt": [5] * 5000}, "5,000 tokens"),
         ("/v1/completions", {"prompt": [[5], [5] * 5000]}, "5,000 tokens"),
         ("/tokenize", {"content": "the return " * 9000}, "a text of 99,000 characters"),
         ("/v1/notes/compile", {"name": "big", "text": "the return " * 9000}, "a text of 81,000 characters"),
-        ("/v1/notes/heat", {"skill": "returns", "field": "date", "question": "why? " * 20_000}, "a text of 100,000"),
     ],
 )
 def test_what_no_context_holds(
