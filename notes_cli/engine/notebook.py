@@ -65,12 +65,14 @@ class Notebook:
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
-        self.bound: int | None = None  # tokens that it may have at most, where others need room, too
+        # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
+        # context is made larger while an answer is written (serve/room.py). None: those of the context.
+        self.bound: int | None = None
 
     @property
     def size(self) -> int:
         """Tokens that it can have at most."""
-        return self.context.n_ctx if self.bound is None else min(self.bound, self.context.n_ctx)
+        return self.context.n_ctx if self.bound is None else self.bound
 
     @property
     def sequence(self) -> int:

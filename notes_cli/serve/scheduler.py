@@ -31,7 +31,7 @@ from notes_cli.serve.jobs import Job, Limits, Told, Turn
 from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import GRANT, Room, turn_of_session
+from notes_cli.serve.room import GRANT, TURN, Room, turn_of_session
 from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
 from notes_cli.serve.turns import IDLE, Turns, fault
@@ -332,11 +332,15 @@ class Scheduler:
         if first < needed:
             notebook.close()
             raise _too_long(len(layout) + needed * job.sequences, self.room.cells)
-        notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
+        notebook.bound = self._bounded(len(layout) + arranged.room)
         held = self.prefixes.add(notebook, layout, salt)
         others, spare = job.sequences - 1, max(0, min(arranged.kept, first - 1))
         job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others, spare)]
         return self._answer(job, self.turns.answer(job, arranged, held, length, first))
+
+    def _bounded(self, tokens: int) -> int:
+        """So many tokens, or as many as one sequence may ever have, if these are fewer."""
+        return tokens if self.longest is None else min(tokens, self.longest)
 
     def _answer(self, job: Job, task: Task[None]) -> bool:
         """Begin to answer."""
@@ -354,7 +358,7 @@ class Scheduler:
         return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 
     def _go_on_with_session(self, job: Job, name: str) -> bool | None:
-        """A turn of a session on disk, for all of which there is room (else None)."""
+        """A turn of a session on disk, if there is room for it (else None)."""
         turn = job.turn = job.turn or self._turn_of(job, name)
         if not self.room.make(turn.cells, 1):
             return None
@@ -369,8 +373,8 @@ class Scheduler:
         told, spare = turn_of_session(self.workspace, stored.state, request)
         if not self.room.could(told + 1):
             raise _too_long(told + 1, self.room.cells)
-        cells = told + spare if self.room.could(told + spare) else self.room.cells
-        return Turn(stored, request, cells)
+        room = spare - request.room + min(request.room, TURN)
+        return Turn(stored, request, room, self._bounded(told + room))
 
     def _step(self) -> None:
         self.tally.steps += 1
