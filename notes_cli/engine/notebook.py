@@ -24,7 +24,7 @@ from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
 from notes_cli.engine.sequences import Lease
 from notes_cli.engine.writing import Writer
-from notes_cli.errors import EngineError, Help, Progress, UnsupportedError
+from notes_cli.errors import ContextLengthError, EngineError, Help, Progress, UnsupportedError
 
 if TYPE_CHECKING:
     from notes_cli.engine.eye import Seen
@@ -555,9 +555,11 @@ class Notebook:
             return
         size, total = self.size, len(self) + count
         if total > size:
-            raise EngineError(
+            raise ContextLengthError(
                 f"the context is too small: {total} tokens do not fit {size}",
                 Help.LARGER_CONTEXT(tokens=_next_size(total)),
+                tokens=total,
+                longest=size,
             )
         raise EngineError(
             f"the context is full: {self.room} of its {self.context.cells} cells are free, {count} are needed",

@@ -29,11 +29,12 @@ from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.registry import ASK
 from notes_cli.serve.scheduler import Scheduler
-from notes_cli.serve.security import Guard
+from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
+CURL = "application/x-www-form-urlencoded"  # the type that `curl -d` sends, whatever the body is
 READERS = 4  # requests that are read at once: each has but its share of the one interpreter
 
 T = TypeVar("T")
@@ -137,7 +138,13 @@ class Service:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
+        """The model, with the tokens of its context as vLLM (`max_model_len`) and llama-server (`meta`) name them."""
+        found = {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
+        longest, model = self.scheduler.longest, self.scheduler.workspace.model
+        meta = {"n_vocab": model.n_vocab, "n_ctx_train": model.n_ctx_train}
+        if longest is None:  # nothing bounds it
+            return {**found, "meta": meta}
+        return {**found, "max_model_len": longest, "meta": {**meta, "n_ctx": longest}}
 
     async def tokenize(self, request: Request) -> Response:
         given = Reader(await self._body(request))
@@ -247,7 +254,7 @@ class Service:
         """The JSON of a request. Raise Refused for what is none, too much, or does not come."""
         self._check()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         if (packed := request.headers.get("content-encoding", "identity")) != "identity":
             raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")

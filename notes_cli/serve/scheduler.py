@@ -30,7 +30,7 @@ from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, Limits, Told, Turn
 from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, too_long
 from notes_cli.serve.room import GRANT, TURN, Room, turn_of_session
 from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
@@ -317,7 +317,7 @@ class Scheduler:
         arranged, layout, salt = job.arranged, job.arranged.layout, job.asked.notes.cache_salt
         least = len(layout) + 1
         if not self.room.could(least):
-            raise _too_long(least, self.room.cells)
+            raise too_long(self.room.cells, f"needs {least} tokens")
         if not self.room.make(0, job.sequences):
             return None
         kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
@@ -331,7 +331,8 @@ class Scheduler:
         needed = min(1 + (arranged.kept if arranged.think else 0), arranged.room)
         if first < needed:
             notebook.close()
-            raise _too_long(len(layout) + needed * job.sequences, self.room.cells)
+            tokens = len(layout) + needed * job.sequences
+            raise too_long(self.room.cells, f"needs {tokens} tokens")
         notebook.bound = self._bounded(len(layout) + arranged.room)
         held = self.prefixes.add(notebook, layout, salt)
         others, spare = job.sequences - 1, max(0, min(arranged.kept, first - 1))
@@ -372,7 +373,7 @@ class Scheduler:
         check_bias(self.workspace, job.asked)
         told, spare = turn_of_session(self.workspace, stored.state, request)
         if not self.room.could(told + 1):
-            raise _too_long(told + 1, self.room.cells)
+            raise too_long(self.room.cells, f"needs {told + 1} tokens")
         room = spare - request.room + min(request.room, TURN)
         return Turn(stored, request, room, self._bounded(told + room))
 
@@ -436,11 +437,6 @@ class Scheduler:
         self.tally.outcomes[outcome] += 1
         with self._lock:
             self._count -= 1
-
-
-def _too_long(tokens: int, cells: int) -> Refused:
-    what = f"the context is too small: {tokens:,} tokens do not fit {cells:,}"
-    return Refused(400, what, param="messages", code="context_length_exceeded")
 
 
 @contextlib.contextmanager

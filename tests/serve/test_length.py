@@ -117,3 +117,34 @@ def test_turns_of_sessions_that_outgrow_a_given_context(library: Path, monkeypat
         found = list(pool.map(ask, range(3)))
         assert [(reasons, prompt + written) for reasons, prompt, written in found] == [(["length"], 512)] * 3
         assert served.at_context(served.scheduler.gauges)["cells_promised"] == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
+def test_the_models_have_the_length_of_their_context(fresh: Served, path: str) -> None:
+    """By the names that vLLM and llama-server have for it."""
+    found = fresh.http.get(path).json()
+    for one in found.get("data", [found]):
+        assert one["max_model_len"] == one["meta"]["n_ctx"] == one["meta"]["n_ctx_train"] == TRAINED
+
+
+def test_a_context_of_a_given_size_is_the_length(library: Path) -> None:
+    with started(library, context=ContextOptions(n_ctx=512, n_threads=1), fixed_size=True) as served:
+        every = served.http.get("/v1/models").json()["data"]
+        assert [(one["max_model_len"], one["meta"]["n_ctx"]) for one in every] == [(512, 512)] * len(every)
+        assert {one["meta"]["n_ctx_train"] for one in every} == {4096}
+
+
+def test_nothing_bounds_a_state(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    with started(tmp_path, model=make_model("mamba")) as served:
+        (found,) = served.http.get("/v1/models").json()["data"]
+        assert "max_model_len" not in found and "n_ctx" not in found["meta"]
+
+
+@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_prompt_that_is_too_long(make_model: Callable[..., Path], tmp_path: Path, kind: str, notes: Json) -> None:
+    """Refused in the words, and with the code, by which clients know to shorten it."""
+    with started(tmp_path, model=make_model(kind, trained=1000)) as served:
+        error = served.chat([{"role": "user", "content": "x" * 990}], 400, notes=notes)
+        assert error["message"].startswith("This model's maximum context length is 1000 tokens. ")
+        assert "this request needs 10" in error["message"] and error["code"] == "context_length_exceeded"
