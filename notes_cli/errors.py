@@ -205,6 +205,15 @@ class EngineError(NotesError):
     """The engine refused or failed; the notebook is as it was before the call."""
 
 
+class ContextLengthError(EngineError):
+    """More tokens than a sequence of this context can have."""
+
+    def __init__(self, what: str, remedy: Remedy | str | None = None, *, tokens: int, longest: int) -> None:
+        """`tokens` are needed, and `longest` is how many there can be."""
+        super().__init__(what, remedy)
+        self.tokens, self.longest = tokens, longest
+
+
 class UnsupportedError(EngineError):
     """This model or context cannot do the operation; `what` holds the reason."""
 

@@ -30,7 +30,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 )
 @click.option("--parallel", type=Number(1, 64), default=16, show_default=True, help="Answers at a time.")
 @click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
-@click.option("--max-tokens", type=Number(1), default=2048, show_default=True, help="Tokens of an answer at most.")
+@click.option("--max-tokens", type=Number(1), help="Tokens of an answer at most.  [default: until the context ends]")
 @click.option("--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts to decode in a step.")
 @click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
 @click.option(
@@ -68,7 +68,7 @@ def command(
     port: int,
     parallel: int,
     queue: int,
-    max_tokens: int,
+    max_tokens: int | None,
     chunk: int,
     max_body: int,
     keys: tuple[str, ...],

@@ -18,6 +18,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from notes_cli import output
+from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
 from notes_cli.serve import bounds, errata, library
 from notes_cli.serve.answers import Events, Told, answer, begun
@@ -29,11 +31,12 @@ from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.registry import ASK
 from notes_cli.serve.scheduler import Scheduler
-from notes_cli.serve.security import Guard
+from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
+CURL = "application/x-www-form-urlencoded"  # the type that `curl -d` sends, whatever the body is
 READERS = 4  # requests that are read at once: each has but its share of the one interpreter
 
 T = TypeVar("T")
@@ -60,6 +63,7 @@ class Service:
         self.draining = False
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._letters = bounds.Letters()
+        self._ignored: set[str] = set()  # keys of requests of which it was logged that they change nothing
         self.end: Callable[[], object] = lambda: None  # has the server end, from any thread
 
     @property
@@ -136,16 +140,28 @@ class Service:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
+        """The model, with the tokens of its context as vLLM (`max_model_len`) and llama-server (`meta`) name them."""
+        found = {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
+        longest, model = self.scheduler.longest, self.scheduler.workspace.model
+        meta = {"n_vocab": model.n_vocab, "n_ctx_train": model.n_ctx_train}
+        if longest is None:  # nothing bounds it
+            return {**found, "meta": meta}
+        return {**found, "max_model_len": longest, "meta": {**meta, "n_ctx": longest}}
 
     async def tokenize(self, request: Request) -> Response:
         given = Reader(await self._body(request))
         content, special = given.needed("content"), given.flag("parse_special")
-        given.ignore({"add_special", "with_pieces"})
+        begins, pieces = given.flag("add_special"), given.flag("with_pieces")
         given.end()
         await self._check_size(bounds.of_texts("content", content))
-        tokens = await self._at_context(lambda: self.scheduler.workspace.model.tokenize(content, special=special))
-        return JSONResponse({"tokens": [int(token) for token in tokens]})
+        workspace = self.scheduler.workspace
+
+        def tokens() -> Sequence[object]:
+            found = workspace.model.tokenize(content, special=special)
+            ids = [int(token) for token in (workspace.with_bos(found) if begins else found)]
+            return [_piece(workspace.model, token) for token in ids] if pieces else ids
+
+        return JSONResponse({"tokens": await self._at_context(tokens)})
 
     # Questions.
 
@@ -157,6 +173,7 @@ class Service:
         data = await self._body(request)
         await self._check_size(await self._aside(bounds.of_completion, data))
         every = await self._aside(partial(parse_completion, forms=self.options.forms), data)
+        self._log_ignored(every[0])
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
 
     async def ask(self, request: Request) -> Response:
@@ -198,7 +215,15 @@ class Service:
         """What messages ask for."""
         data = await self._body(request)
         await self._check_size(await self._aside(bounds.of_chat, data))
-        return await self._aside(partial(parse_chat, forms=self.options.forms), data)
+        asked = await self._aside(partial(parse_chat, forms=self.options.forms), data)
+        self._log_ignored(asked)
+        return asked
+
+    def _log_ignored(self, asked: Asked) -> None:
+        """Log the keys of a request that change nothing here, each once."""
+        if new := [key for key in asked.ignored if key not in self._ignored]:
+            self._ignored.update(new)
+            output.say(f"ignored, as it changes no answer here: {', '.join(new)}")
 
     async def _aside(self, read: Callable[[Any], T], data: Any) -> T:
         """What is read of a request, beside everything else: a stranger's may take seconds, and others are answered."""
@@ -232,7 +257,7 @@ class Service:
         """The JSON of a request. Raise Refused for what is none, too much, or does not come."""
         self._check()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         if (packed := request.headers.get("content-encoding", "identity")) != "identity":
             raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
@@ -252,6 +277,15 @@ class Service:
             raise Refused(408, "the body did not come in time") from None
         self._check()  # it may have taken its time
         return await self._aside(read_json, data)
+
+
+def _piece(model: Model, token: int) -> dict[str, object]:
+    """A token and its text; of one that is no text, as a part of a character, its bytes. As llama-server has them."""
+    spelt = model.token_bytes(token, special=True)
+    try:
+        return {"id": token, "piece": spelt.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(spelt)}
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]

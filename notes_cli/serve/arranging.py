@@ -12,7 +12,7 @@ import numpy as np
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.standing import StandingErrata
-from notes_cli.runtime.asking import Request
+from notes_cli.runtime.asking import ENDLESS, Request
 from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.prompt import Prompt, parts_of, with_tools
 from notes_cli.runtime.settings import UNMEASURED, defaults
@@ -20,7 +20,7 @@ from notes_cli.runtime.settling import check_usable, named_apart, thinks
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, told
-from notes_cli.serve.parsing import DRAWN, Asked
+from notes_cli.serve.parsing import DRAWN, Asked, Writing
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.shelf import Shelf, Text, called, matched, read_last
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
@@ -66,7 +66,7 @@ class Desk:
     conversations: Conversations
     errata: StandingErrata | None  # None: this library keeps none
     names: Sequence[str]  # of the model
-    most: int  # tokens of an answer
+    most: int | None  # tokens of an answer; None: until the context ends
 
 
 def arrange(desk: Desk, asked: Asked, *, dry: bool = False) -> Arranged:
@@ -89,7 +89,7 @@ def _sent_newer(shelf: Shelf, known: Mapping[str, Segment], asked: Asked, roles:
     return [info.name for info in newer if read_last(said, (known[info.name], info)) == info.text]
 
 
-def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begun: bool) -> Request:
+def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int | None, *, begun: bool) -> Request:
     """The next turn of a session. `begun`: it is not its first one. Raise Refused for what a session cannot take."""
     wanted, messages = asked.writing, list(asked.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
@@ -114,7 +114,7 @@ def turn_of(shelf: Shelf, asked: Asked, known: Sequence[str], most: int, *, begu
         system=None if system is None else _words(system),
         think=wanted.think,
         max_think=wanted.max_think,
-        max_tokens=most if wanted.max_tokens is None else min(wanted.max_tokens, most),
+        max_tokens=_most(wanted, most),
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
         recompute=asked.notes.recompute,
@@ -262,13 +262,18 @@ def _finished(desk: Desk, asked: Asked, layout: Layout, think: bool) -> Arranged
         if asked.tools and not writing.must_call and form_of(workspace.model.chat_template or "") is None:
             what = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, what, param="tools", code="unsupported_value")
-    max_tokens = most if writing.max_tokens is None else min(writing.max_tokens, most)
+    max_tokens = _most(writing, most)
     thinks = asked.prompt is None and (think or workspace.reasoning.open)
     kept = ROOM if thinks else 0
     room = max_tokens + (writing.max_think + kept if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
     return Arranged(asked, layout, think, max_tokens, room, kept)
+
+
+def _most(writing: Writing, most: int | None) -> int:
+    """Tokens of an answer: those that were asked for, and no more than `most`. ENDLESS where neither bounds them."""
+    return min(given for given in (writing.max_tokens, most, ENDLESS) if given is not None)
 
 
 def check_bias(workspace: Workspace, asked: Asked) -> None:

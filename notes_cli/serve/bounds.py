@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from notes_cli.engine.model import Model
 from notes_cli.serve.parsing import PROMPTS
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import too_long
 
 TOKENS = 4096  # of the vocabulary that are looked at in one go
 _WHOLE = ("gpt2", "llama", "rwkv")  # tokenizers that leave nothing of a text out
@@ -137,20 +137,13 @@ class Letters:
             (size.tools, "tools"),
         ):
             if count > most:
-                raise _too_long(f"{count:,} {what}", most, size.param)
+                raise too_long(most, f"has {count:,} {what}", size.param)
         if (least := self.least(size.texts)) > most:
-            raise _too_long(
-                f"a text of {sum(map(len, size.texts)):,} characters ({least:,} tokens or more)", most, size.param
-            )
+            characters = sum(map(len, size.texts))
+            raise too_long(most, f"has a text of {characters:,} characters, {least} tokens or more", size.param)
 
 
 def needs_letters(size: Size, most: int) -> bool:
     """Whether it could be too long at all: no token has less than a byte."""
     letters = sum(map(len, size.texts))
     return max(4 * letters, size.messages, size.parts, size.tokens, size.tools) > most
-
-
-def _too_long(what: str, most: int, param: str) -> Refused:
-    return Refused(
-        400, f"{what}: more than the {most:,} tokens of a context", param=param, code="context_length_exceeded"
-    )

@@ -30,7 +30,7 @@ class Limits:
 
     parallel: int = 16  # sequences that answer or read at once
     queue: int = 128  # requests that wait
-    tokens: int = 2048  # of an answer
+    tokens: int | None = None  # of an answer; None: until the context ends
     chunk: int = CHUNK
 
     @property
@@ -58,7 +58,8 @@ class Turn:
 
     stored: SessionFolder
     request: Request
-    cells: int  # that it takes at most; the context has as many
+    room: int  # tokens to write that there is room for when it begins
+    cells: int  # that it takes with these at most; the context has as many
 
 
 Told = Begun | TextDelta | Written | NotesError | None  # None: all is said

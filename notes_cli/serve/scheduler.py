@@ -30,8 +30,8 @@ from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, Limits, Told, Turn
 from notes_cli.serve.own import Own
 from notes_cli.serve.parsing import Asked
-from notes_cli.serve.refusals import Refused
-from notes_cli.serve.room import GRANT, Room, turn_of_session
+from notes_cli.serve.refusals import Refused, too_long
+from notes_cli.serve.room import GRANT, TURN, Room, turn_of_session
 from notes_cli.serve.shelf import Shelf
 from notes_cli.serve.tally import Tally
 from notes_cli.serve.turns import IDLE, Turns, fault
@@ -317,7 +317,7 @@ class Scheduler:
         arranged, layout, salt = job.arranged, job.arranged.layout, job.asked.notes.cache_salt
         least = len(layout) + 1
         if not self.room.could(least):
-            raise _too_long(least, self.room.cells)
+            raise too_long(self.room.cells, f"needs {least} tokens")
         if not self.room.make(0, job.sequences):
             return None
         kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
@@ -331,12 +331,17 @@ class Scheduler:
         needed = min(1 + (arranged.kept if arranged.think else 0), arranged.room)
         if first < needed:
             notebook.close()
-            raise _too_long(len(layout) + needed * job.sequences, self.room.cells)
-        notebook.bound = min(len(layout) + arranged.room, self.workspace.context.n_ctx)
+            tokens = len(layout) + needed * job.sequences
+            raise too_long(self.room.cells, f"needs {tokens} tokens")
+        notebook.bound = self._bounded(len(layout) + arranged.room)
         held = self.prefixes.add(notebook, layout, salt)
         others, spare = job.sequences - 1, max(0, min(arranged.kept, first - 1))
         job.grants = [self.room.grant(notebook, len(layout) + first, others * first, others, spare)]
         return self._answer(job, self.turns.answer(job, arranged, held, length, first))
+
+    def _bounded(self, tokens: int) -> int:
+        """So many tokens, or as many as one sequence may ever have, if these are fewer."""
+        return tokens if self.longest is None else min(tokens, self.longest)
 
     def _answer(self, job: Job, task: Task[None]) -> bool:
         """Begin to answer."""
@@ -354,7 +359,7 @@ class Scheduler:
         return (self.room.cells - self.workspace.context.used - prompt) // job.sequences
 
     def _go_on_with_session(self, job: Job, name: str) -> bool | None:
-        """A turn of a session on disk, for all of which there is room (else None)."""
+        """A turn of a session on disk, if there is room for it (else None)."""
         turn = job.turn = job.turn or self._turn_of(job, name)
         if not self.room.make(turn.cells, 1):
             return None
@@ -368,9 +373,9 @@ class Scheduler:
         check_bias(self.workspace, job.asked)
         told, spare = turn_of_session(self.workspace, stored.state, request)
         if not self.room.could(told + 1):
-            raise _too_long(told + 1, self.room.cells)
-        cells = told + spare if self.room.could(told + spare) else self.room.cells
-        return Turn(stored, request, cells)
+            raise too_long(self.room.cells, f"needs {told + 1} tokens")
+        room = spare - request.room + min(request.room, TURN)
+        return Turn(stored, request, room, self._bounded(told + room))
 
     def _step(self) -> None:
         self.tally.steps += 1
@@ -432,11 +437,6 @@ class Scheduler:
         self.tally.outcomes[outcome] += 1
         with self._lock:
             self._count -= 1
-
-
-def _too_long(tokens: int, cells: int) -> Refused:
-    what = f"the context is too small: {tokens:,} tokens do not fit {cells:,}"
-    return Refused(400, what, param="messages", code="context_length_exceeded")
 
 
 @contextlib.contextmanager

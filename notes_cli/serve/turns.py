@@ -100,8 +100,7 @@ class Turns:
         """The next turn of a session, in cells that were seen to. With its end the session is given up."""
 
         def assembled(plan: Plan) -> None:
-            # One cell more than there will be: with its last token it asks for no further room.
-            job.grants = [self._room.grant(plan.notebook, turn.cells + 1)]
+            job.grants = [self._room.grant(plan.notebook, turn.cells)]
             live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
             self._tell_begun(job, plan.counts, live, plan.notebook.pieces, notices, plan.saved)
 
@@ -118,7 +117,7 @@ class Turns:
         )
         with job.held:
             try:
-                found = yield from session.answering(turn.request, listener, assembled)
+                found = yield from session.answering(turn.request, listener, assembled, turn.room)
             except Exception as error:
                 raise fault(error) from error
             reasoning = found.thought.tokens if found.thought else 0
