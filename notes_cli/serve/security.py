@@ -74,7 +74,7 @@ class Guard:
             return Refused(400, f"Host: {host[:80]!r} is not a name or an address, with a port or without")
         if not self._may_be_ours(name):
             what = f"this server answers to localhost and to its address, not to {host[:80]!r}"
-            return Refused(403, f"{what}: ask it by one of these, or start it with --api-key, or --host by that name")
+            return Refused(403, f"{what}: ask it by one of these, or let it listen by that name, or require a key")
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
