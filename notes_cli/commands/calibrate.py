@@ -15,8 +15,6 @@ from notes_cli.commands.terminal import Grouped
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from notes_cli.library.profiles import Measured, Profile, Profiles
 
 report_option = click.option(
@@ -235,7 +233,6 @@ def _read(profiles: Profiles, name: str) -> Profile:
 def ls(quiet: bool, json_: bool) -> None:
     """List profiles."""
     from notes_cli.commands.remedies import worded
-    from notes_cli.errors import NotesError
 
     profiles = _profiles()
     found: list[dict[str, Any]] = []

@@ -11,8 +11,6 @@ import click
 from notes_cli import output
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from notes_cli.engine.architectures import Skills
     from notes_cli.engine.header import Header
     from notes_cli.library.model_stores import Named

@@ -12,7 +12,7 @@ import click
 from notes_cli import __version__, output
 from notes_cli.commands.options import DEMONSTRATION, model_option, rpc_option
 from notes_cli.commands.remedies import worded
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
     from notes_cli.engine.model import Model
@@ -93,7 +93,6 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
 def _write(path: Path, text: str) -> bool:
     """Write a text to a file that is not there yet; whether it was not. Raise NotesError."""
     from notes_cli import config
-    from notes_cli.errors import NotesError, reason
     from notes_cli.library.safe_files import make_private
 
     try:

@@ -13,7 +13,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import SkillName, Target, library, model_options, open_model
 from notes_cli.commands.remedies import listening, worded
-from notes_cli.errors import NotesError, SegmentError
+from notes_cli.errors import Help, NotesError, SegmentError
 
 if TYPE_CHECKING:
     from notes_cli.engine.identity import Identity
@@ -38,7 +38,6 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
       notes export returns returns.gguf
       notes export returns support /srv/share/skills/
     """
-    from notes_cli.errors import SegmentError
     from notes_cli.library.store import export
 
     if not names:
@@ -67,7 +66,6 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
 
 def _files(store: Library, name: str) -> list[Path]:
     """The files of a name, or the one that it is."""
-    from notes_cli.errors import Help, SegmentError
 
     target = store.resolve(name)
     if target.kind == "text":
