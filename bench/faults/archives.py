@@ -21,8 +21,9 @@ from bench.faults.parts import UnreadableError, apart, vouched
 from bench.faults.stage import Stage
 from notes_cli.errors import SessionError
 from notes_cli.sessions.archive import load, save
-from notes_cli.sessions.folder import HEAD, LEDGER, SessionFolder, Sessions
+from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.ledger import read_ledger
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 TITLE = (
     "Exports of sessions, mutated: bytes; members with absolute paths, `..`, links, devices, pipes, folders, "

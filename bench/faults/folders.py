@@ -12,7 +12,8 @@ from bench.faults.frame import ACCEPTED, REFUSED, SCRATCH, Budget, Row, Verdict,
 from bench.faults.stage import ANSWER, TEXT, Stage
 from notes_cli.errors import SessionError
 from notes_cli.sessions.archive import check_sessions, faults
-from notes_cli.sessions.folder import HEAD, LEDGER, SessionFolder, Sessions
+from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 TITLE = (
     "Folders of sessions with one to three damages: files cut by any number of bytes, with changed bits, emptied, "

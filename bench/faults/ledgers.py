@@ -15,9 +15,10 @@ from bench.faults.mutate import bytes_changed, text_changed, twisted
 from bench.faults.parts import UnreadableError, apart
 from bench.faults.stage import ANSWER, TEXT, Stage
 from notes_cli.engine.pieces import Reason
-from notes_cli.sessions.folder import HEAD, LEDGER, Sessions
+from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.ledger import Ledger, LedgerError, chained, read_ledger
 from notes_cli.sessions.lines import ROWS
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 TITLE = (
     "Ledgers of sessions, mutated in their bytes, in the JSON of a line (other types, numbers out of range, parts left "

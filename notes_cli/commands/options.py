@@ -149,7 +149,7 @@ class SessionName(click.ParamType):  # type: ignore[type-arg]  # generic in newe
 
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.sessions.folder import session_names
+        from notes_cli.sessions.listing import session_names
 
         with suppress(NotesError):
             names = session_names(config.paths().sessions)

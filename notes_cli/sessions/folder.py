@@ -28,29 +28,9 @@ from notes_cli.sessions.ledger import (
     sealed,
 )
 from notes_cli.sessions.lines import ROWS, Line
+from notes_cli.sessions.listing import HEAD, LEDGER, session_names
 from notes_cli.sessions.state import State
 from notes_cli.text import names
-
-LEDGER = "ledger.jsonl"
-HEAD = "ledger.head"  # the number of lines of the ledger, and the checksum of the last
-
-
-def session_names(folder: Path) -> list[str]:
-    """The sessions in a folder, which need not be there. Raise NotesError if it may be of somebody else's making
-    (safe_files.py), or cannot be read."""
-    check_private(folder)
-    try:
-        found = [(names.typed(path.name), path) for path in folder.iterdir()]
-        return sorted(
-            name
-            for name, path in found
-            if names.is_name(name) and any((path / one).is_file() for one in (LEDGER, HEAD))  # one may be lost
-        )
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise SessionError(f"cannot read {folder}: {reason(error)}") from error
-
 
 _NAMES = f"{re.escape(LEDGER)}|{re.escape(HEAD)}|{ROWS.pattern}"
 OWN = re.compile(rf"{_NAMES}|\.({_NAMES})\..+\.tmp")

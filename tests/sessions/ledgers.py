@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
-from notes_cli.sessions.folder import HEAD, LEDGER
 from notes_cli.sessions.ledger import Header, read_ledger, sealed
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
 HEADER = Header(IDENTITY, "f16/f16", False, "/models/tiny.gguf")

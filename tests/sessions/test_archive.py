@@ -16,8 +16,9 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, name_of, save
-from notes_cli.sessions.folder import HEAD, LEDGER, SessionFolder, Sessions
+from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.ledger import read_ledger, sealed
+from notes_cli.sessions.listing import HEAD, LEDGER
 
 from .ledgers import HEADER, turn
 
