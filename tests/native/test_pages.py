@@ -1,4 +1,4 @@
-"""The memory of a context's caches: zeroed by the system, where it is used, and when it is emptied (cpu-fresh-pages.patch)."""
+"""The memory of a context's caches: zeroed by the system where it is used, and when emptied (native/patches/speed)."""
 
 from __future__ import annotations
 
