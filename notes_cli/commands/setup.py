@@ -197,6 +197,7 @@ def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
         "native library": str(system.library()),
         "native interface": f"{versions['interface']}, llama.cpp of llama-cpp-python {versions['built from']}",
         "llama-cpp-python": versions["built from"],
+        "patches": versions["patches"],
         "devices": "; ".join(system.available(rpc)) or "none",
         "features": system.features(),
     }

@@ -150,7 +150,7 @@ def available() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A large piece of this process's memory. A cache takes its pages as it is filled (native/patches/0007)."""
+    """A large piece of this process's memory. A cache takes its pages as it is filled (native/patches/speed)."""
 
     first: int  # address
     size: int

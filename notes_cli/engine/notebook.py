@@ -259,6 +259,8 @@ class Notebook:
 
         The caller has compared identities. `rotate=False` is the control, which must give wrong rows.
         """
+        from notes_cli.engine import recurrent  # few models have recurrent layers
+
         assert segment.carry is not None
         seam, last = segment.carry.seam, len(segment) - segment.carry.tail
         self.flush()
@@ -269,7 +271,7 @@ class Notebook:
             rows = [one if one.part == "state" else one.cut(cut) for one in segment.layers]
             transitions = segment.carry.load()
             where = self.sequence, position, segment.tokens[seam:last]
-            self.context.carry(*where, rows, transitions, base if rotate else position)
+            recurrent.carry(self.context, *where, rows, transitions, base if rotate else position)
         self.seconds["splice"] += time.perf_counter() - started
         piece = Piece("splice", segment.name, at, last - seam, "spliced", Reason.CARRIED, **_kept(segment))
         moved = position - base

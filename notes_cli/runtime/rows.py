@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.selecting import prefill
-from notes_cli.engine import interrupts
+from notes_cli.engine import interrupts, recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.rotation import FLOATS
@@ -301,7 +301,7 @@ def _computed(workspace: Workspace, notebook: Notebook, segment: Segment, progre
         seam, end = segment.carry.seam, len(segment) - segment.carry.tail
         notebook.append(segment.tokens[:seam])
         notebook.flush()
-        with context.capturing(notebook.sequence) as captured:
+        with recurrent.capturing(context, notebook.sequence) as captured:
             notebook.append(segment.tokens[seam:end])
             notebook.flush(progress)
             with suppress(EngineError):  # then they stay unchecked
