@@ -22,7 +22,7 @@ setup: $(READY) ## Make .venv, build the patched llama.cpp once, install notes a
 
 dev: $(DEV) ## The same with what tests, checks and benchmarks need
 
-$(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CPP_PYTHON $(wildcard native/*.h native/*.cpp native/*.c native/patches/*)
+$(READY): pyproject.toml native/CMakeLists.txt native/prepare.py native/LLAMA_CPP_PYTHON $(wildcard native/*.h native/*.cpp native/*.c native/patches/*/*)
 	@command -v $(PYTHON) >/dev/null || { echo "notes needs Python 3.10 or newer, and there is no $(PYTHON). Name one: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "notes needs Python 3.10 or newer; $(PYTHON) is `$(PYTHON) -V 2>&1`. Name another: make PYTHON=python3.12"; exit 1; }
 	@command -v "$${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "llama.cpp is compiled, and there is no C++ compiler. Install one (apt install g++, dnf install gcc-c++, xcode-select --install), or name it: CXX=FILE make"; exit 1; }
@@ -82,7 +82,7 @@ images-served: $(DEV) ## A picture that is shown again: notes serve against llam
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
 # devices of other machines. Made once.
-$(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*) | $(DEV)
+$(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*/*) | $(DEV)
 	@echo "Building what writes a model of every architecture (about 3 minutes on two cores, once) ..."
 	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
 	@mkdir -p $(ZOO)

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 from notes_cli import config
 from notes_cli.engine.options import ContextOptions
+from notes_cli.measure.battery import PAIRS, SEED, pairs
 from notes_cli.measure.composition import measure_pairs
-from notes_cli.measure.pairs import PAIRS, SEED, pairs
 from notes_cli.measure.proof import interval
 from notes_cli.runtime.workspace import Workspace
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from notes_cli.engine import native
+from notes_cli.engine import native, recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
@@ -167,9 +167,10 @@ class Case:
         """The skill compiled at the start, and carried to TARGET of a sequence that is empty but for its seam. What a
         state remembers of other texts is in tests/engine/test_carry.py."""
         with self.context(self.master) as context:
-            seam, tail = max(1, context.margins[0]), context.margins[1]
+            first, tail = recurrent.margins(context)
+            seam = max(1, first)
             decode(context, self.skill[:seam], 0, self.sequence)
-            with context.capturing(self.sequence) as captured:
+            with recurrent.capturing(context, self.sequence) as captured:
                 context.append({self.sequence: self.skill[seam : TOKENS - tail]}, "none")
                 transitions = captured()
             rows = context.read(self.sequence, 0, TOKENS - tail, base=0, dtype=self.master)
@@ -177,7 +178,7 @@ class Case:
             decode(context, self.skill[:seam], TARGET, self.sequence)
             cut = [one if one.part == "state" else one.cut(slice(seam, None)) for one in rows]
             middle = self.skill[seam : TOKENS - tail]
-            context.carry(self.sequence, TARGET + seam, middle, cut, transitions, seam)
+            recurrent.carry(context, self.sequence, TARGET + seam, middle, cut, transitions, seam)
             if tail:
                 context.append({self.sequence: self.skill[TOKENS - tail :]}, "none")
             return self.outcome(context, TARGET)
@@ -253,7 +254,7 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
         with case.context() as context:
             why = {op: context.supports(op) or "" for op in ("splice", "restore", "rewrite", "carry")}
             if not why["carry"] and not why["restore"]:
-                why["carry"] = context.can_carry(0, TARGET, TOKENS) or ""
+                why["carry"] = recurrent.can_carry(context, 0, TARGET, TOKENS) or ""
             why["splice"] = why["splice"] or context.can_move(BASE, TARGET, TOKENS) or ""
             layers = [] if why["restore"] else context.layers
         case.decoded(0)

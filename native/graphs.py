@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIST = HERE / "GRAPHS.sha256"
+PRISTINE = ".notes-pristine"  # in the sources: the SHA-256 of each graph before our patches, lines as in LIST
 OURS = HERE / "notes_graph.cpp"
 CLASS = r"(?:llama_model|llm_build)_\w+"  # of a model, and of graphs that several models share
 
@@ -61,25 +62,37 @@ def _classes(text: str) -> dict[str, set[str]]:
 
 def changed(source: Path) -> list[str]:
     """What is not as it was read, a sentence a file."""
-    known = {file: digest for digest, file in map(str.split, LIST.read_text().splitlines())}
+    known, pristine = _read(LIST), _read(source / PRISTINE)
     found = []
     for file, digest in known.items():
-        path = source / file
-        if not path.is_file():
+        if file not in pristine:
             found.append(f"{file} is gone")
-        elif _sum(path) != digest:
+        elif pristine[file] != digest:
             found.append(f"{file} has changed")
     found += [f"{file} is new to the list" for file in graphs(source) if file not in known]
     return found
 
 
+def record(source: Path) -> None:
+    """Write down the digests of all graphs in sources that are not patched yet."""
+    files = sorted((source / "src/models").glob("*.cpp"))
+    digests = {f"src/models/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    _write(source / PRISTINE, digests)
+
+
 def accept(source: Path) -> None:
-    """They have been read again: write their sums down."""
-    LIST.write_text("".join(f"{_sum(source / file)}  {file}\n" for file in graphs(source)))
+    """They have been read again: write their digests down."""
+    pristine = _read(source / PRISTINE)
+    _write(LIST, {file: pristine[file] for file in graphs(source)})
 
 
-def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _read(path: Path) -> dict[str, str]:
+    """Digests by file."""
+    return {file: digest for digest, file in map(str.split, path.read_text().splitlines())}
+
+
+def _write(path: Path, digests: dict[str, str]) -> None:
+    path.write_text("".join(f"{digest}  {file}\n" for file, digest in digests.items()))
 
 
 def refusal(source: Path) -> str:

@@ -1,7 +1,7 @@
 // notes_capture.h: what a stretch of tokens does to the state of recurrent layers, captured while they are decoded.
 #pragma once
 
-#include "notes_ext.h"
+#include "notes_carry.h"
 
 #include "ggml-cpp.h"
 

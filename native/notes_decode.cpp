@@ -2,6 +2,7 @@
 #include "notes_kv.h"
 
 #include "notes_cells.h"
+#include "notes_graph.h"
 
 #include "llama-batch.h"
 #include "llama-context.h"
@@ -231,6 +232,9 @@ static int64_t next_position(llama_context & ctx, const notes_memory & memory, l
 
 void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens) {
     check_appends(ctx);
+    if (const std::string bug = notes_graph_bug(ctx, n_seqs); !bug.empty()) {
+        throw notes_failure(NOTES_E_UNSUPPORTED, bug);
+    }
     const notes_memory parts(ctx);
 
     struct item { llama_seq_id seq; llama_pos pos; llama_token token; bool last; bool output; };

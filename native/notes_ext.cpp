@@ -1,7 +1,7 @@
 // The C interface: every call goes through `guarded`, which turns exceptions into a status and a message.
 #include "notes_ext.h"
 
-#include "notes_capture.h"
+#include "notes_call.h"
 #include "notes_file.h"
 #include "notes_grammar.h"
 #include "notes_guard.h"
@@ -14,25 +14,12 @@
 
 static thread_local char last_error[512]; // no allocation: it must also tell of memory that ran out
 
-static int32_t fail(notes_status status, const char * why) noexcept {
+int32_t fail(notes_status status, const char * why) noexcept {
     snprintf(last_error, sizeof(last_error), "%s", why);
     return status;
 }
 
-template<typename F>
-static int32_t guarded(F && f) noexcept {
-    try {
-        return f();
-    } catch (const notes_failure & e) {
-        return fail(e.status, e.what());
-    } catch (const std::exception & e) {
-        return fail(NOTES_E_DECODE, e.what());
-    } catch (...) {
-        return fail(NOTES_E_DECODE, "unknown error");
-    }
-}
-
-static int32_t null_argument() {
+int32_t null_argument() {
     return fail(NOTES_E_ARGUMENT, "a required pointer is null");
 }
 
@@ -42,6 +29,10 @@ int32_t notes_abi_version(void) {
 
 const char * notes_upstream(void) {
     return NOTES_UPSTREAM;
+}
+
+const char * notes_patches(void) {
+    return NOTES_PATCHES;
 }
 
 const char * notes_error(void) {
@@ -99,17 +90,6 @@ bool notes_can_move(llama_context * ctx, llama_pos base, llama_pos p0, int32_t n
     }) == NOTES_OK;
 }
 
-bool notes_can_carry(llama_context * ctx, llama_pos base, llama_pos p0, int32_t n) {
-    if (!ctx) {
-        null_argument();
-        return false;
-    }
-    return guarded([&] {
-        notes_kv(*ctx, NOTES_CARRY).check_move(base, p0, n);
-        return NOTES_OK;
-    }) == NOTES_OK;
-}
-
 int32_t notes_layers(llama_context * ctx, notes_layer * out, int32_t n) {
     if (!ctx || (!out && n > 0)) {
         return null_argument();
@@ -139,59 +119,6 @@ int32_t notes_splice(llama_context * ctx, llama_seq_id seq, llama_pos p0, const 
     }
     return guarded([&] {
         notes_kv(*ctx, p0 == base ? NOTES_RESTORE : NOTES_SPLICE).splice(seq, p0, tokens, n, positions, { rows, nullptr }, n_layers, base);
-        return NOTES_OK;
-    });
-}
-
-int32_t notes_margins(llama_context * ctx, int32_t * before, int32_t * after) {
-    if (!ctx || !before || !after) {
-        return null_argument();
-    }
-    return guarded([&] {
-        notes_capture::margins(*ctx, *before, *after);
-        return NOTES_OK;
-    });
-}
-
-int32_t notes_capture_begin(llama_context * ctx, llama_seq_id seq) {
-    if (!ctx) {
-        return null_argument();
-    }
-    return guarded([&] {
-        notes_kv(*ctx, NOTES_CARRY);
-        notes_kv::capture(*ctx) = std::make_shared<notes_capture>(*ctx, seq);
-        return NOTES_OK;
-    });
-}
-
-int32_t notes_captured(llama_context * ctx, notes_transition * out, int32_t n_layers) {
-    if (!ctx || !out) {
-        return null_argument();
-    }
-    return guarded([&] {
-        const auto & capture = notes_kv::capture(*ctx);
-        const auto   layers  = notes_kv(*ctx, NOTES_CARRY).states();
-        if (!capture || n_layers != (int32_t) layers.size()) {
-            throw notes_failure(NOTES_E_ARGUMENT, !capture ? "nothing is captured" : "there are " + std::to_string(layers.size()) + " layers");
-        }
-        capture->read(*ctx, layers, out);
-        return NOTES_OK;
-    });
-}
-
-void notes_capture_end(llama_context * ctx) {
-    if (ctx) {
-        notes_kv::capture(*ctx).reset();
-    }
-}
-
-int32_t notes_carry(llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n,
-        const notes_rows * rows, const notes_transition * transitions, int32_t n_layers, llama_pos base) {
-    if (!ctx || !tokens || !rows || !transitions) {
-        return null_argument();
-    }
-    return guarded([&] {
-        notes_kv(*ctx, NOTES_CARRY).carry(seq, p0, tokens, n, rows, transitions, n_layers, base);
         return NOTES_OK;
     });
 }

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define NOTES_ABI_VERSION 9
+#define NOTES_ABI_VERSION 10
 
 enum notes_status {
     NOTES_OK            =  0,
@@ -42,7 +42,7 @@ enum notes_op {
     NOTES_APPEND  = 2,
     NOTES_READ    = 3,
     NOTES_RESTORE = 4, // place rows where they were computed; with recurrent layers: at the start of an empty sequence
-    NOTES_CARRY   = 5, // place rows anywhere, and carry the state of recurrent layers through them
+    NOTES_CARRY   = 5, // place rows anywhere, and carry the state of recurrent layers through them (notes_carry.h)
 };
 
 enum notes_output {
@@ -54,6 +54,9 @@ enum notes_output {
 // Which interface this library has, and the llama-cpp-python version whose llama.cpp it was built from.
 LLAMA_API int32_t      notes_abi_version(void);
 LLAMA_API const char * notes_upstream(void);
+
+// The groups of patches (native/patches) that it was built with, with commas between them. `hooks` is one of them.
+LLAMA_API const char * notes_patches(void);
 
 // The message of the last call of this thread that failed; valid until its next call.
 LLAMA_API const char * notes_error(void);
@@ -94,7 +97,6 @@ struct notes_layer {
 // Whether `n` rows that were computed at position `base` can be placed at `p0`; if not, the reason is in notes_error().
 // With p0 == base this asks for a restore. Some models attend by chunks of positions that rows cannot leave.
 LLAMA_API bool notes_can_move(struct llama_context * ctx, llama_pos base, llama_pos p0, int32_t n);
-LLAMA_API bool notes_can_carry(struct llama_context * ctx, llama_pos base, llama_pos p0, int32_t n);
 
 // Layers of the memory, in order, of a context that supports NOTES_READ. Writes at most `n` of them and returns how many
 // there are, negative: a notes_status.
@@ -123,44 +125,6 @@ struct notes_rows {
 // p0 == base this is a restore. Where the sliding-window layers keep only the window, they get only the rows in it.
 LLAMA_API int32_t notes_splice(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
         int32_t n, const llama_pos * positions, const struct notes_rows * rows, int32_t n_layers, llama_pos base);
-
-// What a stretch of tokens does to the state of one recurrent layer: it becomes A times itself, plus `b`.
-enum notes_form {
-    NOTES_FORM_NONE     = 0, // nothing: no recurrent layer, or a convolution alone, which forgets
-    NOTES_FORM_DIAGONAL = 1, // a number for each element, `run` neighbours have the same one
-    NOTES_FORM_MATRIX   = 2, // a matrix of `head` rows and columns for each head's matrix, to its right
-};
-struct notes_transition {
-    int32_t form;
-    int32_t n_a;  // numbers in `a`
-    int32_t run;
-    int32_t head;
-    float * a;
-    float * b;    // as many as the state has
-};
-
-// How many tokens at the beginning and at the end of a stretch must be decoded where it is placed: their inputs depend on
-// what precedes it by more than the residual stream (a convolution, a token shift).
-LLAMA_API int32_t notes_margins(struct llama_context * ctx, int32_t * before, int32_t * after);
-
-// From now on, capture what the tokens that are decoded in `seq`, alone in their batches, do to the state of recurrent
-// layers; one capture a context. It costs a few nodes a layer in every graph, and no graph is used again meanwhile.
-LLAMA_API int32_t notes_capture_begin(struct llama_context * ctx, llama_seq_id seq);
-
-// What was captured so far, `out` one a layer, in the order of notes_layers. Where a layer's `a` or `b` is NULL its shape
-// is told alone. Refused where something of it could not be captured: a graph that is not known, several sequences at
-// once, another sequence of positions.
-LLAMA_API int32_t notes_captured(struct llama_context * ctx, struct notes_transition * out, int32_t n_layers);
-
-// No longer; never fails.
-LLAMA_API void notes_capture_end(struct llama_context * ctx);
-
-// notes_splice of rows whose tokens carry the state of recurrent layers on, as `transitions` (one a layer) say: of a
-// recurrent layer `rows` has its convolution as it is after them, and no `v`. The sequence must end right before p0, or be
-// empty. Its state is its own afterwards, whoever shared it.
-LLAMA_API int32_t notes_carry(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, const llama_token * tokens,
-        int32_t n, const struct notes_rows * rows, const struct notes_transition * transitions, int32_t n_layers,
-        llama_pos base);
 
 // A tensor of `type` in a file: `size` bytes from `offset` on, of which those after the rows are padding, and their XXH3-128,
 // the more significant half first. No bytes: there is no tensor.

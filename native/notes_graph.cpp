@@ -191,6 +191,26 @@ bool notes_graph_uses_indexer(const llama_context & ctx) {
     return ctx.get_model().arch != LLM_ARCH_MINIMAX_M3 || (cparams.flash_attn && (cparams.n_seq_max == 1 || !cparams.kv_unified));
 }
 
+#ifdef NOTES_WITH_FIXES
+std::string notes_graph_bug(const llama_context &, int32_t) {
+    return "";
+}
+#else
+std::string notes_graph_bug(const llama_context & ctx, int32_t n_seqs) {
+    switch (ctx.get_model().arch) {
+        case LLM_ARCH_COGVLM:
+            return "llama.cpp gives the logits of other tokens with CogVLM, and this library was built without the patch group 'fixes', which mends that";
+        case LLM_ARCH_ARWKV7:
+        case LLM_ARCH_PLAMO2:
+        case LLM_ARCH_RWKV6QWEN2:
+            return n_seqs < 2 ? "" : "llama.cpp computes wrong states for several sequences in one batch of this architecture, and this library "
+                "was built without the patch group 'fixes', which mends that. Decode one sequence after the other";
+        default:
+            return "";
+    }
+}
+#endif
+
 std::string notes_graph_refusal(const llama_context & ctx) {
     if (!ctx.get_cparams().causal_attn) {
         return "this model's attention looks ahead, so rows depend on what follows them";

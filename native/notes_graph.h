@@ -33,6 +33,10 @@ bool notes_graph_mixes_k(const llama_context & ctx, notes_layer_kind kind);
 // Whether the indexer's keys are kept: some graphs do without where the context does not suit them.
 bool notes_graph_uses_indexer(const llama_context & ctx);
 
+// What llama.cpp computes wrongly with a batch of `n_seqs` sequences, empty if nothing is known, or if it was built with the
+// patch group `fixes`.
+std::string notes_graph_bug(const llama_context & ctx, int32_t n_seqs);
+
 // Why no rows of this context can be read or put back, empty if they can.
 std::string notes_graph_refusal(const llama_context & ctx);
 

@@ -20,7 +20,7 @@ static char before_text[1024];
 static char after_text [512];
 static char reason_text[256];
 
-// What the RPC backend begins with where a server is lost (patches/0006-rpc-lost-server.patch).
+// What the RPC backend begins with where a server is lost (patches/fixes/rpc-lost-server.patch).
 static const char ELSEWHERE[] = "the RPC server ";
 
 static const struct { int number; const char * name; } SIGNALS[] = {
@@ -88,7 +88,7 @@ static void on_signal(int number) {
     if (strncmp(reason, ELSEWHERE, sizeof(ELSEWHERE) - 1) == 0) { // the model is not to blame
         print("notes: ");
         print(reason);
-        print("\n");
+        print(". What is on disk is whole\n");
         _exit(1);
     }
     print(before_text);

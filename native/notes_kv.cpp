@@ -1,7 +1,6 @@
 // What a context can do; splice, carry and read.
 #include "notes_kv.h"
 
-#include "notes_capture.h"
 #include "notes_cells.h"
 #include "notes_file.h"
 #include "notes_graph.h"
@@ -62,6 +61,9 @@ std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
         return "this context computes with " + added + ", and rows are known by the model's file alone. Take it off the "
             "context, or merge a LoRA into the model (llama-export-lora)";
     }
+    if (const std::string bug = notes_graph_bug(ctx, 1); !bug.empty()) {
+        return bug;
+    }
     const notes_memory memory(ctx);
 
     if (!ctx.get_memory() || op != NOTES_APPEND) {
@@ -101,18 +103,18 @@ std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
     if (!memory.recurrent && op == NOTES_CARRY) {
         return "this model has no recurrent layers: its rows are spliced";
     }
-    for (size_t il = 0; op == NOTES_CARRY && il < memory.recurrent->s_l.size(); ++il) {
-        const ggml_tensor * s = memory.recurrent->s_l[il];
-        if (s && s->ne[0] > 0 && (s->type != GGML_TYPE_F32 || !ggml_backend_buffer_is_host(s->buffer))) {
-            return "the state of layer " + std::to_string(il) + " is not kept in f32 in this machine's memory, where alone carrying it has been measured";
-        }
-    }
     const std::string why = notes_graph_refusal(ctx);
-    if (!why.empty() || (op != NOTES_SPLICE && op != NOTES_CARRY)) {
+    if (!why.empty()) {
         return why;
     }
-    return op == NOTES_CARRY ? notes_graph_carry_refusal(ctx) : notes_graph_move_refusal(ctx);
+    return op == NOTES_CARRY ? carry_refusal(ctx, memory) : op == NOTES_SPLICE ? notes_graph_move_refusal(ctx) : "";
 }
+
+#ifndef NOTES_WITH_RECURRENT
+std::string notes_kv::carry_refusal(const llama_context &, const notes_memory &) {
+    return "this library was built without the patch group 'recurrent', which carries the state of recurrent layers through a splice";
+}
+#endif
 
 notes_kv::notes_kv(llama_context & ctx, notes_op op) : ctx(ctx), memory(ctx) {
     const std::string why = refusal(ctx, op);
@@ -484,57 +486,6 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     if (memory.pools) {
         memory.pools->mem_idx_stale_set(seq, 0);
     }
-}
-
-std::shared_ptr<notes_capture> & notes_kv::capture(llama_context & ctx) {
-    return ctx.capture;
-}
-
-std::vector<int32_t> notes_kv::states() const {
-    std::vector<int32_t> res;
-    for (const auto & layer : all) {
-        res.push_back(layer.kind == NOTES_RECURRENT ? layer.il : -1);
-    }
-    return res;
-}
-
-void notes_kv::carry(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const notes_rows * rows, const notes_transition * transitions, int32_t n_layers, llama_pos base) {
-    check_seq(ctx, seq);
-    if (n_layers != (int32_t) all.size()) {
-        throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
-    }
-    const auto & mem = *memory.recurrent;
-    if (capture(ctx)) {
-        throw notes_failure(NOTES_E_ARGUMENT, "this context captures what tokens do to a state, and these are not decoded");
-    }
-    settle();
-    const int64_t at = notes_capture::row(mem, seq);
-
-    std::vector<notes_rows>         given(rows, rows + n_layers);
-    std::vector<std::vector<float>> states(n_layers);
-    for (int32_t i = 0; i < n_layers; ++i) {
-        const auto what = shape(all[i]);
-        const int64_t size = what.kind == NOTES_RECURRENT ? what.n_embd_v : 0;
-        const auto & t = transitions[i];
-        const int64_t head = t.head;
-        const bool fits = t.form == NOTES_FORM_NONE ? size == 0 : size > 0 && t.a && t.b && (
-            t.form == NOTES_FORM_DIAGONAL ? t.n_a > 0 && t.run > 0 && (int64_t) t.n_a*t.run == size :
-            t.form == NOTES_FORM_MATRIX && t.n_a == size && head > 0 && size % (head*head) == 0);
-        if (!fits) {
-            throw notes_failure(NOTES_E_ARGUMENT, "the transition of layer " + std::to_string(what.layer) + " does not fit its state");
-        }
-        if (size == 0) {
-            continue;
-        }
-        std::vector<float> before(size);
-        if (at >= 0) {
-            ggml_backend_tensor_get(mem.s_l[what.layer], before.data(), at*size*sizeof(float), size*sizeof(float));
-        }
-        states[i].resize(size);
-        notes_capture::apply(t, before.data(), states[i].data(), size);
-        given[i].v = states[i].data();
-    }
-    splice(seq, p0, tokens, n, nullptr, { given.data(), nullptr }, n_layers, base, true);
 }
 
 void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const {

@@ -17,6 +17,7 @@ struct notes_capture;
 struct ggml_tensor;
 struct llama_ubatch;
 struct notes_rotation;
+struct notes_transition;
 struct notes_turn;
 
 // What went wrong; notes_ext.cpp turns it into a status and a message.
@@ -52,14 +53,14 @@ struct notes_kv {
 
     // `carried`: the states that the rows of recurrent layers hold follow from that of the sequence, which goes on.
     void splice (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const llama_pos * positions, const notes_source & source, int32_t n_layers, llama_pos base, bool carried = false);
-    void carry  (llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const notes_rows * rows, const notes_transition * transitions, int32_t n_layers, llama_pos base);
     void read   (llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) const;
     void rewrite(llama_seq_id seq, const llama_pos * positions, const llama_token * tokens, int32_t n, notes_output output);
 
-    // What is captured in a context, null: nothing.
+    // notes_carry.cpp, with the patch group `recurrent`: what is captured in a context, null: nothing.
     static std::shared_ptr<notes_capture> & capture(llama_context & ctx);
     // Which layers of the model the layers of the memory belong to; of attention: -1.
     std::vector<int32_t> states() const;
+    void carry(llama_seq_id seq, llama_pos p0, const llama_token * tokens, int32_t n, const notes_rows * rows, const notes_transition * transitions, int32_t n_layers, llama_pos base);
 
     // Any memory can append and truncate, if not everywhere.
     static void append  (llama_context & ctx, const llama_seq_id * seqs, const int32_t * n_tokens, const int32_t * outputs, int32_t n_seqs, const llama_token * tokens);
@@ -74,6 +75,9 @@ struct notes_kv {
     static std::vector<uint32_t> cells(const llama_context & ctx, llama_seq_id seq);
 
 private:
+    // Why the state of this memory's recurrent layers cannot be carried on, empty if it can.
+    static std::string carry_refusal(const llama_context & ctx, const notes_memory & memory);
+
     llama_context & ctx;
     notes_memory    memory;
 

@@ -407,7 +407,7 @@ static void product(const float * s, const float * a, const float * b, float * o
     }
 }
 
-// What the backend answers when it is asked for it by this name (patches/0001-notes-hooks.patch).
+// What the backend answers when it is asked for it by this name (patches/hooks/hooks.patch).
 extern "C" {
 notes_row_loops notes_row_loops_here = { can, move, transpose_rows, hash, product };
 }

@@ -1,14 +1,16 @@
 """Put the patched llama.cpp sources and their binding into a folder: find the pinned sdist, check, unpack, patch it.
 
-Run by CMakeLists.txt at configure time: `python prepare.py DESTINATION`. Prints one sentence and exits 1 when it
-cannot. The sdist of llama-cpp-python is looked for in NOTES_SDIST (the file, or a folder holding it), else
-`pip download` fetches the exact version from the user's index. What was prepared once from the same sdist and
+Run by CMakeLists.txt at configure time: `python prepare.py DESTINATION --patches hooks,fixes`. Prints one sentence and
+exits 1 when it cannot. The sdist of llama-cpp-python is looked for in NOTES_SDIST (the file, or a folder holding it),
+else `pip download` fetches the exact version from the user's index. A folder that was prepared from the same sdist and
 patches is left as it is. In the end the graphs at hand are compared with those that notes_graph.cpp was written for
-(graphs.py); `python prepare.py DESTINATION --accept` says that they have been read.
+(graphs.py), as they were before patching; `python prepare.py DESTINATION --accept` records that they have been read.
 """
 
 from __future__ import annotations
 
+import argparse
+import filecmp
 import hashlib
 import os
 import shutil
@@ -26,7 +28,7 @@ BINDING = (
     *("llama_cpp/__init__.py", "llama_cpp/llama_cpp.py", "llama_cpp/mtmd_cpp.py", "llama_cpp/_ctypes_extensions.py"),
     "LICENSE.md",
 )
-PATCHES = sorted((HERE / "patches").glob("*.patch"))
+GROUPS = ("hooks", "fixes", "speed", "recurrent")  # folders of native/patches, in the order in which they are applied
 
 
 def fail(message: str) -> None:
@@ -82,20 +84,32 @@ def unpack(sdist: Path, target: Path) -> None:
                 archive.extract(member, target)
 
 
-def patch(target: Path) -> None:
+def patches_of(groups: str) -> list[Path]:
+    """The patches of these groups, a list with commas, in the order in which they are applied."""
+    named = [group.strip() for group in groups.split(",") if group.strip()]
+    for group in named:
+        if group not in GROUPS:
+            fail(f"NOTES_PATCHES={groups}: there is no group {group!r}. The groups are {', '.join(GROUPS)}.")
+    if "hooks" not in named:
+        fail(f"NOTES_PATCHES={groups}: without the group 'hooks' nothing of notes can be compiled. Add it.")
+    return [path for group in GROUPS if group in named for path in sorted((HERE / "patches" / group).glob("*.patch"))]
+
+
+def patch(target: Path, paths: list[Path]) -> None:
     import patch_ng  # not git apply: inside a git repository that exits 0 and changes nothing
 
-    for path in PATCHES:
+    for path in paths:
         patches = patch_ng.fromfile(str(path))
         if not patches or not patches.apply(strip=0, root=str(target)):
             fail(f"{path.name} does not apply to llama-cpp-python {VERSION}. Regenerate it: see native/README.md.")
 
 
-def main(target: Path, accept: bool = False) -> None:
+def main(target: Path, groups: str, accept: bool = False) -> None:
+    paths = patches_of(groups)
     stamp = target / ".notes-prepared"
-    state = SHA256 + "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in PATCHES)
+    state = SHA256 + "".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
     if not (stamp.is_file() and stamp.read_text() == state):
-        make(target)
+        make(target, paths)
         stamp.write_text(state)
     if accept:
         graphs.accept(target)
@@ -103,17 +117,38 @@ def main(target: Path, accept: bool = False) -> None:
         fail(why)
 
 
-def make(target: Path) -> None:
-    """Unpacked and patched, in place of what was there."""
-    shutil.rmtree(target, ignore_errors=True)
+def make(target: Path, paths: list[Path]) -> None:
+    """Unpack and patch, in place of what was there."""
     scratch = target.with_name(target.name + ".download")
-    scratch.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     sdist = find_sdist(scratch)
     check(sdist)
-    unpack(sdist, target)
-    patch(target)
+    made = scratch / "llama.cpp"
+    unpack(sdist, made)
+    graphs.record(made)
+    patch(made, paths)
+    set_times(made, target)
+    shutil.rmtree(target, ignore_errors=True)
+    made.rename(target)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
+def set_times(made: Path, before: Path) -> None:
+    """Files keep the times of those that they are equal to, and all others are new: a build goes by the times, and the
+    archive's are older than any object file."""
+    for path in made.rglob("*"):
+        old = before / path.relative_to(made)
+        if path.is_file() and old.is_file() and filecmp.cmp(old, path, shallow=False):
+            os.utime(path, ns=(old.stat().st_atime_ns, old.stat().st_mtime_ns))
+        elif path.is_file():
+            os.utime(path)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] == ["--accept"])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--patches", default=",".join(GROUPS), help="groups of native/patches, with commas")
+    parser.add_argument("--accept", action="store_true", help="the graphs have been read: write GRAPHS.sha256")
+    given = parser.parse_args()
+    main(given.target, given.patches, given.accept)

@@ -9,7 +9,7 @@
 
 `open` makes a Model. Its methods are what there is to do: `compile`, `segment` and `import_segment` for skills, `ask`,
 `stream` and `ask_many` for questions (`aask` and `astream` for asyncio), `session` for conversations on disk, `verify`,
-`verify_edits`, `calibrate`, `probe` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question.
+`verify_edits`, `calibrate` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question.
 What goes wrong is a NotesError. Importing the package loads nothing; naming one of its classes does.
 """
 
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from notes_cli.measure.calibrate import Calibration
-    from notes_cli.measure.examination import Examination
-    from notes_cli.measure.probe import Probe
-    from notes_cli.measure.probing import Probing
-    from notes_cli.measure.session import SessionReport
+    from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
     from notes_cli.runtime.asking import Answer, Listener, Plan, Request
@@ -73,8 +70,6 @@ _HOMES = {
     "Notice": "errors",
     "Paths": "config",
     "Plan": "runtime.asking",
-    "Probe": "measure.probe",
-    "Probing": "measure.probing",
     "Report": "measure.verify",
     "Request": "runtime.asking",
     "SamplerOptions": "engine.sampler",
@@ -82,7 +77,7 @@ _HOMES = {
     "SegmentError": "errors",
     "Session": "api",
     "SessionError": "errors",
-    "SessionReport": "measure.session",
+    "SessionReport": "measure.examination",
     "Skill": "text.skill",
     "SkillError": "errors",
     "Speed": "measure.speed",
@@ -112,8 +107,6 @@ __all__ = [
     "Notice",
     "Paths",
     "Plan",
-    "Probe",
-    "Probing",
     "Report",
     "Request",
     "SamplerOptions",

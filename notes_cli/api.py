@@ -50,16 +50,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from notes_cli.library.store import Store
-    from notes_cli.measure.battery import Case
+    from notes_cli.measure.battery import Case, Pair
     from notes_cli.measure.calibrate import Calibration
-    from notes_cli.measure.edits import Edits
-    from notes_cli.measure.examination import Examination
-    from notes_cli.measure.pairs import Pair
-    from notes_cli.measure.probe import Probe
-    from notes_cli.measure.probing import Probing
-    from notes_cli.measure.session import SessionReport
+    from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
-    from notes_cli.measure.verify import Report
+    from notes_cli.measure.verify import Edits, Report
     from notes_cli.runtime.importing import Imported
     from notes_cli.runtime.keeping import Compiled
     from notes_cli.sessions.edits import Compacted, Edited
@@ -150,11 +145,8 @@ def open(
 
     Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
     """
-    numbers: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-            raise NotesError(f"{name} is {number!r}, and no whole number")
-    given = {name: numbers[name] for name in ("n_ctx", "n_threads") if numbers[name] is not None}
+    numbers: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads}
+    given = {name: number for name, number in numbers.items() if number is not None}
     if given and options is not None:
         raise NotesError(f"options and {' and '.join(given)} are both given", "Write all into the options")
     variables = from_variables()
@@ -537,20 +529,13 @@ class Model(_Awaited):
         """Measure which edit method, wording, seam and place to trust on this model, and over pairs of skills whether
         those that were compiled apart compose; keep that as its profile if there are cases enough. Without any, over
         those that ship. Raise UnsupportedError where its rows cannot be kept."""
+        from notes_cli.measure.battery import pairs as drawn
         from notes_cli.measure.battery import shipped_battery
         from notes_cli.measure.calibrate import calibrate_and_keep
-        from notes_cli.measure.pairs import pairs as drawn
 
         if pairs is None:
             pairs = drawn() if cases is None else ()
         return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, listener, pairs)
-
-    @alone
-    def probe(self, wanted: Probing, *, listener: Listener = SILENT) -> Probe:
-        """Measure on which tokens of a skill a decision rests. Raise NotesError where that cannot be."""
-        from notes_cli.measure.probing import probe_skill
-
-        return probe_skill(self.workspace, wanted, listener)
 
     @alone
     def bench(self, wanted: Benching | None = None, *, listener: Listener = SILENT) -> Speed:
@@ -739,8 +724,6 @@ def _skill(source: str | os.PathLike[str] | None, text: str | None, name: str | 
     if source is not None or text is None or name is None:
         given = "nothing is given" if text is None else "a text without a name" if source is None else "both are given"
         raise NotesError(f"compile takes a path, or text=... and name=...: {given}")
-    if not isinstance(text, str):
-        raise NotesError(f"text must be a text, not {text!r}")
     return parse_skill(text, source="-", default=name, name=name, where=f"the text of {name}")
 
 

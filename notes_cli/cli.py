@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import keyword
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from notes_cli import __version__, output, stops
-from notes_cli.commands.common import give
+from notes_cli.commands.terminal import give
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
@@ -33,7 +32,6 @@ COMMANDS = {
     "verify": "Compare splice and errata with a full recompute on this model.",
     "calibrate": "Measure which edit method to trust on this model.",
     "profile": "List, show and remove the profiles of models.",
-    "probe": "Show on which tokens of a skill a decision rests.",
     "bench": "Measure how fast a splice is here, beside a memcpy and a prefill.",
     "ls": "List compiled skills, and which of them are out of date.",
     "watch": "Compile skills again whenever their files change.",
@@ -48,8 +46,17 @@ COMMANDS = {
     "init": "Copy the sample skills and a commented config.yaml to begin with.",
     "paths": "Show where config.yaml, the library and the samples are.",
     "completion": "Let a shell complete commands, skills, models and fields.",
-    "man": "Show a manual page, or install all of them.",
     "doctor": "Show versions, devices, CPU features and what is wrong.",
+}
+
+# Commands that share a module: there they are called `NAME_command`. All others are `command` in a module of their own.
+MODULES = {
+    **dict.fromkeys(("rm", "prune", "fsck"), "maintain"),
+    **dict.fromkeys(("export", "import"), "share"),
+    **dict.fromkeys(("ls", "inspect"), "ls"),
+    **dict.fromkeys(("models", "pull"), "models"),
+    **dict.fromkeys(("init", "paths", "doctor"), "setup"),
+    **dict.fromkeys(("calibrate", "profile"), "calibrate"),
 }
 
 # What other programs call what we have.
@@ -66,7 +73,6 @@ ELSEWHERE = {
     **dict.fromkeys(("add", "build", "prefill"), "compile"),
     **dict.fromkeys(("server", "api"), "serve"),
     **dict.fromkeys(("version", "env", "status"), "doctor"),
-    **dict.fromkeys(("help",), "man"),
     **dict.fromkeys(("sessions", "history"), "session"),
     **dict.fromkeys(("benchmark", "speed"), "bench"),
 }
@@ -100,9 +106,9 @@ class Commands(click.Group):
 
 
 def command_named(name: str) -> click.Command:
-    """A subcommand; its module is imported. That of one that is a word of Python ends with an underscore."""
-    module = name + "_" * keyword.iskeyword(name)
-    command: click.Command = importlib.import_module(f"notes_cli.commands.{module}").command
+    """A subcommand; its module is imported."""
+    module = importlib.import_module(f"notes_cli.commands.{MODULES.get(name, name)}")
+    command: click.Command = getattr(module, f"{name}_command" if name in MODULES else "command")
     return give(command, name)
 
 
@@ -282,7 +288,7 @@ def run(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> Any:
     """What the command returns. `click.Command.main` would print an empty line when it is interrupted."""
     if "_NOTES_COMPLETE" in os.environ:  # a shell asks what may come next
-        from notes_cli.commands.completing import register
+        from notes_cli.commands.completion import register
 
         register()
         return cli.main(arguments, prog_name="notes", standalone_mode=False)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import notes_cli
-from notes_cli.classes import dataclass
 from notes_cli.errors import Help, NotesError
-from notes_cli.expressions import expression
 
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
@@ -25,7 +25,7 @@ EYE_FILES = ("notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf")  # it, and its 
 MOST = 2**31 - 1  # of other numbers
 MOST_THREADS = 512
 MEND = "Mend or remove the file"
-SETTING = expression(r"[A-Za-z][A-Za-z0-9_-]*")
+SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, slots=True)

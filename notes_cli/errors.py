@@ -7,11 +7,9 @@ an error is for those who call notes from Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum, unique
 from typing import Any
-
-from notes_cli.classes import dataclass
 
 
 @unique
@@ -76,8 +74,6 @@ class Help(Enum):
     KNOWN_METHOD = "Known: {known}"
     OTHER_METHOD = "Use the edit method {method}"
     QUESTION = "Give it a question"
-    CHOICES = "Give it choices"
-    OTHER_VALUE_OR_QUESTION = "Give it another value, another question or other choices"
     EXPLAIN = "Explain the prompt to see why"
 
     # Sessions.
@@ -207,6 +203,15 @@ class ImageError(SkillError):
 
 class EngineError(NotesError):
     """The engine refused or failed; the notebook is as it was before the call."""
+
+
+class ContextLengthError(EngineError):
+    """More tokens than a sequence of this context can have."""
+
+    def __init__(self, what: str, remedy: Remedy | str | None = None, *, tokens: int, longest: int) -> None:
+        """`tokens` are needed, and `longest` is how many there can be."""
+        super().__init__(what, remedy)
+        self.tokens, self.longest = tokens, longest
 
 
 class UnsupportedError(EngineError):

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
     from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import SegmentFile
-    from notes_cli.measure.session import Cause
+    from notes_cli.measure.examination import Cause
     from notes_cli.runtime.asking import Answer, Plan, Request
     from notes_cli.runtime.settling import Settings
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.sessions.origin import Origin
+    from notes_cli.sessions.lines import Origin
     from notes_cli.sessions.state import Entry
 
 _WHY = {

@@ -12,10 +12,10 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import ImageError, reason
 
 if TYPE_CHECKING:

@@ -15,13 +15,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal
 
 import click
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import OutputError, UnreadError
-from notes_cli.expressions import expression
 from notes_cli.text.sizes import human_size as human_size
 
 if TYPE_CHECKING:
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
 _CONTROL = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff"
 # What turns text round, breaks lines, or is not seen at all; the joiners that scripts and emoji need are none of it.
 _HIDDEN = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-_OBEYED = expression(rf"[{_CONTROL}]|\r(?!\n)")
-_HARMFUL = expression(rf"[{_CONTROL}{_HIDDEN}]|\r(?!\n)")
-_SPELT = expression(rf"[{_CONTROL}{_HIDDEN}]")  # in JSON, where C0 is spelt already
+_OBEYED = re.compile(rf"[{_CONTROL}]|\r(?!\n)")
+_HARMFUL = re.compile(rf"[{_CONTROL}{_HIDDEN}]|\r(?!\n)")
+_SPELT = re.compile(rf"[{_CONTROL}{_HIDDEN}]")  # in JSON, where C0 is spelt already
 COLUMNS = 80  # of a terminal, as most are
 
 

@@ -40,6 +40,16 @@ os.umask(0o022)  # folders that tests make are not for others to write in, which
 MakeModel = Callable[..., Path]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that is marked with groups of patches (native/README.md) which the library was built without."""
+    groups = {group for mark in item.iter_markers("patches") for group in mark.args}
+    if groups:
+        from notes_cli.engine.native import PATCHES
+
+        if missing := groups - set(PATCHES):
+            pytest.skip(f"the library was built without the patch group {', '.join(sorted(missing))}")
+
+
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """Write a tiny random model, or hand out the one already written with the same settings."""

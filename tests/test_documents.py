@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notes_cli import documents
-from notes_cli.config import resource
 from notes_cli.documents import Typed, Untyped, parse_yaml, read_yaml
 from notes_cli.errors import NotesError
-from notes_cli.shipped import read_shipped
 
 
 def bomb(levels: int) -> str:
@@ -81,22 +78,3 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
             parse_yaml(text, loader)
         except ValueError as error:
             assert str(error) and "\n" not in str(error)
-
-
-@pytest.mark.parametrize("name", ["errata.yaml", "reasoning.yaml"])
-def test_what_is_read_at_each_start_needs_no_yaml_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is YAML all the same, and both ways of reading it give the same."""
-    path = resource("prompts") / name
-    slowly = read_yaml(path, Typed)
-    monkeypatch.setattr(documents, "read_yaml", lambda *given: pytest.fail(f"{name} is no JSON"))
-    assert read_shipped(path, typed=True) == read_shipped(path) == slowly
-
-
-def test_other_yaml_in_its_place_is_read_too(tmp_path: Path) -> None:
-    """More slowly, with scalars as they are asked for."""
-    path = tmp_path / "errata.yaml"
-    path.write_text("# a comment\nday: 012 # and one behind\n")
-    assert read_shipped(path) == {"day": "012"} and read_shipped(path, typed=True) == {"day": 10}
-    path.write_text("{")
-    with pytest.raises(NotesError, match="is not valid YAML"):
-        read_shipped(path)

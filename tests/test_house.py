@@ -40,10 +40,8 @@ LEVELS += (
     "editing library",
     "text engine",
     "config",
-    "shipped",
     "documents images",
     "errors lib",
-    "classes expressions",
 )
 
 # Who alone may import these: paths are handed in below `runtime`, and bindings stay in the engine.
@@ -63,11 +61,11 @@ ONLY = {
 }
 
 # The edge, and what names flags for another reason: pip's, and sentences that an earlier version wrote into sessions.
-MAY_NAME_FLAGS = {"cli.py", "output.py", "explaining.py", "engine/native.py", "sessions/origin.py"}
+MAY_NAME_FLAGS = {"cli.py", "output.py", "explaining.py", "engine/native.py", "sessions/lines.py"}
 
 # What must load without llama.cpp: all of `text`, and these.
-PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.origin", "sessions.state")
-PURE += ("engine.architectures", "library.files", "library.models", "runtime.naming")
+PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.lines", "sessions.state")
+PURE += ("engine.architectures", "library.segment_files", "library.models", "runtime.naming")
 
 
 def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:

@@ -121,7 +121,7 @@ OLD_WORDINGS: tuple[str, ...] = (
     "Correction: the {field} is {value}, not {old}.",
     "The {field} was changed from {old} to {value}.",
 )
-ERRATA_FILE = Path(__file__).resolve().parent.parent / "prompts" / "errata.yaml"
+ERRATA_FILE = Path(__file__).resolve().parent.parent / "prompts" / "errata.json"
 
 
 def wordings(path: Path = ERRATA_FILE) -> dict[str, str]:

@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.faults.frame import ACCEPTED, FOUND, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, tried
+from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
 from bench.faults.mutate import bytes_changed, text_changed
 from notes_cli.config import load_config
 from notes_cli.errors import NotesError
 from notes_cli.measure.battery import load_battery
-from notes_cli.text.erratum import load_wordings
-from notes_cli.text.reasoning import load_table
 from notes_cli.text.skill import load_skill
 
 TITLE = (
@@ -52,13 +50,10 @@ class Documents:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
-        prompts = ROOT / "prompts"
         self.sound: list[Sound] = [
             ("skill.md", SKILL, lambda path: load_skill(path)),
             ("skill.md", SKILL, lambda path: load_skill(path)),
             ("config.yaml", CONFIG, load_config),
-            ("errata.yaml", (prompts / "errata.yaml").read_text(encoding="utf-8"), load_wordings),
-            ("reasoning.yaml", (prompts / "reasoning.yaml").read_text(encoding="utf-8"), load_table),
             ("battery.yaml", BATTERY, load_battery),
         ]
         for name, sound, read in self.sound:

@@ -11,8 +11,7 @@ from typing import Any
 from bench.faults.frame import ACCEPTED, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
 from bench.faults.stage import ANSWER, TEXT, Stage
 from notes_cli.errors import SessionError
-from notes_cli.sessions.archive import faults
-from notes_cli.sessions.check import check_sessions
+from notes_cli.sessions.archive import check_sessions, faults
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.listing import HEAD, LEDGER
 

@@ -1,4 +1,4 @@
-"""Pictures of the page: light, dark and on a phone, with a corrected conversation and heat, and while it is offline."""
+"""Pictures of the page: light, dark and on a phone, with a corrected conversation, and while it is offline."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ def pictures(browser: Browser, home: Path, folder: Path) -> None:
         with Server(home) as server, looking(browser, server, scheme, small) as user:
             corrected(user)
             keep(user.page, folder / f"{name}.png")
-            hot(user)
-            keep(user.page, folder / f"{name}-heat.png")
     with Server(home) as server, looking(browser, server) as user:
         user.page.get_by_label("returns").check()
         user.ask()
@@ -47,16 +45,6 @@ def corrected(user: User) -> None:
         page.get_by_label("Question", exact=True).focus()
         page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     page.wait_for_timeout(300)
-
-
-def hot(user: User) -> None:
-    """Heat over the skill's text."""
-    if user.small:
-        user.panel()
-    user.open_text()
-    user.show_heat()
-    if user.small:
-        user.page.locator(".scale").evaluate("node => node.scrollIntoView()")
 
 
 def keep(page: Page, path: Path) -> None:

@@ -102,18 +102,9 @@ class User:
         self.page.keyboard.press("Enter")
 
     def open_text(self) -> Locator:
-        """The dialog with the text of the first skill."""
-        self.page.get_by_role("button", name="Text and heat").first.click()
+        """The dialog with the text of the first skill that is ticked."""
+        self.page.get_by_role("button", name="Text", exact=True).first.click()
         return self.page.get_by_role("dialog")
-
-    def show_heat(self, value: str = "") -> None:
-        """Have the heat of the question over the text that is open, for this value or what the page suggests."""
-        dialog = self.page.get_by_role("dialog")
-        if value:
-            dialog.get_by_label("Other value").fill(value)
-        dialog.get_by_label("Question").fill(QUESTION)
-        dialog.get_by_role("button", name="Show heat").click()
-        expect(dialog.locator(".text.hot")).to_be_visible(timeout=WAIT)
 
     def strip(self) -> list[tuple[str, int]]:
         """Kinds and tokens of the pieces of the last prompt, as its table has them."""

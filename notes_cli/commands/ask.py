@@ -10,9 +10,6 @@ from typing import Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.answering import Voices
-from notes_cli.commands.grouped import EXPERT, MODEL, Grouped
-from notes_cli.commands.once import Once
 from notes_cli.commands.options import (
     AUTO,
     OFF,
@@ -25,7 +22,8 @@ from notes_cli.commands.options import (
     named,
     open_model,
 )
-from notes_cli.commands.request import Call, read_call, request_of
+from notes_cli.commands.request import Call, Voices, read_call, request_of
+from notes_cli.commands.terminal import EXPERT, MODEL, Grouped, Once
 from notes_cli.explaining import plan_as_json, turn_as_json
 
 GROUPS = {
@@ -177,7 +175,7 @@ REQUEST = [
     type=click.Choice(["early", "late"]),
     help="Skills in the system message, or right before the question.  [default: as measured, else early]",
 )
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).")
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).")
 @click.option("--strict", is_flag=True, help="Refuse a skill that cannot be spliced here, instead of decoding it.")
 @click.option(
     "--exact",

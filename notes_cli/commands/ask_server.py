@@ -17,13 +17,12 @@ from urllib.parse import urlsplit
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.answering import Voices
 from notes_cli.commands.options import AUTO, Chosen, choose_model
-from notes_cli.commands.request import Call, Options
+from notes_cli.commands.request import Call, Options, Voices
 from notes_cli.engine.source import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.images import MAX_BYTES
-from notes_cli.library.files import segment_files, skill_named
+from notes_cli.library.segment_files import segment_files, skill_named
 from notes_cli.serve.client import CHAT, EXPLAIN, Declined, Json, Lost, post
 from notes_cli.serve.registry import LOCAL, Server, running
 

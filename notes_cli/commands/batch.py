@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from notes_cli import output
-from notes_cli.commands.answering import watch
 from notes_cli.commands.ask import REQUEST
 from notes_cli.commands.options import Number, answers_of, named, open_model
-from notes_cli.commands.reading import standard_input
 from notes_cli.commands.remedies import tell, worded
-from notes_cli.commands.request import held_to, options_of, request_of
+from notes_cli.commands.request import held_to, options_of, request_of, watch
+from notes_cli.commands.terminal import standard_input
 from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import answer_as_json
 

@@ -1,16 +1,22 @@
-"""`notes bench`: how fast a splice is on a model and a machine, beside the limit and beside what it saves."""
+"""`notes bench`: how fast a splice is on a model and a machine, and from which question on it pays to compile.
+
+Its plot is by matplotlib, which is an extra.
+"""
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
-from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, model_options, open_model
+from notes_cli.commands.remedies import listening
+from notes_cli.commands.terminal import Grouped
+from notes_cli.errors import NotesError
+from notes_cli.output import spelt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,13 +51,12 @@ class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Also draw a picture: .png or .svg.")
 @model_options
 def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot: Path | None, **model: Any) -> None:
-    """Measure how fast a splice is here, beside a memcpy and a prefill.
+    """Measure how fast a splice is here, beside a prefill of the same tokens.
 
-    For each length: a splice, from the file to the cache with every byte checked, beside a memcpy of the bytes that it
-    puts there, which is the limit; a question after it, to its first token, beside the same on a cache that is hot; a
-    prefill of the same tokens; the tokens of an answer. They take turns, so that a busy machine slows them alike.
-    Figures are medians, with the shortest and the longest; ratios are medians of those of each turn. The file is in the
-    page cache. Prefills of a length that take more than a minute in all are not repeated as often.
+    For each length: a prefill, a splice from the file to the cache with every byte checked, a question after it to its
+    first token, and from which question on it pays to compile. They take turns, so that a busy machine slows them
+    alike. Figures are medians, with the shortest and the longest; the ratio is the median of those of each turn. The
+    file is in the page cache. Prefills of a length that take more than a minute in all are not repeated as often.
 
     \b
     Examples:
@@ -59,7 +64,6 @@ def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot
       notes bench -m model.gguf --tokens 1024,4096,16384 --plot speed.svg
       notes bench -m model.gguf -fa off --json
     """
-    from notes_cli.commands.plot import check_plot, write_speed
     from notes_cli.measure.speed import Benching
 
     if plot:
@@ -80,15 +84,12 @@ def _print(speed: Speed) -> None:
     threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
     output.result(f"{speed.model}: {threads}, K/V {speed.cache}, flash attention {speed.flash_attention}\n")
     lines: list[tuple[str, Callable[[Length], str]]] = [
-        ("K/V in the cache", lambda one: output.human_size(one.cached)),
-        ("memcpy of as many bytes", lambda one: _times(one.memcpy)),
+        ("prefill / splice", lambda one: f"{one.prefill.over(one.splice):,.0f}"),
+        ("prefill", lambda one: _times(one.prefill)),
         ("splice from the file", lambda one: _times(one.splice)),
-        ("  times the memcpy", lambda one: f"{one.splice.over(one.memcpy):.2f}"),
         (f"question of {speed.wanted.question} tokens after it", lambda one: _times(one.question)),
-        ("  times that on a hot cache", lambda one: f"{one.question.over(one.hot):.2f}"),
-        ("prefill of the same tokens", lambda one: _times(one.prefill)),
-        ("  times the splice", lambda one: f"{one.prefill.over(one.splice):,.0f}"),
-        ("answer, tokens a second", lambda one: f"{1 / one.token.median:.1f}"),
+        ("compiling pays from question", lambda one: f"{one.pays_from or 'never'}"),
+        ("K/V in the cache", lambda one: output.human_size(one.cached)),
     ]
     columns = ("", *(f"{one.tokens:,} tokens" for one in speed.lengths))
     output.table(columns, [(what, *map(cell, speed.lengths)) for what, cell in lines], right=columns[1:])
@@ -108,25 +109,64 @@ def _as_json(speed: Speed) -> dict[str, Any]:
         "flash_attention": speed.flash_attention,
         "cache": speed.cache,
         "question": speed.wanted.question,
-        "written": speed.wanted.written,
         "lengths": [_length(one) for one in speed.lengths],
         "left_out": [{"tokens": one.tokens, "why": one.why} for one in speed.left_out],
     }
 
 
 def _length(one: Length) -> dict[str, Any]:
-    work = ("memcpy", "splice", "question", "hot", "prefill", "token")
     return {
         "tokens": one.tokens,
         "cache_bytes": one.cached,
         "file_bytes": one.stored,
-        **{name: _spread(getattr(one, name)) for name in work},
-        "splice_over_memcpy": one.splice.over(one.memcpy),
-        "question_over_hot": one.question.over(one.hot),
+        **{name: _spread(getattr(one, name)) for name in ("prefill", "splice", "question")},
+        "write": one.write,
         "prefill_over_splice": one.prefill.over(one.splice),
-        "tokens_per_second": 1 / one.token.median,
+        "pays_from": one.pays_from,
     }
 
 
 def _spread(times: Times) -> dict[str, Any]:
     return {"median": times.median, "low": times.low, "high": times.high, "runs": len(times.seconds)}
+
+
+ENDINGS = (".png", ".svg")
+BLUE, RED = "#0072B2", "#D55E00"  # told apart by any eyes, and in print
+
+
+def check_plot(path: Path) -> None:
+    """Fail before anything is measured: UsageError for another ending, NotesError without matplotlib or a folder."""
+    if path.suffix.lower() not in ENDINGS:
+        raise click.UsageError(f"--plot writes {' or '.join(ENDINGS)}, not {path.name!r}")
+    if not path.absolute().parent.is_dir():
+        raise NotesError(f"{path}: there is no folder {path.absolute().parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise NotesError("--plot needs matplotlib", "Install it: pip install matplotlib") from None
+
+
+def write_speed(path: Path, speed: Speed) -> None:
+    """Draw the seconds that a number of questions takes in all, by length: prefilled each time, or compiled once."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"svg.hashsalt": "notes"}):
+        figure = Figure(figsize=(8, 4.6), layout="constrained")
+        axes = figure.subplots()
+        most = max([10, *(2 * one.pays_from for one in speed.lengths if one.pays_from)])
+        for one, line in zip(speed.lengths, cycle(("-", "--", "-.", ":"))):
+            question, compiled = one.question.median, one.prefill.median + one.write
+            for label, color, first, each in (
+                ("prefilled each time", RED, 0.0, one.prefill.median + question),
+                ("compiled once, then spliced", BLUE, compiled, one.splice.median + question),
+            ):
+                label = f"{one.tokens:,} tokens, {label}"
+                axes.plot((0, most), (first, first + most * each), color=color, linestyle=line, label=label)
+        axes.set(xlim=(0, most), ylim=(0, None), xlabel="questions", ylabel="seconds in all")
+        axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        axes.set_title(f"{spelt(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

@@ -1,4 +1,4 @@
-"""`notes completion`: what a shell needs to complete commands, options, skills, models, fields and sessions."""
+"""`notes completion`: completes commands, options, skills, models, fields and sessions in a shell."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import click
+from click.shell_completion import BashComplete, add_completion_class, split_arg_string
 
 from notes_cli import output
 
@@ -134,3 +135,18 @@ def _append(start: Path, text: str) -> None:
                 file.write((b"\n" if there and not there.endswith(b"\n") else b"") + text.encode())
     except OSError as error:
         raise NotesError(f"cannot write {start}: {reason(error)}") from error
+
+
+class BashLine(BashComplete):
+    """The words of the line up to the cursor, however bash would break them."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        line = os.environ["COMP_WORDS"]
+        words = split_arg_string(line)[1:]
+        open_ = bool(words) and not line[-1:].isspace()
+        return (words[:-1], words[-1]) if open_ else (words, "")
+
+
+def register() -> None:
+    """Take it in place of click's own."""
+    add_completion_class(BashLine, "bash")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
-from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, SessionName, library, model_options, named, open_model
+from notes_cli.commands.remedies import listening
+from notes_cli.commands.terminal import Grouped
 from notes_cli.explaining import edited
 
 if TYPE_CHECKING:

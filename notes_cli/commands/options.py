@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
-from notes_cli.classes import dataclass
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -108,7 +107,7 @@ class SkillName(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         """All names, without opening a file."""
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.library.files import segment_files
+        from notes_cli.library.segment_files import segment_files
 
         with suppress(NotesError):
             return [name for name, _ in segment_files(config.paths().library)]
@@ -183,8 +182,7 @@ class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer
 
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.library.files import segment_files
-        from notes_cli.library.metadata import fields_in
+        from notes_cli.library.segment_files import fields_in, segment_files
 
         given = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
         named = {word for one in given if one for word in ([one] if isinstance(one, str) else one)}
@@ -438,7 +436,7 @@ def open_workspace(
     parameter; those that are not about the model are ignored. `session`: the one to continue, which remembers its model
     and cache types. `begins`: it need not exist yet. Raise what Workspace raises, and SessionError."""
     from notes_cli import config, output
-    from notes_cli.commands.late import end_when_late
+    from notes_cli.commands.terminal import end_when_late
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
     from notes_cli.runtime.contexts import DEFAULT_CONTEXT
@@ -559,7 +557,7 @@ def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path
     from notes_cli import config
     from notes_cli.engine.ollama_form import INSTEAD
     from notes_cli.errors import NotesError, told
-    from notes_cli.library.forms import form_of
+    from notes_cli.library.facts import form_of
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)

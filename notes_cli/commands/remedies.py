@@ -1,18 +1,20 @@
-"""What would help, in the words of the command line: flags to give, commands to run.
-
-The one table of it. What is missing here is worded the same for everybody (errors.py).
-"""
+"""Remedies in the words of the command line (flags to give, commands to run), and notices and progress on stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from shlex import join, quote
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notes_cli import output
 from notes_cli.errors import Help, NotesError, Notice, Remedy, told
+
+if TYPE_CHECKING:
+    from notes_cli.errors import Progress
+    from notes_cli.runtime.asking import Listener
 
 # Options of a compile, by what they are called in Python.
 _FLAGS = {
@@ -114,8 +116,6 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.ONE_VALUE: "Leave one --field or --erratum out",
     Help.OTHER_METHOD: "Use --method {method}",
     Help.QUESTION: "Give --question",
-    Help.CHOICES: "Give --choices",
-    Help.OTHER_VALUE_OR_QUESTION: "Give another value, --question or --choices",
     Help.EXPLAIN: "See why: notes ask --explain",
     Help.LIST_SESSIONS: "See: notes session ls",
     Help.EDIT_SESSION: "Edit a field of it: notes edit {name!q} --field NAME=VALUE",
@@ -163,3 +163,15 @@ def is_usage(error: NotesError) -> bool:
 def tell(notice: Notice) -> None:
     """A line for people, on stderr."""
     output.say(worded(notice))
+
+
+def listening(quiet: bool) -> Listener:
+    """Notices go to stderr, and progress unless that is to be `quiet`."""
+    from notes_cli.runtime.asking import Listener
+
+    def watch(
+        label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
+    ) -> AbstractContextManager[Progress]:
+        return output.progress(label, unit, hidden=quiet, later=later)
+
+    return Listener(notice=tell, watch=watch)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
 from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
+from notes_cli.commands.terminal import Grouped
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 )
 @click.option("--parallel", type=Number(1, 64), default=16, show_default=True, help="Answers at a time.")
 @click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
-@click.option("--max-tokens", type=Number(1), default=2048, show_default=True, help="Tokens of an answer at most.")
+@click.option("--max-tokens", type=Number(1), help="Tokens of an answer at most.  [default: until the context ends]")
 @click.option("--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts to decode in a step.")
 @click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
 @click.option(
@@ -68,7 +68,7 @@ def command(
     port: int,
     parallel: int,
     queue: int,
-    max_tokens: int,
+    max_tokens: int | None,
     chunk: int,
     max_body: int,
     keys: tuple[str, ...],
@@ -89,7 +89,7 @@ def command(
       notes serve -m model.gguf -c 32768
       notes serve --api-key secret --host 0.0.0.0 --parallel 32
     """
-    from notes_cli.library.open_files import raise_file_limit
+    from notes_cli.library.safe_files import raise_file_limit
     from notes_cli.runtime.naming import own_name
 
     try:

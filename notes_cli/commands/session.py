@@ -13,7 +13,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SessionName, model_options, open_model
-from notes_cli.commands.reading import standard_input
+from notes_cli.commands.terminal import standard_input
 from notes_cli.explaining import entry_why
 from notes_cli.text.sizes import human_age
 
@@ -149,7 +149,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
       notes session rm mine
       notes session ls -q | xargs notes session rm -y
     """
-    from notes_cli.library.open_files import raise_file_limit
+    from notes_cli.library.safe_files import raise_file_limit
 
     sessions = _sessions()
     names = tuple(sessions.known(*names))
@@ -296,7 +296,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     FILE it is NAME.notes.tar, in the current folder.
     """
     from notes_cli.errors import SessionError, reason
-    from notes_cli.library.atomic import replacing
+    from notes_cli.library.safe_files import replacing
     from notes_cli.sessions.archive import SUFFIX, save
 
     piped = str(file) == "-"

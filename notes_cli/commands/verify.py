@@ -10,20 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
-from notes_cli.commands.listening import listening
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
-from notes_cli.commands.reading import piped_text, text_in
-from notes_cli.commands.remedies import advice, worded
+from notes_cli.commands.remedies import advice, listening, worded
+from notes_cli.commands.terminal import Grouped, piped_text, text_in
 from notes_cli.explaining import entry_why, expected
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
-    from notes_cli.measure.answers import Parting
-    from notes_cli.measure.composed import Composed
-    from notes_cli.measure.edits import Edits
-    from notes_cli.measure.session import SessionReport
-    from notes_cli.measure.verify import Case, Report
+    from notes_cli.measure.compare import Composed, Parting
+    from notes_cli.measure.examination import SessionReport
+    from notes_cli.measure.verify import Case, Edits, Report
     from notes_cli.runtime.rows import RowCheck
     from notes_cli.sessions.state import Entry
 
@@ -81,7 +77,7 @@ _WIDE = 100  # columns of a terminal that a table of questions takes with figure
 @click.option(
     "--seam", type=Number(0), help="Tokens to recompute where a skill begins.  [default: as measured, else 1]"
 )
-@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.yaml).  [default: as measured]")
+@click.option("--wording", metavar="FORM", help="How errata are worded (prompts/errata.json).  [default: as measured]")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
 def command(
@@ -310,7 +306,7 @@ def _next(report: Report) -> str:
 
 def _print_composition(found: Composed) -> None:
     """What each question needs of the skills, and what repairs decisions that differ."""
-    from notes_cli.measure.composed import RECOMPUTE
+    from notes_cli.measure.compare import RECOMPUTE
     from notes_cli.measure.proof import told_of
     from notes_cli.runtime.settings import repair
 

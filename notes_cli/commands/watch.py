@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.grouped import Grouped
-from notes_cli.commands.listening import listening
 from notes_cli.commands.options import Number, SkillSource, library, model_options, open_model
-from notes_cli.commands.remedies import worded
+from notes_cli.commands.remedies import listening, worded
+from notes_cli.commands.terminal import Grouped
 from notes_cli.errors import NotesError, SkillError
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from notes_cli.editing.change import Change, Stretch, stretches
 from notes_cli.editing.methods import METHODS, Method, Needs, Record
-from notes_cli.editing.prefill import Scratch, prefill
-from notes_cli.editing.selecting import most_deviating, most_influenced
+from notes_cli.editing.selecting import Scratch, most_deviating, most_influenced, prefill
 from notes_cli.editing.ways import Edit, Placer, Prepared
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.model import Model
 from notes_cli.engine.patches import Patch, shifted
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
@@ -98,7 +98,7 @@ def skill_of(segment: Segment) -> Skill:
 
 def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
     """The tokens that hold each field's value. Raise SkillError where they do not give the text back."""
-    from notes_cli.text.spans import token_spans
+    from notes_cli.text.blocks import token_spans
 
     pieces = [model.token_bytes(int(token)) for token in tokens]
     places = token_spans(skill.text, pieces, [(field.start, field.end) for field in skill.fields])

@@ -7,15 +7,15 @@ in a way that there is not yet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Literal
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.selecting import Selection
 from notes_cli.editing.ways import Way, by_blocks, corrected_text, from_change_on, in_place, unchanged
 from notes_cli.errors import Help, NotesError
-from notes_cli.expressions import expression
 
 Needs = tuple[Literal["rewrite", "splice"], ...]  # operations that a context must support
 
@@ -125,7 +125,7 @@ _RECORDS = (
 )
 METHODS = {record.name: record for record in _RECORDS}
 DEFAULT_K = 16
-_COUNT = expression("[1-9][0-9]{0,8}")  # of tokens
+_COUNT = re.compile("[1-9][0-9]{0,8}")  # of tokens
 
 
 @dataclass(frozen=True, slots=True)

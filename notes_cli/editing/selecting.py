@@ -1,15 +1,100 @@
-"""Selecting the tokens that are computed again with a change: those after it on which it has the highest effect."""
+"""The tokens that are computed again with a change: those after it on which the value has the highest effect.
+
+The effect of a value is measured by giving the field another one: later tokens whose V rows (K where V is part of it)
+differ depend on it. V carries no position, so a value of another length does not matter. Before the new value is
+known, a counterfactual one is taken.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
-from notes_cli.editing.change import Change
+from notes_cli.editing.change import Change, change, stretches
 from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError
+from notes_cli.engine.patches import shifted
+from notes_cli.engine.segment import LayerRows, Segment, Tokens, floats
+from notes_cli.errors import Help, NotesError, Progress
+
+# Opens an empty notebook to compute so many rows in, beside those that are in use, and gives it back afterwards.
+Scratch = Callable[[int], AbstractContextManager[Notebook]]
+
+
+def prefill(
+    notebook: Notebook, left: Tokens, parts: Sequence[Tokens], dtype: str, progress: Progress | None = None
+) -> Iterator[tuple[LayerRows, ...]]:
+    """Rows of each part, K rotated to the positions after `left`. `progress` counts the tokens of all parts.
+
+    The notebook is a scratch one: what it holds is dropped. More than one part needs a memory that can go back.
+    """
+    total, done = sum(map(len, parts)), 0
+
+    def told(count: int, _: int) -> None:
+        if progress:
+            progress(done + count, total)
+
+    notebook.truncate(0)
+    notebook.append(left)
+    notebook.flush()
+    for number, tokens in enumerate(parts):
+        if number:
+            notebook.truncate(len(left))
+        notebook.append(tokens)
+        notebook.flush(told)
+        done += len(tokens)
+        # All of them: a recurrent state can be read with no fewer.
+        rows = notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=dtype)
+        yield tuple(layer if layer.part == "state" else layer.cut(slice(len(left), None)) for layer in rows)
+
+
+def counterfactual(value: str) -> str:
+    """Another value of the same kind and length: other numbers (2026-06-01: 2021-01-05), or another word."""
+    other = re.sub(r"\d+", lambda number: _other(number[0]), value)
+    return other if other != value else ("other" if value != "other" else "another")
+
+
+def _other(number: str) -> str:
+    """Five less, or four more where that would be no month and no day any more; as many digits."""
+    found = int(number) - 5 if int(number) > 5 else int(number) + 4
+    if len(number) > 2 and len(str(found)) < len(str(int(number))):
+        found = int(number) + 5  # 100 becomes 105, not 095
+    return f"{found:0{len(number)}d}"
+
+
+def influence(notebook: Notebook, segment: Segment, name: str) -> NDArray[np.float32]:
+    """What a counterfactual value of the field changes: its `deviation`, [n_tokens]. The notebook is a scratch one."""
+    value = next(span.value for span in segment.fields if span.name == name)
+    other = change(notebook.context.model, segment, {name: counterfactual(value)})
+    return np.zeros(len(segment), np.float32) if other is None else deviation(notebook, segment, other)
+
+
+def deviation(notebook: Notebook, segment: Segment, change: Change, layers: int | None = None) -> NDArray[np.float32]:
+    """Relative change of each token's rows from the segment to the corrected text, [n_tokens].
+
+    The mean over the attention layers, or over the first few of them. 0 for what gives way to other tokens, what
+    precedes it, and blocks without a change. Costs a pass over the corrected text, or over its blocks with a change.
+
+    The notebook is a scratch one: what it holds is dropped.
+    """
+    found = np.zeros(len(segment), np.float32)
+    left, shift, inside = segment.base - segment.first, shifted(change.patches), change.inside
+    parts = stretches(segment, change)
+    passes = prefill(notebook, segment.context, [part.tokens for part in parts], "f32")
+    for part, rows in zip(parts, passes, strict=True):
+        first = next(patch.first for patch in change.patches if patch.first >= part.first)
+        here = np.array([position for position in range(first, part.last) if position not in inside], int)
+        there = np.array([shift(int(position)) for position in here], int) - part.start
+        pairs = [pair for pair in zip(segment.layers, rows, strict=True) if pair[0].part == "attention"][:layers]
+        for mine, theirs in pairs:
+            a, b = (mine.v, theirs.v) if mine.v.shape[1] else (mine.k, theirs.k)
+            was, now = floats(a[left + here]), floats(b[there])
+            found[here] += np.linalg.norm(now - was, axis=1) / (np.linalg.norm(was, axis=1) + 1e-6) / len(pairs)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +128,7 @@ def most_deviating(
     notebook. Without one nothing is computed, and any tokens are returned in their place."""
     effect = np.zeros(len(segment), np.float32)
     if notebook is not None:
-        from notes_cli.editing.influence import deviation  # a pass is what few edits need
+        # DROP  # a pass is what few edits need
 
         effect = deviation(notebook, segment, change, layers)
     return _highest(segment, change, effect, k)

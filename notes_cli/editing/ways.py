@@ -7,9 +7,8 @@ prompt that is being assembled: what would be thrown away is not placed then.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.change import Change, Stretch
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch, Range, disturbed, patched

@@ -1,4 +1,4 @@
-"""What hooks are given: numbers, rows, places in a file and transitions as C has them, checked first (notes_ext.h)."""
+"""What hooks are given: numbers, rows and places in a file as C has them, checked first (notes_ext.h)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import native
-from notes_cli.engine.segment import Q8_0, LayerRows, StoredLayer, StoredTensor, Transition, columns
+from notes_cli.engine.segment import Q8_0, LayerRows, StoredLayer, StoredTensor, columns
 from notes_cli.errors import EngineError
 
 _ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, Q8_0: 8}
@@ -94,37 +94,3 @@ def places(layers: Sequence[StoredLayer]) -> Any:
     for entry, layer in zip(found, layers, strict=True):
         entry.layer, entry.k, entry.v = layer.layer, place(layer.k), place(layer.v)
     return found
-
-
-def carried(
-    given: Sequence[LayerRows], transitions: Sequence[Transition], layers: Sequence[native.Layer]
-) -> tuple[list[LayerRows], Any]:
-    """The rows of notes_carry, which of a recurrent layer are what its transition has of the last tokens; and the
-    argument `transitions`, which lives as long as what it points into. Raise EngineError for a transition that is
-    missing or does not fit."""
-    by_layer = {transition.layer: transition for transition in transitions}
-    if len(given) != len(layers):
-        raise EngineError(f"there are rows of {len(given)} layers, and the context has {len(layers)}")
-    out = (native.LayerTransition * len(layers))()
-    rows: list[LayerRows] = []
-    kept: list[Any] = []
-    out.kept = kept  # type: ignore[attr-defined]
-    for entry, layer, own in zip(out, layers, given, strict=True):
-        if layer.part != "state":
-            rows.append(own)
-            continue
-        found = by_layer.get(layer.layer)
-        if found is None:
-            raise EngineError(f"there is no transition of layer {layer.layer}")
-        size = layer.n_embd_v if len(found.b) else 0
-        if len(found.r) != layer.n_embd_k or len(found.b) != size or bool(size) != bool(layer.n_embd_v):
-            raise EngineError(f"the transition of layer {layer.layer} does not fit its state")
-        a, b = (np.ascontiguousarray(one, np.float32) for one in (found.a, found.b))
-        kept += [a, b]
-        if size:
-            entry.form = native.FORMS.index("matrix" if found.head else "diagonal")
-            entry.n_a, entry.head, entry.run = len(a), found.head, size // max(1, len(a))
-            entry.a, entry.b = a.ctypes.data, b.ctypes.data
-        r = np.ascontiguousarray(found.r, np.float32)[None]
-        rows.append(LayerRows(layer.layer, r, np.zeros((1, layer.n_embd_v), np.float32), "state"))
-    return rows, out

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import interrupts, limits, native, process
-from notes_cli.engine.arguments import carried, check, empty, int32, integers, places, pointers, triples
+from notes_cli.engine.arguments import check, empty, int32, integers, places, pointers, triples
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions, parameters
-from notes_cli.engine.segment import LayerRows, Stored, Tokens, Transition
+from notes_cli.engine.segment import LayerRows, Stored, Tokens
 from notes_cli.engine.sequences import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
@@ -141,18 +141,6 @@ class Context:
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
         return native.can_move(self.handle, base, position, count) or (self.unmovable if position != base else None)
-
-    def can_carry(self, base: int, position: int, count: int) -> str | None:
-        """None if `count` rows computed at `base` can be placed at `position`, with the state of recurrent layers
-        carried through them, else the reason they cannot."""
-        return native.can_carry(self.handle, base, position, count) or (self.unmovable if position != base else None)
-
-    @cached_property
-    def margins(self) -> tuple[int, int]:
-        """Tokens at the beginning and at the end of a segment that must be decoded where its state is carried on."""
-        before, after = ctypes.c_int32(), ctypes.c_int32()
-        native.call("notes_margins", self.handle, ctypes.byref(before), ctypes.byref(after))
-        return before.value, after.value
 
     @property
     def lossless_type(self) -> str:
@@ -512,57 +500,6 @@ class Context:
         layers, axes = empty(self.layers, count, dtype), np.zeros((count, 3), np.int32)
         native.call("notes_read", self.handle, sequence, position, count, int32(axes), *pointers(layers), base)
         return layers, axes
-
-    @contextmanager
-    def capturing(self, sequence: int) -> Iterator[Callable[[], tuple[Transition, ...]]]:
-        """What is decoded in this sequence meanwhile is captured: call what is yielded for the transition of each
-        recurrent layer, from the beginning of the block to the last token decoded.
-
-        Raise UnsupportedError where this model's state cannot be captured, also when it is called.
-        """
-        native.call("notes_capture_begin", self.handle, sequence)
-        try:
-            yield lambda: self._captured(sequence)
-        finally:
-            if self._handle is not None:
-                native.end_capture(self._handle)
-
-    def _captured(self, sequence: int) -> tuple[Transition, ...]:
-        count = len(self.layers)
-        out = (native.LayerTransition * count)()
-        native.call("notes_captured", self.handle, out, count)
-        kept = []
-        for entry, layer in zip(out, self.layers, strict=True):
-            size = layer.n_embd_v if entry.form else 0
-            a, b = np.empty(entry.n_a, np.float32), np.empty(size, np.float32)
-            kept.append((a, b))
-            if entry.form:
-                entry.a, entry.b = a.ctypes.data, b.ctypes.data
-        native.call("notes_captured", self.handle, out, count)
-        length = self.length(sequence)
-        rows = self.read(sequence, 0, length, base=0, dtype="f32")
-        return tuple(
-            Transition(layer.layer, here.k[0].astype(np.float32), a, b, entry.head)
-            for entry, layer, here, (a, b) in zip(out, self.layers, rows, kept, strict=True)
-            if layer.part == "state"
-        )
-
-    def carry(
-        self,
-        sequence: int,
-        position: int,
-        tokens: Tokens,
-        layers: Sequence[LayerRows],
-        transitions: Sequence[Transition],
-        base: int,
-    ) -> None:
-        """Place rows as `splice` does, and carry the state of the recurrent layers, which the sequence has at position
-        - 1, through them. What `layers` has of recurrent ones is not looked at."""
-        what = integers(tokens, "a token")
-        given, through = carried(layers, transitions, self.layers)
-        check(given, self.layers, len(what))
-        rows, count = pointers(given)
-        native.call("notes_carry", self.handle, sequence, position, int32(what), len(what), rows, through, count, base)
 
     def truncate(self, sequence: int, length: int) -> None:
         """Drop the rows of the sequence from position `length` on."""

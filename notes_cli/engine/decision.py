@@ -7,12 +7,12 @@ writes is a habit of its tokenizer. Scores of the answers are then normalised am
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.loop import Ahead, Task, run
 from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook

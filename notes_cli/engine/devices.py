@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.engine import native, servers
 from notes_cli.errors import EngineError
 

@@ -1,19 +1,19 @@
-"""What a GGUF model says of itself in its head: metadata, and where its tensors end. Read without llama.cpp.
+"""The head of a GGUF model, of all its files: metadata, the shapes of its tensors, and its size. No llama.cpp.
 
-These files are anybody's: every length is checked against the size of the file before anything is read for it. Of
-arrays only the length is kept, of tensors the shape.
+Of arrays only the length is kept.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.classes import dataclass
+from notes_cli.engine.gguf_file import MAGIC, Cursor, FormatError, read_counts, read_tensors, read_values
 from notes_cli.engine.source import parts
 from notes_cli.errors import ModelError, reason
 
@@ -84,17 +84,9 @@ _BLOCKS = {
 }
 BLOCKS = {kind: (elements, nbytes) for elements, kinds in _BLOCKS.items() for kind, nbytes in kinds.items()}
 
-_STRING, _ARRAY = 8, 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_LENGTH = struct.Struct("<Q").unpack_from
 _FIRST = 1 << 18  # bytes that are read at once to begin with
 MAX_HEAD = 1 << 27  # bytes; the largest vocabularies take a tenth
 MAX_ENTRIES = 1 << 17  # keys, and tensors
-MAX_DIMS = 4
-
-
-class _HeadError(ValueError):
-    """The bytes are not the head of a model."""
 
 
 @dataclass(slots=True)
@@ -144,7 +136,7 @@ def read_header(path: Path) -> Header:
     for part in there:
         try:
             found = _read_file(part)
-        except _HeadError as error:
+        except FormatError as error:
             raise ModelError(f"{part}: {error}") from error
         except OSError as error:
             raise ModelError(f"{part}: cannot be read ({reason(error)})") from error
@@ -169,127 +161,43 @@ def _read_file(path: Path) -> Header:
     with open(descriptor, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise _HeadError("is not a regular file")
-        return _read(_Reader(file, found.st_size), found.st_size)
+            raise FormatError("it is not a regular file")
+        if found.st_size < len(MAGIC):
+            raise FormatError("it is not a GGUF file")
+        return _read(Cursor(b"", _reading(file, found.st_size), errors="replace"), found.st_size)
 
 
-class _Reader:
-    """Reads forward in a file, and refuses to leave it."""
+def _reading(file: BinaryIO, size: int) -> Callable[[int], bytes]:
+    """A function that returns the first bytes of a file of that size: at least as many as asked for."""
+    data = b""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._size = file, size
-        self._data = b""
-        self.at = 0
-
-    def need(self, count: int) -> None:
-        """Have the next `count` bytes in memory."""
-        end = self.at + count
-        if end <= len(self._data):
-            return
-        if end > self._size:
-            raise _HeadError("ends within its head. Was its download interrupted?")
+    def more(end: int) -> bytes:
+        nonlocal data
+        if end > size:
+            raise FormatError("it ends within its head. Was its download interrupted?")
         if end > MAX_HEAD:
-            raise _HeadError(f"has a head of more than {MAX_HEAD >> 20} MiB")
-        wanted = max(end, 2 * len(self._data), _FIRST)
-        while len(self._data) < min(wanted, self._size):
-            more = self._file.read(wanted - len(self._data))
-            if not more:
-                raise _HeadError("became shorter while it was read")
-            self._data += more
+            raise FormatError(f"it has a head of more than {MAX_HEAD >> 20} MiB")
+        wanted = min(max(end, 2 * len(data), _FIRST), size)
+        while len(data) < wanted:
+            found = file.read(wanted - len(data))
+            if not found:
+                raise FormatError("it became shorter while it was read")
+            data += found
+        return data
 
-    def number(self, code: str) -> int | float | bool:
-        count = struct.calcsize(f"<{code}")
-        self.need(count)
-        (value,) = struct.unpack_from(f"<{code}", self._data, self.at)
-        self.at += count
-        return value  # type: ignore[no-any-return]
-
-    def count(self, code: str = "Q") -> int:
-        return int(self.number(code))
-
-    def numbers(self, codes: str) -> tuple[int, ...]:
-        """Several numbers at once: a model has hundreds of tensors."""
-        count = struct.calcsize(f"<{codes}")
-        self.need(count)
-        self.at += count
-        return struct.unpack_from(f"<{codes}", self._data, self.at - count)
-
-    def skip(self, count: int) -> None:
-        self.need(count)
-        self.at += count
-
-    def take(self, count: int) -> bytes:
-        self.skip(count)
-        return self._data[self.at - count : self.at]
-
-    def string(self) -> str:
-        return self.take(self.count()).decode("utf-8", errors="replace")
-
-    def skip_strings(self, count: int) -> None:
-        """A vocabulary has a quarter of a million."""
-        if count > self._size // 8:
-            raise _HeadError("ends within its head. Was its download interrupted?")
-        data, at, known = self._data, self.at, len(self._data) - 8
-        for _ in range(count):
-            if at > known:
-                self.at = at
-                self.need(8)
-                data, known = self._data, len(self._data) - 8
-            at += 8 + _LENGTH(data, at)[0]
-        self.at = at
-        self.need(0)
+    return more
 
 
-def _read(reader: _Reader, size: int) -> Header:
-    if size < 4 or reader.take(4) != b"GGUF":
-        raise _HeadError("is not a GGUF file")
-    version = reader.count("I")
-    if version not in (2, 3):
-        big = version in (2 << 24, 3 << 24)
-        raise _HeadError("is for big-endian machines" if big else f"is of GGUF version {version}, not 2 or 3")
-    n_tensors, n_keys = reader.count(), reader.count()
-    if max(n_tensors, n_keys) > MAX_ENTRIES:
-        raise _HeadError("declares too many entries")
-    values: dict[str, int | float | bool | str] = {}
-    for _ in range(n_keys):
-        key = reader.string()
-        values[key] = _value(reader, reader.count("I"))
+def _read(cursor: Cursor, size: int) -> Header:
+    _, n_tensors, n_keys = read_counts(cursor, MAX_ENTRIES)
+    values = {key: one.value for key, one in read_values(cursor, n_keys).items()}
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise _HeadError(f"has an alignment of {alignment}")
-    tensors, end = _tensors(reader, n_tensors)
-    start = -(-reader.at // alignment) * alignment
+        raise FormatError(f"it has an alignment of {alignment}")
+    tensors, end = read_tensors(cursor, n_tensors), 0
+    for one in tensors.values():
+        elements, nbytes = BLOCKS.get(one.kind, (1, 0))  # of an unknown type: at least where it begins
+        end = max(end, one.offset + prod(one.dims) // elements * nbytes)
+    start = -(-cursor.at // alignment) * alignment
     whole = max(size, start + end) if n_tensors else size
-    return Header(values, tensors, whole, whole - size)
-
-
-def _value(reader: _Reader, kind: int) -> int | float | bool | str:
-    if kind == _STRING:
-        return reader.string()
-    if kind != _ARRAY:
-        if kind not in _SCALARS:
-            raise _HeadError(f"has a value of the unknown type {kind}")
-        return reader.number(_SCALARS[kind])
-    of, count = reader.count("I"), reader.count()
-    if of == _STRING:
-        reader.skip_strings(count)
-    elif of in _SCALARS:
-        reader.skip(count * struct.calcsize(f"<{_SCALARS[of]}"))
-    else:
-        raise _HeadError(f"has an array of the unknown type {of}")
-    return count
-
-
-def _tensors(reader: _Reader, count: int) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Shapes by name, and where the last one ends, counted from the first."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    end = 0
-    for _ in range(count):
-        name, n_dims = reader.string(), reader.count("I")
-        if n_dims > MAX_DIMS:
-            raise _HeadError(f"has a tensor of {n_dims} dimensions")
-        *shape, kind, offset = reader.numbers(f"{n_dims}QIQ")
-        shapes[name] = tuple(shape)
-        elements, nbytes = BLOCKS.get(kind, (1, 0))  # of an unknown type: at least where it begins
-        end = max(end, offset + prod(shapes[name]) // elements * nbytes)
-    return shapes, end
+    return Header(values, {name: one.dims for name, one in tensors.items()}, whole, whole - size)

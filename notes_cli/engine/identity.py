@@ -6,9 +6,7 @@ Two identities are equal or they are not; where they differ, `differences` says 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, field, fields
-
-from notes_cli.classes import dataclass
+from dataclasses import asdict, dataclass, field, fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
@@ -150,7 +150,7 @@ def available() -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A large piece of this process's memory. A cache takes its pages as it is filled (native/patches/0007)."""
+    """A large piece of this process's memory. A cache takes its pages as it is filled (native/patches/speed)."""
 
     first: int  # address
     size: int

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from notes_cli.errors import EngineError, UnsupportedError
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 # How often a thread of GNU's OpenMP spins at a barrier before it sleeps. By default it is 300,000 times: beside a busy
 # process threads then wait for each other's time slices, and an answer takes up to a minute (python -m bench.busy).
 SPIN = "1000"
@@ -28,7 +28,6 @@ OK, E_UNSUPPORTED, E_ABORTED, E_DAMAGED, E_READ = 0, -2, -7, -8, -9
 OPERATIONS = {"splice": 0, "rewrite": 1, "append": 2, "read": 3, "restore": 4, "carry": 5}
 STAGING_ON, STAGING_LINES, STAGING_LATE = 1, 2, 4
 OUTPUT_NONE, OUTPUT_LAST, OUTPUT_ALL = 0, 1, 2
-FORMS = (None, "diagonal", "matrix")
 PARTS = ("attention", "indexer", "state")
 
 
@@ -75,19 +74,6 @@ class LayerPointers(ctypes.Structure):
         ("type_v", ctypes.c_int32),
         ("k", ctypes.c_void_p),
         ("v", ctypes.c_void_p),
-    ]
-
-
-class LayerTransition(ctypes.Structure):
-    """struct notes_transition: what a stretch of tokens does to the state of a recurrent layer."""
-
-    _fields_ = [
-        ("form", ctypes.c_int32),
-        ("n_a", ctypes.c_int32),
-        ("run", ctypes.c_int32),
-        ("head", ctypes.c_int32),
-        ("a", ctypes.c_void_p),
-        ("b", ctypes.c_void_p),
     ]
 
 
@@ -176,15 +162,6 @@ _signatures: dict[str, list[Any]] = {
     ],
     "notes_traffic": [ctypes.POINTER(ctypes.c_int64)] * 3,
     "notes_force_staging": [ctypes.c_int32],
-    "notes_can_carry": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
-    "notes_margins": [ctypes.c_void_p, _int32_p, _int32_p],
-    "notes_capture_begin": [ctypes.c_void_p, ctypes.c_int32],
-    "notes_captured": [ctypes.c_void_p, ctypes.POINTER(LayerTransition), ctypes.c_int32],
-    "notes_capture_end": [ctypes.c_void_p],
-    "notes_carry": [
-        *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32),
-        *(ctypes.POINTER(LayerPointers), ctypes.POINTER(LayerTransition), ctypes.c_int32, ctypes.c_int32),
-    ],
     "notes_read": [
         *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, _int32_p),
         *(ctypes.POINTER(LayerPointers), ctypes.c_int32, ctypes.c_int32),
@@ -207,20 +184,30 @@ _results: dict[str, Any] = {
     "notes_supports": ctypes.c_bool,
     "notes_can_keep": ctypes.c_bool,
     "notes_can_move": ctypes.c_bool,
-    "notes_can_carry": ctypes.c_bool,
-    "notes_capture_end": None,
     "notes_grammar_steps": ctypes.c_int64,
     "notes_guard": None,
     "notes_traffic": None,
     "notes_force_staging": None,
 }
-for _name, _types in _signatures.items():
-    _function = getattr(_library, _name, None)
-    if _function is None:
-        raise EngineError(f"the native library has no {_name}: it is older than this version of notes", MEND)
-    _function.argtypes = _types
-    _function.restype = _results.get(_name, ctypes.c_int32)
 _library.notes_error.restype = ctypes.c_char_p
+_library.notes_patches.restype = ctypes.c_char_p
+# The groups of native/patches that the library was built with. A build may leave out any but `hooks`.
+PATCHES: tuple[str, ...] = tuple(_library.notes_patches().decode().split(","))
+
+
+def bind(signatures: dict[str, list[Any]], results: dict[str, Any]) -> None:
+    """Set the types of hooks: their arguments, and their results where these are no int32. Raise EngineError for a hook
+    that the library lacks."""
+    for name, types in signatures.items():
+        function = getattr(_library, name, None)
+        if function is None:
+            raise EngineError(f"the native library has no {name}: it is older than this version of notes", MEND)
+        function.argtypes = types
+        function.restype = results.get(name, ctypes.c_int32)
+    _signatures.update(signatures)
+
+
+bind(_signatures, _results)
 
 
 def last_error() -> str:
@@ -314,22 +301,16 @@ def supports(context: Any, operation: str) -> str | None:
     return None if _library.notes_supports(context, OPERATIONS[operation]) else last_error()
 
 
+def refusal(name: str, *arguments: Any) -> str | None:
+    """Call a hook that returns a bool. None if it is true, else the reason it is not."""
+    return None if _hook(name, arguments) else last_error()
+
+
 def can_keep(model: Any, type_k: int, type_v: int) -> str | None:
     """None if a cache of these types can keep rows of the model, as far as its heads tell, else why it cannot."""
-    return None if _hook("notes_can_keep", (model, type_k, type_v)) else last_error()
+    return refusal("notes_can_keep", model, type_k, type_v)
 
 
 def can_move(context: Any, base: int, position: int, count: int) -> str | None:
     """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
-    return None if _hook("notes_can_move", (context, base, position, count)) else last_error()
-
-
-def can_carry(context: Any, base: int, position: int, count: int) -> str | None:
-    """None if `count` rows computed at `base` can be placed at `position`, and carry the state of recurrent layers
-    through them, else the reason they cannot."""
-    return None if _hook("notes_can_carry", (context, base, position, count)) else last_error()
-
-
-def end_capture(context: Any) -> None:
-    """Capture nothing any more."""
-    _library.notes_capture_end(context)
+    return refusal("notes_can_move", context, base, position, count)

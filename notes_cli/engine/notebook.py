@@ -24,7 +24,7 @@ from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
 from notes_cli.engine.sequences import Lease
 from notes_cli.engine.writing import Writer
-from notes_cli.errors import EngineError, Help, Progress, UnsupportedError
+from notes_cli.errors import ContextLengthError, EngineError, Help, Progress, UnsupportedError
 
 if TYPE_CHECKING:
     from notes_cli.engine.eye import Seen
@@ -65,12 +65,14 @@ class Notebook:
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
-        self.bound: int | None = None  # tokens that it may have at most, where others need room, too
+        # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
+        # context is made larger while an answer is written (serve/kv_budget.py). None: those of the context.
+        self.bound: int | None = None
 
     @property
     def size(self) -> int:
         """Tokens that it can have at most."""
-        return self.context.n_ctx if self.bound is None else min(self.bound, self.context.n_ctx)
+        return self.context.n_ctx if self.bound is None else self.bound
 
     @property
     def sequence(self) -> int:
@@ -257,6 +259,8 @@ class Notebook:
 
         The caller has compared identities. `rotate=False` is the control, which must give wrong rows.
         """
+        from notes_cli.engine import recurrent  # few models have recurrent layers
+
         assert segment.carry is not None
         seam, last = segment.carry.seam, len(segment) - segment.carry.tail
         self.flush()
@@ -267,7 +271,7 @@ class Notebook:
             rows = [one if one.part == "state" else one.cut(cut) for one in segment.layers]
             transitions = segment.carry.load()
             where = self.sequence, position, segment.tokens[seam:last]
-            self.context.carry(*where, rows, transitions, base if rotate else position)
+            recurrent.carry(self.context, *where, rows, transitions, base if rotate else position)
         self.seconds["splice"] += time.perf_counter() - started
         piece = Piece("splice", segment.name, at, last - seam, "spliced", Reason.CARRIED, **_kept(segment))
         moved = position - base
@@ -553,9 +557,11 @@ class Notebook:
             return
         size, total = self.size, len(self) + count
         if total > size:
-            raise EngineError(
+            raise ContextLengthError(
                 f"the context is too small: {total} tokens do not fit {size}",
                 Help.LARGER_CONTEXT(tokens=_next_size(total)),
+                tokens=total,
+                longest=size,
             )
         raise EngineError(
             f"the context is full: {self.room} of its {self.context.cells} cells are free, {count} are needed",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from notes_cli.classes import dataclass
 from notes_cli.engine import native
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama

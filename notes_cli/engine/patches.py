@@ -6,10 +6,8 @@ Plain arithmetic over positions; it knows neither llama.cpp nor files. Patches a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-from notes_cli.classes import dataclass
 
 Range = tuple[int, int]  # positions [first, last)
 

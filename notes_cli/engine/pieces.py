@@ -5,11 +5,9 @@ Plain data; it knows neither llama.cpp nor files.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
-
-from notes_cli.classes import dataclass
 
 How = Literal["decoded", "spliced", "seam", "live"]
 

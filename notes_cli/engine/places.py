@@ -7,11 +7,11 @@ back to, and nothing to decode: it is there as a whole or not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.segment import Media
 from notes_cli.errors import EngineError
 

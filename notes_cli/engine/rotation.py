@@ -6,10 +6,11 @@ says something else of itself, or a llama.cpp whose graph has changed, would mak
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import Tokens
 

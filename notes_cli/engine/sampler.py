@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine import native
 from notes_cli.engine.grammar import CANDIDATE, Grammar
 from notes_cli.engine.native import free_once, llama

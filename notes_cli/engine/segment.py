@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, BinaryIO, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import EngineError, NotesError, SegmentError
 

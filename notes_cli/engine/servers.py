@@ -6,19 +6,19 @@ one at a time. So it is asked before.
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from typing import TYPE_CHECKING
 
 from notes_cli.errors import EngineError
-from notes_cli.expressions import expression
 
 if TYPE_CHECKING:
     import socket
 
 PATIENCE = 10.0  # seconds that a server has to answer
 PROTOCOL = 7, 0  # of ggml-rpc.h: a server's first number must be this one, its second at most
-_ADDRESS = expression(r"([^\s:,/\[\]]+):([0-9]{1,5})")
+_ADDRESS = re.compile(r"([^\s:,/\[\]]+):([0-9]{1,5})")
 # Close with a reset: a server that has time for us when we have gone would end by SIGPIPE, answering nobody.
 _RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 _HELLO, _CAPABILITIES = 14, 24  # a command, and the bytes of what a side can do beside TCP: nothing

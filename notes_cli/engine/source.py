@@ -7,13 +7,13 @@ into a file while it is open shows in its times.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import BinaryIO
 
 from notes_cli.errors import Help, ModelError
-from notes_cli.expressions import expression
 
-_SPLIT = expression(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
+_SPLIT = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 
 
 class Source:

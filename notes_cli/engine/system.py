@@ -14,8 +14,13 @@ def library() -> Path:
 
 
 def versions() -> dict[str, str]:
-    """Of the interface of the native library, and of the llama-cpp-python that it and its binding are taken from."""
-    return {"interface": str(native.ABI_VERSION), "built from": native.UPSTREAM}
+    """Of the interface of the native library, and of the llama-cpp-python that it and its binding are taken from; and
+    the groups of patches (native/patches) that it has."""
+    return {
+        "interface": str(native.ABI_VERSION),
+        "built from": native.UPSTREAM,
+        "patches": ", ".join(native.PATCHES),
+    }
 
 
 def build() -> str:

@@ -26,13 +26,22 @@ from notes_cli.errors import (
     SegmentError,
     reason,
 )
-from notes_cli.library import begun, held, private, unfinished, uses
-from notes_cli.library.atomic import sync_folder
 from notes_cli.library.container import SegmentInfo, open_segment, peek
-from notes_cli.library.files import FILE, segment_files
-from notes_cli.library.lock import HeldError, locked
 from notes_cli.library.profiles import Profiles
+from notes_cli.library.safe_files import (
+    OTHERS,
+    HeldError,
+    check_private,
+    check_private_file,
+    is_unused,
+    locked,
+    make_private,
+    remove_unused,
+    sync_folder,
+)
+from notes_cli.library.segment_files import FILE, forget_uses, orphaned_uses, segment_files
 from notes_cli.library.tidy import lock_of
+from notes_cli.library.unfinished import BEGUN, begun_calibrations, begun_segments
 
 ASIDE = ".damaged"
 OLD = 30 * 86400.0  # seconds after which nobody goes on with a compile or a calibration
@@ -59,13 +68,13 @@ def check_library(folder: Path, told: Told = lambda size: None) -> Iterator[Find
         with suppress(OSError):
             told(path.stat().st_size)
     yield from leftovers(folder)
-    yield from leftovers(folder / begun.FOLDER)
-    for part in begun.parts(folder):
+    yield from leftovers(folder / BEGUN)
+    for part in begun_segments(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
                 what = "a compile was interrupted, and was not taken up again"
                 yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
-    for record in uses.orphans(folder):
+    for record in orphaned_uses(folder):
         what = "the segment whose uses it counts is gone"
         still = partial(_orphaned, record, folder)
         yield Finding("orphan", record, what, mend=_removal(record, still=still))
@@ -87,7 +96,7 @@ def check_profiles(folder: Path) -> Iterator[Finding]:
             if path != profiles.path(profile.identity, profile.cache):
                 yield Finding("renamed", path, "its name is not that of the model that it was measured of")
     yield from leftovers(folder)
-    for part in unfinished.parts(folder):
+    for part in begun_calibrations(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
                 what = "a calibration was interrupted, and was not taken up again"
@@ -96,7 +105,7 @@ def check_profiles(folder: Path) -> Iterator[Finding]:
 
 def check_memory(folder: Path) -> Iterator[Finding]:
     """What is wrong with what is remembered of models: it is found out again without it."""
-    private.check(folder)
+    check_private(folder)
     for path in sorted(folder.glob("*.json")):
         yield from modes(path)
         try:
@@ -114,14 +123,14 @@ def leftovers(folder: Path) -> Iterator[Finding]:
     for path in _files(folder):
         if path.name.startswith(".") and path.suffix == ".tmp" and not path.is_symlink():
             with suppress(OSError):  # renamed meanwhile
-                if held.free(path):
+                if is_unused(path):
                     yield Finding("leftover", path, "a process that was killed left it", mend=_removal(path, sure=True))
 
 
 def modes(path: Path) -> Iterator[Finding]:
     """Whether others can read or write a file of ours, or own it."""
     try:
-        private.check_file(path)
+        check_private_file(path)
         found = path.lstat()
     except NotesError as error:
         yield Finding("permission", path, error.what, error.remedy)
@@ -129,10 +138,10 @@ def modes(path: Path) -> Iterator[Finding]:
     except OSError:
         return
     mode = stat.S_IMODE(found.st_mode)
-    if mode & private.OTHERS and stat.S_ISREG(found.st_mode) and hasattr(os, "geteuid"):
+    if mode & OTHERS and stat.S_ISREG(found.st_mode) and hasattr(os, "geteuid"):
 
         def close() -> str:
-            path.chmod(mode & ~private.OTHERS)
+            path.chmod(mode & ~OTHERS)
             return "took the others' rights to it"
 
         yield Finding("permission", path, f"others have rights to it (mode {mode:o})", mend=close)
@@ -141,7 +150,7 @@ def modes(path: Path) -> Iterator[Finding]:
 def set_aside(path: Path) -> str:
     """Move a file into a folder beside it, where nothing looks for it. Raise OSError."""
     aside = aside_of(path)
-    private.make(aside.parent)
+    make_private(aside.parent)
     path.replace(aside)
     sync_folder(path.parent)
     return f"moved it to {aside}"
@@ -172,7 +181,7 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
                     if _sound(path):  # the others were checked meanwhile, which takes long
                         return "it was compiled again meanwhile"
                     done = set_aside(path)
-                    uses.forget(path)
+                    forget_uses(path)
                 return done
             except HeldError:
                 raise SegmentError(f"{name} is being compiled") from None
@@ -213,7 +222,7 @@ def _old(part: Path) -> bool:
 
 
 def _orphaned(record: Path, folder: Path) -> bool:
-    return record in uses.orphans(folder)
+    return record in orphaned_uses(folder)
 
 
 def _removal(path: Path, *, sure: bool = False, still: Callable[[], bool] = lambda: True) -> Callable[[], str]:
@@ -222,7 +231,7 @@ def _removal(path: Path, *, sure: bool = False, still: Callable[[], bool] = lamb
     def remove() -> str:
         if not still():
             raise SegmentError(f"{path} is in use")
-        if not held.remove(path, sure=sure):
+        if not remove_unused(path, sure=sure):
             raise SegmentError(f"{path} is in use")
         return "removed it"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from notes_cli.engine.gguf_file import MAGIC, Cursor, FormatError, ShortError, read_counts, read_values
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
@@ -39,10 +41,7 @@ from notes_cli.engine.segment import (
     quantized,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.expressions import expression
-from notes_cli.library import held
-from notes_cli.library.atomic import replacing
-from notes_cli.library.gguf import Head, TensorEntry, head_of, padded, read_head
+from notes_cli.library.gguf import MAX_ENTRIES, Head, TensorEntry, head_of, padded, read_head
 from notes_cli.library.info import (
     AXES,
     FORMAT,
@@ -56,7 +55,7 @@ from notes_cli.library.info import (
     places,
     read_info,
 )
-from notes_cli.library.metadata import MAGIC, Cursor, FormatError, ShortError, begin, read_metadata
+from notes_cli.library.safe_files import hold_file, replacing
 
 __all__ = ["SegmentInfo", "checksum_of", "open_segment", "open_stored", "peek", "write_segment"]
 
@@ -65,9 +64,9 @@ HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
 FIRST = 1 << 18  # bytes in which most heads end, with the lists after them
 CHUNK = 8 << 20  # bytes that are read at once
-CHECKSUM = expression(r"[0-9a-f]{32}")
-CARRY_NAME = expression(r"blk\.(0|[1-9][0-9]{0,4})\.carry\.([rab])")
-ROWS_NAME = expression(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
+CHECKSUM = re.compile(r"[0-9a-f]{32}")
+CARRY_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.carry\.([rab])")
+ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
 # By part of a layer: the names of its K and its V, as llama.cpp has them.
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
 
@@ -127,7 +126,7 @@ def open_stored(path: Path) -> Segment:
     they read and checked, and only then may that raise what open_segment does. All else has been checked."""
     with _saying(path), ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
-        held.hold(file)
+        hold_file(file)
         data, head = _read(file)
         info = _card(path, data, head)
         if info.states and not info.pinned:
@@ -419,10 +418,10 @@ def _format(data: memoryview) -> int:
     """The format that a file says it has, whatever its tensors are like; 0 of what does not say."""
     try:
         cursor = Cursor(data)
-        version = read_metadata(cursor, begin(cursor)[1])[0].get("notes.format")
+        version = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get("notes.format")
     except FormatError:
         return 0
-    return version if isinstance(version, int) else 0
+    return version.value if version and isinstance(version.value, int) else 0
 
 
 def _head_sum(data: memoryview, head: Head) -> str:

@@ -1,39 +1,40 @@
-"""The head of a GGUF file: its metadata, and where its tensors lie, read and written.
+"""The head of a segment's file: strings, unsigned integers, and tensors that follow each other without a gap.
 
-A writer of our own, because the package gguf takes 40 ms to load, and each turn of a session writes a file. A reader of
-our own, because these files come from disk and are not to be trusted: every length and type is
-checked against the size of the file before anything is allocated, and whatever does not fit raises
-FormatError. It reads only what a segment holds (strings and unsigned integers; f16, f32, q8_0 and i32 tensors
-without gaps) and knows nothing of what the keys mean.
+It is written here, because the package gguf takes 40 ms to load and each turn of a session writes a file. Reading
+(engine/gguf_file.py) is stricter than for models: other types, gaps and bytes after the last tensor raise FormatError.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
-from notes_cli.engine.segment import BLOCK, Q8_0
-from notes_cli.library.metadata import (
+from notes_cli.engine.gguf_file import (
     MAGIC,
     STRING,
     UINT32,
-    VERSION,
+    UINT64,
     Cursor,
     FormatError,
     ShortError,
-    begin,
-    read_metadata,
+    Tensor,
+    read_counts,
+    read_tensors,
+    read_values,
 )
+from notes_cli.engine.segment import BLOCK, Q8_0
 
+VERSION = 3
 ALIGNMENT = 32  # of every tensor; also the default of the format
 DTYPES: Mapping[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 8: Q8_0, 26: np.dtype("<i4")}
-MAX_DIMS = 4
+# A segment has a few tensors a layer and one checksum for each. Far above any model, far below what takes long to read.
+MAX_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,20 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
     The tensors must follow each other without a gap and end where the file ends.
     """
     cursor = Cursor(data)
-    n_tensors, n_keys = begin(cursor)
-    metadata, value_offset = read_metadata(cursor, n_keys)
-    entries = _read_entries(cursor, n_tensors)
+    version, n_tensors, n_keys = read_counts(cursor, MAX_ENTRIES)
+    if version != VERSION:
+        raise FormatError(f"GGUF version {version}, not {VERSION}")
+    metadata: dict[str, str | int] = {}
+    value_offset: dict[str, int] = {}
+    for key, (kind, value, offset) in read_values(cursor, n_keys).items():
+        if isinstance(value, str):
+            value_offset[key] = offset
+        elif kind not in (UINT32, UINT64):
+            raise FormatError(f"it holds a value of type {kind}, which segments do not have")
+        metadata[key] = value  # type: ignore[assignment]
+    found = read_tensors(cursor, n_tensors)
     start = padded(cursor.at)
-    tensors = {name: _shifted(entry, start) for name, entry in entries.items()}
+    tensors = _placed(found, start)
     end = max((entry.end for entry in tensors.values()), default=start)
     size = len(data) if size is None else size
     if end != size:
@@ -109,20 +119,16 @@ def padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _read_entries(cursor: Cursor, count: int) -> dict[str, TensorEntry]:
-    """Where the tensors lie, with offsets that count from the first of them."""
+def _placed(tensors: Mapping[str, Tensor], start: int) -> dict[str, TensorEntry]:
+    """The entries of tensors, the first of which begins at byte `start`."""
     entries: dict[str, TensorEntry] = {}
     expected = 0
-    for _ in range(count):
-        name, n_dims = cursor.string(), cursor.uint32()
-        if name in entries:
-            raise FormatError("it holds a tensor twice")
-        if not 1 <= n_dims <= MAX_DIMS:
-            raise FormatError(f"it holds a tensor of {n_dims} dimensions")
-        shape = tuple(cursor.uint64() for _ in range(n_dims))[::-1]
-        kind, offset = cursor.uint32(), cursor.uint64()
+    for name, (dims, kind, offset) in tensors.items():
+        if not dims:
+            raise FormatError("it holds a tensor of 0 dimensions")
         if kind not in DTYPES:
             raise FormatError(f"it holds a tensor of type {kind}, which segments do not have")
+        shape = dims[::-1]
         if DTYPES[kind] == Q8_0:
             if shape[-1] % BLOCK:
                 raise FormatError(f"it holds rows of {shape[-1]} numbers, which are no whole blocks")
@@ -131,9 +137,5 @@ def _read_entries(cursor: Cursor, count: int) -> dict[str, TensorEntry]:
         if offset != expected or nbytes == 0:
             raise FormatError("its tensors do not follow each other")
         expected = padded(offset + nbytes)
-        entries[name] = TensorEntry(DTYPES[kind], shape, offset, nbytes, expected)
+        entries[name] = TensorEntry(DTYPES[kind], shape, start + offset, nbytes, start + expected)
     return entries
-
-
-def _shifted(entry: TensorEntry, start: int) -> TensorEntry:
-    return TensorEntry(entry.dtype, entry.shape, start + entry.offset, entry.nbytes, start + entry.end)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from notes_cli.classes import dataclass
+from notes_cli.engine.gguf_file import FormatError
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import (
     BLOCK,
@@ -33,7 +33,6 @@ from notes_cli.engine.segment import (
     quantized,
 )
 from notes_cli.library.gguf import Head, TensorEntry
-from notes_cli.library.metadata import FormatError
 
 FORMAT = 2  # the newest that is read; older versions of notes would read such a file wrongly
 PLAIN = 1  # of files in which nothing needs more, which older versions of notes read, too

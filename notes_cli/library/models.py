@@ -14,12 +14,27 @@ from pathlib import Path
 from notes_cli.engine.header import Header, read_header
 from notes_cli.engine.ollama_form import INSTEAD, form_of_ollama
 from notes_cli.errors import Help, ModelError
-from notes_cli.library import hub, llama_cpp, lm_studio, ollama, smollm2
-from notes_cli.library.named import Named, Tell, parse
+from notes_cli.library import smollm2
+from notes_cli.library.model_stores import (
+    HUB,
+    LLAMA_CPP,
+    LM_STUDIO,
+    OLLAMA,
+    Named,
+    Tell,
+    hub_models,
+    llama_cpp_models,
+    lm_studio_models,
+    ollama_models,
+    parse,
+)
 
 ALIAS = "config.yaml"
 _READERS: Mapping[str, Callable[[Path, Tell], Iterator[Named]]] = {
-    each.STORE: each.models for each in (ollama, hub, llama_cpp, lm_studio)
+    OLLAMA: ollama_models,
+    HUB: hub_models,
+    LLAMA_CPP: llama_cpp_models,
+    LM_STUDIO: lm_studio_models,
 }
 _NEAR = 5  # names that are offered instead of one that there is not
 
@@ -103,7 +118,7 @@ class Models:
         if mine := [one for one in self._own if one.called(base, tag)]:
             return mine[:1]
         found = [one for one in self.named if one.called(base, tag)]
-        latest = {one.bases for one in found if one.store == ollama.STORE and one.tag == "latest"}
+        latest = {one.bases for one in found if one.store == OLLAMA and one.tag == "latest"}
         if tag is None:
             found = [one for one in found if one.bases not in latest or one.tag == "latest"]
         once: dict[object, Named] = {}

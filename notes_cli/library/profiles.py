@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
-from notes_cli.expressions import expression
-from notes_cli.library import private
-from notes_cli.library.atomic import replacing
+from notes_cli.library.safe_files import check_private, check_private_file, replacing
 from notes_cli.text.messages import PLACES
 
 FORMAT = 2  # changes when an older version would read a newer profile wrongly; 1 chose by agreement, right or wrong
@@ -30,7 +28,7 @@ WAYS = ("direct", "reasoned")
 VERDICTS = ("holds", "fails", "unable", "open")
 # Skills whose state is carried answer as those that are decoded, do not, or too few answers tell.
 CARRIED = ("holds", "fails", "open")
-REPAIR = expression(r"reversed|seam@[1-9][0-9]?|together|suffix|recompute")
+REPAIR = re.compile(r"reversed|seam@[1-9][0-9]?|together|suffix|recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +114,9 @@ class Profiles:
         self.folder = folder
 
     def path(self, identity: Identity, cache: str) -> Path:
-        private.check(self.folder)
+        check_private(self.folder)
         path = self.folder / f"{identity.key}-{cache.replace('/', '-')}.json"
-        private.check_file(path)
+        check_private_file(path)
         return path
 
     def find(self, identity: Identity, cache: str) -> Profile | None:
@@ -159,7 +157,7 @@ class Profiles:
 
     def names(self) -> list[str]:
         """The names of all profiles: those of their files, without the ending."""
-        private.check(self.folder)
+        check_private(self.folder)
         try:
             return sorted(path.stem for path in self.folder.glob("*.json"))
         except OSError as error:
@@ -173,7 +171,7 @@ class Profiles:
             what = f"several profiles have a name that begins with {name!r}" if found else f"no profile {name!r}"
             raise NotesError(what, Help.LIST_PROFILES())
         path = self.folder / f"{found[0]}.json"
-        private.check_file(path)
+        check_private_file(path)
         return path
 
     def remove(self, name: str) -> Path:

@@ -12,16 +12,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import NotesError, reason
-from notes_cli.library import private
-from notes_cli.library.files import ERRATA
-from notes_cli.library.lock import HeldError, locked
+from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked
+from notes_cli.library.segment_files import ERRATA
 
 PATIENCE = 2  # seconds that another process may hold the file: a server answers nobody meanwhile
 ENDED = ""  # what no text says of a field
@@ -54,8 +52,8 @@ class StandingErrata:
     def all(self) -> Sequence[Standing]:
         """Raise NotesError for a file that cannot be read."""
         try:
-            private.check(self.path.parent)
-            private.check_file(self.path)
+            check_private(self.path.parent)
+            check_private_file(self.path)
             found = self.path.stat()
             seen = found.st_ino, found.st_mtime_ns, found.st_size
             if seen != self._seen:

@@ -1,25 +1,27 @@
 """The library: names of compiled skills and their files, `<name>.<key of the identity>.gguf` in one folder.
 
-One skill may be compiled for many models; which file fits is decided by identity. It knows the container only
-through its info, and no model.
+One skill may be compiled for many models; which file fits is decided by identity. Skills leave it by `export`, and are
+found in others' folders by `found_in`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import (
     CompilingError,
+    DamagedError,
     Help,
     NotesError,
     Notice,
@@ -29,11 +31,9 @@ from notes_cli.errors import (
     UnwritableError,
     reason,
 )
-from notes_cli.library import private, uses
-from notes_cli.library.atomic import sweep
-from notes_cli.library.container import SegmentInfo, peek
-from notes_cli.library.files import ERRATA, segment_files, skill_named
-from notes_cli.library.lock import HeldError, locked
+from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
+from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked, sweep
+from notes_cli.library.segment_files import ERRATA, forget_uses, mark_use, name_in, segment_files, skill_named
 from notes_cli.text import names
 from notes_cli.text.sizes import human_size
 
@@ -101,13 +101,13 @@ class Library:
         """Where the segment of that name for that identity belongs, whether it exists or not.
 
         Raise SegmentError for what cannot be a name, NotesError if another user may have made the folder or the file
-        (private.py).
+        (safe_files.py).
         """
         if not names.is_name(name):
             raise SegmentError(f"{name!r} cannot be the name of a skill", f"Use {names.RULE}")
-        private.check(self.folder)
+        check_private(self.folder)
         path = self.folder / f"{name}.{identity.key}.gguf"
-        private.check_file(path)
+        check_private_file(path)
         return path
 
     def names(self) -> list[str]:
@@ -153,7 +153,7 @@ class Library:
 
         Raise SegmentError if there are none.
         """
-        from notes_cli.library import begun
+        from notes_cli.library.unfinished import forget_begun
 
         wanted = None if identity is None else self.path(name, identity)
         files = [path for found, path in self._files() if found == name and wanted in (None, path)]
@@ -164,8 +164,8 @@ class Library:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 raise SegmentError(f"cannot remove {path}: {reason(error)}") from error
-            uses.forget(path)
-            begun.forget(path)
+            forget_uses(path)
+            forget_begun(path)
         return files
 
     def resolve(self, word: str) -> Target:
@@ -234,7 +234,7 @@ class Library:
     def used(self, path: Path, spliced: int = 0, saved: float | None = None) -> None:
         """Remember that a segment of this folder is used, if that can be written; other files are nobody's concern."""
         if path.parent == self.folder:
-            uses.mark(path, spliced, saved)
+            mark_use(path, spliced, saved)
 
     def _end_errata(self, name: str, path: Path, same: bool, say: Say | None) -> None:
         """What everybody is told of a skill ends with a compile of another text of its name, or of another value.
@@ -338,7 +338,7 @@ def check_called(held: SegmentInfo | Segment, path: Path, name: str) -> None:
 
 def _entry(name: str, path: Path) -> SegmentFile:
     try:
-        private.check_file(path)
+        check_private_file(path)
         info = peek(path)
         check_called(info, path, name)
         return SegmentFile(name, path, info)
@@ -386,3 +386,49 @@ def changes(
     if influence and info.fields and not info.influence:
         found.append("the influence of its fields has not been measured")
     return found
+
+
+READ = stat.S_IRGRP | stat.S_IROTH
+
+
+def export(path: Path, target: Path, *, force: bool = False, shared: bool = False) -> bool:
+    """Write a segment to a file, every byte checked on the way; whether that was needed: not if it is there already.
+
+    Where its text came from is left out, how long this machine took, and how it rounds. `shared`: who can read the
+    folder can read the file. Raise SegmentError if there is another file, unless `force` says to write over it.
+    """
+    segment, info = open_segment(path), peek(path)
+    if target.exists() and not force:
+        if target.is_file() and _same(info, target):
+            return False
+        raise SegmentError(f"{target} is there already, and is another file", Help.OTHER_FILE_OR_FORCE())
+    bare = replace(segment, source="", stamp=(), prefill=None, backend="")
+    write_segment(target, bare, writer=info.writer, created=info.created)
+    if shared:
+        try:
+            target.chmod(0o600 | (stat.S_IMODE(target.parent.stat().st_mode) & READ))
+        except OSError as error:
+            raise UnwritableError(f"cannot let others read {target}: {reason(error)}") from error
+    return True
+
+
+def found_in(folder: Path) -> dict[str, list[Path]]:
+    """The segment files in a folder that others share, by the name of their skill. Raise SegmentError."""
+    found: dict[str, list[Path]] = {}
+    try:
+        for path in sorted(folder.iterdir()):
+            name = name_in(path)
+            if name:
+                found.setdefault(name, []).append(path)
+    except OSError as error:
+        raise SegmentError(f"cannot read {folder}: {reason(error)}") from error
+    return found
+
+
+def _same(info: SegmentInfo, target: Path) -> bool:
+    """Whether the file there is that segment, exported before."""
+    try:
+        there = open_segment(target)
+        return (there.text, there.identity) == (info.text, info.identity) and peek(target).created == info.created
+    except DamagedError:
+        return False

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
-from notes_cli.library import begun, held
 from notes_cli.library.container import peek
-from notes_cli.library.files import segment_files
 from notes_cli.library.info import SegmentInfo
-from notes_cli.library.lock import HeldError, locked
-from notes_cli.library.uses import forget, uses_of
+from notes_cli.library.safe_files import HeldError, locked, remove_unused
+from notes_cli.library.segment_files import forget_uses, segment_files, uses_of
+from notes_cli.library.unfinished import forget_begun
 from notes_cli.text import names
 from notes_cli.text.sizes import human_age, human_size
 
@@ -82,14 +81,14 @@ def remove(path: Path) -> bool:
     """
     try:
         with locked(lock_of(path), wait=0):
-            gone = held.remove(path)
+            gone = remove_unused(path)
     except HeldError:
         return False
     except OSError as error:
         raise UnwritableError(f"cannot remove {path}: {reason(error)}") from error
     if gone:
-        forget(path)
-        begun.forget(path)
+        forget_uses(path)
+        forget_begun(path)
     return gone
 
 

@@ -1,6 +1,7 @@
-"""The checkpoint of a calibration: a JSON line for each step, in `.begun/` of the profiles, so that it can resume.
+"""Checkpoints of long work, in `.begun/`: the rows of a compile's first tokens, and the steps of a calibration.
 
-It knows what its steps are called, and not what was found. Lost or damaged, it costs the time to measure that again.
+A compile keeps them as a segment under the name that it will have; only the next compile of that looks for it. A
+calibration writes a JSON line for each step.
 """
 
 from __future__ import annotations
@@ -13,8 +14,39 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from notes_cli.library import private
-from notes_cli.library.begun import FOLDER
+from notes_cli.engine.segment import Segment
+from notes_cli.errors import SegmentError
+from notes_cli.library.container import open_segment
+from notes_cli.library.safe_files import check_private, check_private_file, make_private
+from notes_cli.library.segment_files import name_in
+
+BEGUN = ".begun"
+
+
+def begun_path(segment: Path) -> Path:
+    """Where the begun part of a segment file is, whether it exists or not."""
+    return segment.parent / BEGUN / segment.name
+
+
+def begun_rows(segment: Path) -> Segment | None:
+    """What is there of it, None where that is nothing that can be used: it would only have saved time."""
+    path = begun_path(segment)
+    with suppress(OSError, SegmentError):
+        return open_segment(path) if path.is_file() and not path.is_symlink() else None
+    return None
+
+
+def forget_begun(segment: Path) -> None:
+    """Remove it: the segment is compiled, or not wanted any more."""
+    with suppress(OSError):
+        begun_path(segment).unlink(missing_ok=True)
+
+
+def begun_segments(folder: Path) -> Iterator[Path]:
+    """All of a library's."""
+    with suppress(OSError):
+        yield from sorted(path for path in (folder / BEGUN).iterdir() if name_in(path))
+
 
 # Takes the name of a step and the function that measures it; returns what was found, as JSON has it.
 Keep = Callable[[str, Callable[[], Any]], Any]
@@ -42,10 +74,10 @@ class Unfinished:
     def __init__(self, profile: Path, kind: str) -> None:
         """`profile`: where it will be. `kind`: what must be the same for what was kept to be of use. Raise NotesError
         for a file of another user."""
-        self._path = profile.parent / FOLDER / f"{profile.stem}.jsonl"
+        self._path = profile.parent / BEGUN / f"{profile.stem}.jsonl"
         self._kind, self.found = kind, dict[str, Any]()
-        private.check(self._path.parent)
-        private.check_file(self._path)
+        check_private(self._path.parent)
+        check_private_file(self._path)
         with suppress(OSError, ValueError, TypeError, RecursionError):
             first, *lines = self._path.read_text(encoding="utf-8").splitlines()
             if json.loads(first) == kind:
@@ -65,7 +97,7 @@ class Unfinished:
     def _append(self, name: str, found: Any) -> None:
         begins = not self.found
         if begins:
-            private.make(self._path.parent)
+            make_private(self._path.parent)
         with self._path.open("w" if begins else "a", encoding="utf-8") as file:
             lines = [*([self._kind] if begins else []), [name, found]]
             file.write("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -76,7 +108,7 @@ class Unfinished:
             self._path.unlink(missing_ok=True)
 
 
-def parts(profiles: Path) -> Iterator[Path]:
+def begun_calibrations(profiles: Path) -> Iterator[Path]:
     """What is kept of calibrations that have not been finished."""
     with suppress(OSError):
-        yield from sorted((profiles / FOLDER).glob("*.jsonl"))
+        yield from sorted((profiles / BEGUN).glob("*.jsonl"))

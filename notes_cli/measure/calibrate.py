@@ -21,20 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 import notes_cli
-from notes_cli.editing.influence import influence
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
+from notes_cli.editing.selecting import influence
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
 from notes_cli.library.unfinished import Keep, Unfinished, keep_nothing, step_name
-from notes_cli.measure.battery import Case
+from notes_cli.measure.battery import Case, Pair
 from notes_cli.measure.carrying import measure_carried
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.composition import measure_pairs
-from notes_cli.measure.pairs import Pair
 from notes_cli.measure.proof import LEAST, choose
-from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.asking import SILENT, Listener
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill

@@ -17,9 +17,8 @@ from notes_cli.engine.segment import Segment
 from notes_cli.library.profiles import Carried, Measured
 from notes_cli.library.unfinished import Keep, keep_nothing, step_name
 from notes_cli.measure.battery import Case
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
-from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.prompt import Prompt

@@ -21,13 +21,10 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import Composition, Measured
 from notes_cli.library.unfinished import Keep, keep_nothing, step_name
-from notes_cli.measure.answers import ANSWER
-from notes_cli.measure.compare import cosine
-from notes_cli.measure.composed import RECOMPUTE, Composed, Mended, Question
-from notes_cli.measure.pairs import Asked, Pair
+from notes_cli.measure.battery import Asked, Pair
+from notes_cli.measure.compare import ANSWER, RECOMPUTE, Composed, Mended, Question, cosine, verify_system
 from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
 from notes_cli.measure.verify import Case, decided
-from notes_cli.measure.wording import verify_system
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.prompt import Prompt

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from notes_cli.editing.methods import ERRATUM, FIELD, RECOMPUTE, STALE, SUFFIX
 from notes_cli.library.profiles import WAYS, Measured, Profile
-from notes_cli.measure.composed import RECOMPUTE as ONE_PREFILL
+from notes_cli.measure.compare import RECOMPUTE as ONE_PREFILL
 from notes_cli.measure.composition import SPLICED
 from notes_cli.measure.proof import LEAST, interval, told_of
 

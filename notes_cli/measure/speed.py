@@ -1,18 +1,17 @@
-"""How fast a splice is on this model and machine: beside a memcpy, the question after it, and a prefill.
+"""Time of a splice on this model and machine beside a prefill of the same tokens, and when a compile pays.
 
 All in one run and by turns, so that a busy machine slows them alike: ratios hold where times do not.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -23,8 +22,8 @@ from notes_cli.engine import limits
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import EngineError, Notice, Progress, UnsupportedError, UnwritableError, reason
-from notes_cli.library import private
 from notes_cli.library.container import open_stored, write_segment
+from notes_cli.library.safe_files import make_private
 from notes_cli.runtime.asking import SILENT, Listener
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.sizes import human_size
@@ -37,18 +36,16 @@ KILLED = 86400.0  # seconds after which a run has ended, whatever became of it
 
 @dataclass(frozen=True, slots=True)
 class Benching:
-    """What is measured: skills of so many `tokens`, a `question` of so many after them, and `written` ones after
-    that, each `runs` times."""
+    """Skills of so many `tokens`, and a `question` of so many after them, each measured `runs` times."""
 
     tokens: Sequence[int] = (1024, 4096)
     runs: int = 5
     question: int = 16
-    written: int = 16
 
     @property
     def around(self) -> int:
         """Tokens beside those of the skill."""
-        return SPLICED_AT + self.question + self.written
+        return SPLICED_AT + self.question
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +75,21 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """What was measured of skills of one length."""
+    """The times for skills of one length, in seconds."""
 
     tokens: int
     cached: int  # bytes of K/V in the cache
     stored: int  # bytes of the rows in the file
-    memcpy: Times  # of `cached` bytes, by all threads: the limit
-    splice: Times  # from the file, every byte checked, to the cache
+    prefill: Times  # of the tokens
+    write: float  # of their rows into a file, once
+    splice: Times  # from that file, every byte checked, to the cache
     question: Times  # to the logits after it, right after the splice
-    hot: Times  # the same question once more, after the same rows
-    prefill: Times  # of the same tokens
-    token: Times  # a token of the answer
+
+    @property
+    def pays_from(self) -> int | None:
+        """From which question on a compile and splices take less time than prefills; None: never."""
+        saved = self.prefill.median - self.splice.median
+        return math.floor((self.prefill.median + self.write) / saved) + 1 if saved > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ def _folder(workspace: Workspace) -> Iterator[Path]:
     """A folder on the disk of the library, for this run alone. Those of runs that were killed are removed."""
     place = workspace.paths.library.parent
     try:
-        private.make(place)
+        make_private(place)
         for old in place.glob("bench-*"):
             if time.time() - old.stat().st_mtime > KILLED:
                 shutil.rmtree(old, ignore_errors=True)
@@ -201,11 +202,10 @@ def _possible(workspace: Workspace, wanted: Benching, folder: Path) -> tuple[dic
 
 
 def _need(workspace: Workspace, wanted: Benching, count: int) -> Need:
-    """The context, and beside it the rows before they are in the file, or the two buffers of a memcpy."""
+    """The context, and beside it the rows before they are in the file."""
     options = replace(workspace.options, n_ctx=max(workspace.options.n_ctx, count + wanted.around))
     rows = _row_bytes(workspace, "f16") * count
-    beside = max(rows, 2 * _row_bytes(workspace) * count)
-    return Need(limits.memory(workspace.model, options).total + beside, rows)
+    return Need(limits.memory(workspace.model, options).total + rows, rows)
 
 
 def _row_bytes(workspace: Workspace, kv_type: str | None = None) -> int:
@@ -227,21 +227,19 @@ def _measure(
 ) -> Length:
     workspace.make_room(count + wanted.around)
     cached, path = _row_bytes(workspace) * count, folder / "skill.notes"
-    with ExitStack() as stack:
-        notebook = stack.enter_context(workspace.notebook())
+    with workspace.notebook() as notebook:
         notebook.append(tokens[:SPLICED_AT])
         notebook.flush()
         with listener.watch(f"prefilling {count:,} tokens") as update:
             prefills = _prefills(notebook, tokens[SPLICED_AT:][:count], wanted.runs, update)
-        stored = _store(notebook, count, path)
-        copy = stack.enter_context(_memcpy(cached, workspace.context.threads))
+        stored, write = _store(notebook, count, path)
         turns = []
         with listener.watch(f"splicing {count:,} tokens", unit="times") as update:
             for number in range(wanted.runs):
-                turns.append(_turn(notebook, path, wanted, copy))
+                turns.append(_turn(notebook, path, wanted))
                 update(number + 1, wanted.runs)
-    memcpy, splice, question, hot, token = (Times(seconds) for seconds in zip(*turns, strict=True))
-    return Length(count, cached, stored, memcpy, splice, question, hot, prefills, token)
+    splice, question = (Times(seconds) for seconds in zip(*turns, strict=True))
+    return Length(count, cached, stored, prefills, write, splice, question)
 
 
 def _prefills(notebook: Notebook, tokens: Tokens, runs: int, update: Progress) -> Times:
@@ -254,54 +252,24 @@ def _prefills(notebook: Notebook, tokens: Tokens, runs: int, update: Progress) -
     return Times(tuple(found))
 
 
-def _store(notebook: Notebook, count: int, path: Path) -> int:
-    """Write what the notebook ends with as a segment; how many bytes its rows have."""
+def _store(notebook: Notebook, count: int, path: Path) -> tuple[int, float]:
+    """Write the last tokens of the notebook as a segment. Return the bytes of its rows, and the seconds."""
+    started = time.perf_counter()
     layers = notebook.context.read(notebook.sequence, SPLICED_AT, count, base=COMPILED_AT)
     tokens = notebook.tokens[-count:]
     left = np.zeros(COMPILED_AT, np.int32)
     identity = notebook.context.identity("0" * 64)  # of no weights: nobody else opens it
     segment = Segment("bench", "", "", tokens, COMPILED_AT, left, (), identity, layers)
     write_segment(path, segment)
-    return segment.nbytes
+    return segment.nbytes, time.perf_counter() - started
 
 
-def _turn(
-    notebook: Notebook, path: Path, wanted: Benching, copy: Callable[[], None]
-) -> tuple[float, float, float, float, float]:
-    """Seconds of a memcpy, a splice, the question after it, the same once more, and a token of the answer."""
-    memcpy = _seconds(copy)
+def _turn(notebook: Notebook, path: Path, wanted: Benching) -> tuple[float, float]:
+    """Seconds of a splice, and of the question after it."""
     notebook.truncate(SPLICED_AT)
     splice = _seconds(lambda: notebook.splice(open_stored(path)))
-    end, asked = len(notebook), notebook.tokens[: wanted.question]
-    questions = []
-    for _ in range(2):
-        notebook.truncate(end)
-        notebook.append(np.resize(asked, wanted.question))
-        questions.append(_seconds(notebook.logits))
-    written = _seconds(lambda: _write(notebook, wanted.written))
-    return memcpy, splice, questions[0], questions[1], written / wanted.written
-
-
-def _write(notebook: Notebook, count: int) -> None:
-    """The likeliest tokens, whether they end an answer or not."""
-    for _ in range(count):
-        notebook.append([int(notebook.logits().argmax())])
-        notebook.flush()
-
-
-@contextmanager
-def _memcpy(size: int, threads: int) -> Iterator[Callable[[], None]]:
-    """What copies so many bytes by several threads, between two buffers whose pages are all there."""
-    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    edges = [size * part // threads for part in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-
-        def copy() -> None:
-            for done in [pool.submit(np.copyto, target[a:b], source[a:b]) for a, b in pairwise(edges)]:
-                done.result()
-
-        copy()  # the threads are there now
-        yield copy
+    notebook.append(np.resize(notebook.tokens[: wanted.question], wanted.question))
+    return splice, _seconds(notebook.logits)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -7,12 +7,10 @@ call a listener has to be one: else the first notice would be an error in the mi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
-from notes_cli.errors import NotesError
-from notes_cli.runtime.asking import SILENT, Listener
 from notes_cli.runtime.keywords import check_keywords
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ def alone(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P],
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        _check(method, kwargs)
+        check_keywords(method, kwargs)
         with self.workspace.alone:
             return method(self, *args, **kwargs)
 
@@ -63,16 +61,10 @@ def alone_each(
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, R]:
-        _check(method, kwargs)
+        check_keywords(method, kwargs)
         return _each(self, method(self, *args, **kwargs))  # of a generator nothing is computed before it is asked
 
     return held
-
-
-def _check(method: Callable[..., object], given: Mapping[str, object]) -> None:
-    check_keywords(method, given)
-    if not isinstance(listener := given.get("listener", SILENT), Listener):
-        raise NotesError(f"listener must be a Listener, not {listener!r}")
 
 
 def _each(self: Computing, going: Iterator[T]) -> Generator[T, None, R]:

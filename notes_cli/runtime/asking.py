@@ -6,22 +6,20 @@ A session assembles its own notebook (sessions/session.py) and is settled and an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.methods import Method
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.loop import Task, run, steps
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
-from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, Help, NotesError, Notice
 from notes_cli.runtime.assembling import assemble, saved, tell_unspliced
-from notes_cli.runtime.opening import SKILLS, SkillRef, Watch, unseen
+from notes_cli.runtime.opening import SkillRef, Watch, unseen
 from notes_cli.runtime.settling import Draft, Settings, drafted
 from notes_cli.runtime.thinking import ENDLESS_ROOM, ROOM, THINK, Chosen, Speaker, Thought, deciding_after, unheard
 from notes_cli.runtime.workspace import Workspace
@@ -31,29 +29,16 @@ PARALLEL = 16  # questions at once of many
 ENDLESS = 2**31 - 1  # tokens: no limit but the context's
 
 
-def keep_lists(of: object, **kinds: type | tuple[type, ...]) -> None:
-    """Make tuples of the lists that a frozen dataclass has by these names: what can be gone through once would be empty
-    the second time. Errata may be a mapping of fields and values, choices None. Raise NotesError for what is no list,
-    such as a text, which is one of its letters, and for what is in it and none of these kinds."""
-    for name, kind in kinds.items():
+def keep_lists(of: object, *names: str) -> None:
+    """Make tuples of the lists that a frozen dataclass has by these names, so that an iterator serves more than once.
+    Errata may be a mapping of fields and values, choices None. Raise NotesError for a text in the place of a list."""
+    for name in names:
         given = getattr(of, name)
-        if name == "choices" and given is None:
+        if given is None:
             continue
-        if name == "errata" and isinstance(given, Mapping):
-            given = of_fields(given)
         if isinstance(given, str):
             raise NotesError(f"{name} is the text {given!r}, and not a list", f"Write [{given!r}]")
-        if not isinstance(given, Iterable):
-            raise NotesError(f"{name} must be a list, not {_short(given)}")
-        found = tuple(given)
-        for part in found:
-            if not isinstance(part, kind):
-                raise NotesError(f"{name} has {_short(part)}, which it cannot hold")
-        object.__setattr__(of, name, found)
-
-
-def _short(one: object) -> str:
-    return f"a {type(one).__name__}" if isinstance(one, Segment) else repr(one)[:80]
+        object.__setattr__(of, name, of_fields(given) if isinstance(given, Mapping) else tuple(given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +63,7 @@ class Request:
       tool has returned.
     seam: Tokens to recompute where a skill follows another context than at compile time.
     place: Skills in the system message ("early"), or right before the question ("late").
-    wording: Of errata, as prompts/errata.yaml names it.
+    wording: Of errata, as prompts/errata.json names it.
     recompute: Decode the very same tokens instead of splicing, to compare.
     decode: Of `splice`: decode these, so that they see what precedes them.
     strict: Refuse a skill that cannot be spliced, instead of decoding it.
@@ -110,23 +95,9 @@ class Request:
     images: Sequence[SkillRef] = ()
 
     def __post_init__(self) -> None:
-        for name, one, kind in (("fields", self.fields, Mapping), ("sampling", self.sampling, SamplerOptions)):
-            if not isinstance(one, kind):
-                raise NotesError(f"{name} must be a {kind.__name__}, not {one!r}")
-        keep_lists(self, splice=SKILLS, images=SKILLS, errata=str, decode=str, choices=str, results=(tuple, list))
-        words = [
-            ("question", self.question),
-            *((name, given) for name in ("system", "grammar") if (given := getattr(self, name)) is not None),
-            *((f"the value of {name}", value) for name, value in self.fields.items()),
-        ]
-        for name, value in words:
-            if not isinstance(value, str):
-                raise NotesError(f"{name} must be a text, not {value!r}")
-        for name in ("think", "recompute", "strict", "exact"):
-            if not isinstance(getattr(self, name), bool):
-                raise NotesError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        keep_lists(self, "splice", "images", "errata", "decode", "choices", "results")
         for name, count in (("max_think", self.max_think), ("max_tokens", self.max_tokens), ("seam", self.seam or 0)):
-            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            if count < 0:
                 raise NotesError(f"{name} must be a number of tokens, not {count!r}")
 
     @property

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.engine.loop import Task, run
 from notes_cli.engine.notebook import Notebook
@@ -263,6 +263,7 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
 
 def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
     """None if the state of recurrent layers can be carried through this segment here, else the reason it cannot."""
+    from notes_cli.engine import recurrent
     from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED  # what most prompts never say
 
     context = notebook.context
@@ -274,7 +275,7 @@ def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
         return UNCAPTURED
     seam = segment.carry.seam
     position = notebook.position(len(notebook)) + seam
-    return context.can_carry(segment.base + seam, position, len(segment) - seam - segment.carry.tail)
+    return recurrent.can_carry(context, segment.base + seam, position, len(segment) - seam - segment.carry.tail)
 
 
 def tell_unspliced(notebook: Notebook, say: Say) -> None:

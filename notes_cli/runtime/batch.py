@@ -141,7 +141,7 @@ def ask_many(
     The listener hears of what happens to all of them, each thing once, and of no single answer. One without a limit has
     as much room as there must be for it (Request.room).
     """
-    if not isinstance(parallel, int) or isinstance(parallel, bool) or not 1 <= parallel <= AT_MOST:
+    if not 1 <= parallel <= AT_MOST:
         raise NotesError(f"{parallel!r} questions at once are not possible", f"Take from 1 to {AT_MOST}")
     batch = _Batch(workspace, parallel, listener)
     done: dict[int, Answer | NotesError] = {}

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.change import field_spans
-from notes_cli.editing.influence import influence
-from notes_cli.editing.prefill import prefill
+from notes_cli.editing.selecting import influence, prefill
+from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.eye import Seen
 from notes_cli.engine.notebook import Notebook
@@ -180,7 +180,7 @@ def _carried(notebook: Notebook, segment: Segment, progress: Progress | None) ->
     notebook.append(segment.tokens[:seam])
     notebook.flush()
     carry = None
-    with notebook.context.capturing(notebook.sequence) as found:
+    with recurrent.capturing(notebook.context, notebook.sequence) as found:
         notebook.append(segment.tokens[seam:end])
         notebook.flush(progress)
         with suppress(EngineError):  # then it can be restored, as without it
@@ -192,7 +192,7 @@ def _carried(notebook: Notebook, segment: Segment, progress: Progress | None) ->
 
 def _ends(context: Context, tokens: int) -> tuple[int, int]:
     """Between which of a segment's tokens a state is carried; the others are decoded wherever it is."""
-    first, last = context.margins
+    first, last = recurrent.margins(context)
     return max(first, min(SEAM, tokens // 4)), tokens - last
 
 

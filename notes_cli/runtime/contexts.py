@@ -19,7 +19,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Tokens
-from notes_cli.errors import EngineError, Help
+from notes_cli.errors import ContextLengthError, EngineError, Help
 
 DEFAULT_CONTEXT = 4096
 SEQUENCES = 4  # that a context has to begin with
@@ -172,9 +172,9 @@ class Contexts:
         beside = self._context.used if self._context else 0  # cells that are in use
         beside -= min(beside, len(self._left) if self._left else 0)  # what is kept for compiles asks for no more room
         size = max(wanted, beside + wanted - held)
-        if self._fixed_size and tokens > self.context.n_ctx:
-            what = f"the context is too small: {tokens} tokens do not fit {self.context.n_ctx}"
-            raise EngineError(what, Help.LARGER_CONTEXT(tokens=_padded(size)))
+        if self._fixed_size and tokens > (there := self.context.n_ctx):
+            what, remedy = f"the context is too small: {tokens} tokens do not fit {there}", _padded(size)
+            raise ContextLengthError(what, Help.LARGER_CONTEXT(tokens=remedy), tokens=tokens, longest=there)
         if size <= self.options.n_ctx or self._fixed_size:
             return
         size = _padded(size)
@@ -219,13 +219,14 @@ class Contexts:
         if self.longest is None or tokens <= self.longest:
             return
         why = f"{what.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
+        counts = {"tokens": tokens, "longest": self.longest}
         if limits.learned(self.model):
-            raise EngineError(f"{why}, and has no position beyond", "Take fewer")
+            raise ContextLengthError(f"{why}, and has no position beyond", "Take fewer", **counts)
         scales = (1 / factor for factor in (2, 4, 8, 16, 32))
         yarn = (replace(self.options, rope_scaling="yarn", rope_freq_scale=scale) for scale in scales)
         reach = (one.rope_freq_scale for one in yarn if (limits.trained(self.model, one) or 0) >= tokens)
         scale = next(reach, None)
-        raise EngineError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED())
+        raise ContextLengthError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED(), **counts)
 
     def notebook(self, *, dry: bool = False) -> Notebook:
         """An empty notebook in a sequence of its own, beside those that are in use. Close it afterwards."""

@@ -18,7 +18,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.errors import DamagedError, NewerError, NotesError, SkillError, reason
 from notes_cli.images import read_picture
 from notes_cli.library.container import SegmentInfo, open_stored
-from notes_cli.library.digest import known_sha256
+from notes_cli.library.facts import known_sha256
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.text.names import files_of

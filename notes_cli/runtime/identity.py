@@ -14,8 +14,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.source import Source
 from notes_cli.errors import ModelError, NotesError
-from notes_cli.library.digest import file_sha256
-from notes_cli.library.memory import Memory
+from notes_cli.library.facts import Memory, file_sha256
 from notes_cli.library.profiles import Profiles
 from notes_cli.runtime.contexts import Contexts
 

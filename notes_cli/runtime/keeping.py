@@ -25,9 +25,9 @@ from notes_cli.errors import (
     UnsupportedError,
     UnwritableError,
 )
-from notes_cli.library import begun
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
+from notes_cli.library.unfinished import begun_path, begun_rows, forget_begun
 from notes_cli.runtime.compiling import (
     UNCAPTURED,
     captured,
@@ -134,14 +134,14 @@ def _compile_to(
     kv = kv or ("f16" if skill.pictures else _kept(path))
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
-    if begins and (part := begun.kept(path)) is not None:
+    if begins and (part := begun_rows(path)) is not None:
         planned = plan(workspace, skill, blocks, kv)
         known = max(known, part, key=lambda one: shared(workspace.context, planned, one))  # the first of equals
     writer = f"notes {notes_cli.__version__}"
 
     def keep(part: Segment) -> None:
         with suppress(UnwritableError):  # the compile itself will say so
-            write_segment(begun.beside(path), part, writer=writer)
+            write_segment(begun_path(path), part, writer=writer)
 
     segment = compile_skill(
         *(workspace, skill, progress),
@@ -152,7 +152,7 @@ def _compile_to(
         keep=keep if begins else None,
     )
     write_segment(path, segment, writer=writer)
-    begun.forget(path)
+    forget_begun(path)
     return _made(workspace.context, path, segment, known, tuple(reasons))
 
 

@@ -13,8 +13,8 @@ from notes_cli.errors import NotesError
 from notes_cli.text.sizes import parse_size
 
 if TYPE_CHECKING:
+    from notes_cli.library.model_stores import Named
     from notes_cli.library.models import Models
-    from notes_cli.library.named import Named
     from notes_cli.library.store import Library
 
 
@@ -67,7 +67,7 @@ def word_for(path: Path, paths: config.Paths | None = None) -> str:
 
 def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[Named]:
     """SmolLM2 if it is there, the models that ship, and a file that NOTES_MODEL or config.yaml names."""
-    from notes_cli.library.named import Named
+    from notes_cli.library.model_stores import Named
     from notes_cli.library.smollm2 import find_file
 
     files = [find_file(paths.models), config.shipped_model(), config.shipped_eye()[0]]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from notes_cli.text.skill import Skill
 
 SkillRef = str | os.PathLike[str] | Segment  # a name of a compiled skill, a segment file or a text, or a segment
-SKILLS = (str, os.PathLike, Segment)  # the same, to ask of a value
 
 
 class Watch(Protocol):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.segment import Segment, Tokens
@@ -33,7 +32,7 @@ class Prompt:
     system: str | None = None
     wording: str | None = None
     turns: Sequence[tuple[str, str]] = field(default=())
-    # Of fields that have others now, brought in by `method`, by a reference to each (text/references.py).
+    # Of fields that have others now, brought in by `method`, by a reference to each (text/keys.py).
     fields: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
     place: str = "early"  # of skills: in the system message, or "late": right before the question

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.classes import dataclass
-from notes_cli.editing.prefill import prefill
-from notes_cli.engine import interrupts
+from notes_cli.editing.selecting import prefill
+from notes_cli.engine import interrupts, recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.rotation import FLOATS
@@ -302,7 +301,7 @@ def _computed(workspace: Workspace, notebook: Notebook, segment: Segment, progre
         seam, end = segment.carry.seam, len(segment) - segment.carry.tail
         notebook.append(segment.tokens[:seam])
         notebook.flush()
-        with context.capturing(notebook.sequence) as captured:
+        with recurrent.capturing(context, notebook.sequence) as captured:
             notebook.append(segment.tokens[seam:end])
             notebook.flush(progress)
             with suppress(EngineError):  # then they stay unchecked

@@ -6,10 +6,9 @@ By the profile that a calibration wrote of this model; without one, by what is s
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
 from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, SUFFIX, Method

@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
-from notes_cli.library.files import ERRATA
+from notes_cli.library.segment_files import ERRATA
 from notes_cli.library.store import Library
 from notes_cli.runtime.corrections import Fielded, as_new_values, known_fields, meant, parse_errata, resolved
 from notes_cli.runtime.opening import open_segments

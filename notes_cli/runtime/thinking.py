@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.decision import Decision, deciding
 from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.loop import Logits, Task
@@ -20,7 +19,7 @@ from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.writing import Writer
-from notes_cli.errors import EngineError, Help, UnsupportedError
+from notes_cli.errors import ContextLengthError, Help, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
 
@@ -308,9 +307,11 @@ def _within(notebook: Notebook, limit: int, answer: int) -> int:
     start, size = len(notebook), notebook.size
     if limit and start + ROOM >= size:
         wanted = start + limit + ROOM + min(answer, ENDLESS_ROOM)
-        raise EngineError(
+        raise ContextLengthError(
             f"the context is too small to think in: the prompt takes {start} of {size} tokens",
             Help.LARGER_CONTEXT(tokens=min(-(-wanted // 256) * 256, notebook.context.longest or wanted)),
+            tokens=start + ROOM + 1,
+            longest=size,
         )
     return min(limit, size - start - ROOM)
 

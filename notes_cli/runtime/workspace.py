@@ -21,7 +21,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
-from notes_cli.library.renderings import Renderings
+from notes_cli.library.facts import Renderings
 from notes_cli.library.store import Library, Store, check_called
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.runtime.identity import Identified

@@ -218,12 +218,11 @@ class ProgressQueue:
 
 
 class Events(EventStream):
-    """Progress, then what came of it."""
+    """Progress of a compile, then the skill."""
 
-    def __init__(self, told: ProgressQueue, result: asyncio.Future[Json], name: str = "skill") -> None:
-        """`name`: the key that the result has."""
+    def __init__(self, told: ProgressQueue, result: asyncio.Future[Json]) -> None:
         super().__init__()
-        self._told, self._result, self._name = told, result, name
+        self._told, self._result = told, result
         self._first = asyncio.ensure_future(told.next())
 
     async def begin(self) -> None:
@@ -254,7 +253,7 @@ class Events(EventStream):
         finally:
             following.cancel()
         try:
-            found = {self._name: self._result.result()}
+            found = {"skill": self._result.result()}
         except NotesError as error:
             found = body(refused(error))
         yield event(found)

@@ -17,9 +17,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from notes_cli import output
+from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
-from notes_cli.serve import errata, heat, library
-from notes_cli.serve.answers import Events, ProgressQueue, answer, begun, while_there
+from notes_cli.serve import errata, library
+from notes_cli.serve.answers import Events, ProgressQueue, answer, begun
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import check_messages, check_size, model_of
 from notes_cli.serve.prometheus import KIND, exposed
@@ -27,11 +29,12 @@ from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused, body, refused
 from notes_cli.serve.scheduler import Scheduler
-from notes_cli.serve.security import Guard
+from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
 SLOW = 30.0  # seconds that a client has to send it
+CURL = "application/x-www-form-urlencoded"  # the type that `curl -d` sends, whatever the body is
 
 T = TypeVar("T")
 
@@ -55,6 +58,7 @@ class Service:
     def __init__(self, scheduler: Scheduler, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False
+        self._ignored: set[str] = set()  # keys of requests of which it was logged that they change nothing
         self.end: Callable[[], object] = lambda: None  # has the server end, from any thread
 
     @property
@@ -87,7 +91,6 @@ class Service:
             Route("/v1/notes", self.skills),
             Route("/v1/notes/compile", self.compile, methods=["POST"]),
             Route("/v1/notes/explain", self.explain, methods=["POST"]),
-            Route("/v1/notes/heat", self.heat, methods=["POST"]),
             Route("/v1/notes/errata", self.errata, methods=["POST"]),
             Route("/v1/notes/sessions", self.sessions),
             Route("/v1/notes/skills", self.skills),
@@ -133,18 +136,26 @@ class Service:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
+        """The model, with the tokens of its context as vLLM (`max_model_len`) and llama-server (`meta`) name them."""
+        found = {"id": name, "object": "model", "created": self.scheduler.started, "owned_by": "notes"}
+        longest, model = self.scheduler.state.longest, self.scheduler.workspace.model
+        meta = {"n_vocab": model.n_vocab, "n_ctx_train": model.n_ctx_train}
+        if longest is None:  # nothing bounds it
+            return {**found, "meta": meta}
+        return {**found, "max_model_len": longest, "meta": {**meta, "n_ctx": longest}}
 
     async def tokenize(self, request: Request) -> Response:
         given = Reader(await self._body(request))
         content, special = given.needed("content"), given.flag("parse_special")
-        given.ignore({"add_special", "with_pieces"})
+        begins, pieces = given.flag("add_special"), given.flag("with_pieces")
         given.end()
 
-        def tokens() -> list[int]:
+        def tokens() -> Sequence[object]:
             check_size(self.scheduler.state, [content], "content")
-            found: list[int] = self.scheduler.workspace.model.tokenize(content, special=special).tolist()
-            return found
+            workspace = self.scheduler.workspace
+            found = workspace.model.tokenize(content, special=special)
+            ids = [int(token) for token in (workspace.with_bos(found) if begins else found)]
+            return [_piece(workspace.model, token) for token in ids] if pieces else ids
 
         return JSONResponse({"tokens": await self._prepare(tokens)})
 
@@ -157,6 +168,7 @@ class Service:
     async def completions(self, request: Request) -> Response:
         data = await self._body(request)
         every = await self._prepare(lambda: parse_completion(data, forms=self.options.forms))
+        self._log_ignored(every[0])
         return await answer(request, self.scheduler, every, every[0].model or self.scheduler.names[0])
 
     # The library.
@@ -172,17 +184,6 @@ class Service:
         data, told = await self._body(request), ProgressQueue()
         compiling = asyncio.ensure_future(library.compile_text(self.scheduler, data, told.add))
         return await begun(request, Events(told, compiling))
-
-    async def heat(self, request: Request) -> Response:
-        wanted, stream = heat.parse(await self._body(request))
-        told = ProgressQueue()
-        found = asyncio.wrap_future(self.scheduler.call(heat.probing(self.scheduler, wanted, told.add), long=True))
-        if stream:
-            return await begun(request, Events(told, found, "heat"))
-        try:
-            return JSONResponse(await while_there(request.receive, found))
-        finally:
-            told.gone = True
 
     async def explain(self, request: Request) -> Response:
         asked = await self._chat(request)
@@ -213,7 +214,15 @@ class Service:
             check_messages(self.scheduler.state, data)
             return parse_chat(data, forms=self.options.forms)
 
-        return await self._prepare(parsed)
+        chat = await self._prepare(parsed)
+        self._log_ignored(chat)
+        return chat
+
+    def _log_ignored(self, chat: ChatRequest) -> None:
+        """Log the keys of a request that change nothing here, each once."""
+        if new := [key for key in chat.ignored if key not in self._ignored]:
+            self._ignored.update(new)
+            output.say(f"ignored, as it changes no answer here: {', '.join(new)}")
 
     async def _prepare(self, function: Callable[[], T]) -> T:
         """Call a function in a preparation thread: it may take seconds, and no answer waits for it."""
@@ -236,7 +245,7 @@ class Service:
         """The JSON of a request. Raise Refused for what is none, too much, or does not come."""
         self._check()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         if (packed := request.headers.get("content-encoding", "identity")) != "identity":
             raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
@@ -256,6 +265,15 @@ class Service:
             raise Refused(408, "the body did not come in time") from None
         self._check()  # it may have taken its time
         return await self._prepare(lambda: read_json(data))
+
+
+def _piece(model: Model, token: int) -> dict[str, object]:
+    """A token and its text; of one that is no text, as a part of a character, its bytes. As llama-server has them."""
+    spelt = model.token_bytes(token, special=True)
+    try:
+        return {"id": token, "piece": spelt.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(spelt)}
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]

@@ -15,7 +15,7 @@ from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.sessions.everybody import correcting
 from notes_cli.sessions.folder import Sessions
-from notes_cli.text.references import Known
+from notes_cli.text.keys import Known
 
 PART, ALL = 16, 4  # of the tokens of a context: what one value may have, and all that are told of a skill
 

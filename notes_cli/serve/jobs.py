@@ -26,7 +26,7 @@ class Limits:
 
     parallel: int = 16  # sequences that answer or read at once
     queue: int = 128  # requests that wait
-    tokens: int = 2048  # of an answer
+    tokens: int | None = None  # of an answer; None: until the context ends
     chunk: int = CHUNK
 
     @property

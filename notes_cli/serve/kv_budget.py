@@ -20,6 +20,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import State
 
 GRANT = 128  # tokens of an answer that there is room for at a time
+TURN = 2048  # tokens of an answer that there is room for when a turn of a session begins: it cannot be set aside
 SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
 SENTENCE = 32  # tokens that a correction takes, beside its own words
 

@@ -1,6 +1,7 @@
 """What the JSON of a request asks for, checked as far as that goes without a model.
 
-An unknown key is refused, as OpenAI's API does; keys of that API which change nothing here are taken and ignored.
+An unknown key is refused, as OpenAI's API does, unless it is null. Keys of that API, of llama.cpp's server and of vLLM
+which change nothing here are taken and ignored.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import check_grammar
-from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
+from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall, as_given
 from notes_cli.text.schema import ANY_OBJECT, calls_grammar, schema_grammar
 from notes_cli.text.tools import parameters_of, strict_ones
 from notes_cli.text.toolset import in_order
-from notes_cli.text.untrusted import as_given
 
 T = TypeVar("T")
 
@@ -35,13 +35,34 @@ IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
 }
-EMPTY = {
-    "functions",
-    "function_call",
-    "modalities",
-    "prediction",
-    "audio",
-}  # refused if they ask for anything
+# Keys of llama.cpp's server, vLLM and Ollama that change no answer here: how a cache is kept, parameters of samplers
+# that another key turns on. It is logged that they were ignored.
+NEEDLESS = {
+    *("n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose", "keep_alive"),
+    *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "adaptive_decay"),
+    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("request_id", "priority", "spaces_between_special_tokens", "prompt_cache_options"),
+}
+# Keys that ask for nothing with one of these values, and are refused with any other. All may be empty, too.
+NEUTRAL: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("functions", "function_call", "prediction", "audio"), ()),
+    **dict.fromkeys(("lora", "response_fields", "stop_token_ids", "bad_words", "logits_processors", "documents"), ()),
+    **dict.fromkeys(("mm_processor_kwargs", "vllm_xargs", "grammar_triggers", "preserved_tokens"), ()),
+    "modalities": (["text"],),
+    **dict.fromkeys(("mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "n_probs", "min_keep"), (0,)),
+    **dict.fromkeys(("min_tokens", "t_max_predict_ms", "t_max_prompt_ms"), (0, -1)),
+    **dict.fromkeys(("top_n_sigma", "adaptive_target"), (-1,)),
+    **dict.fromkeys(("typical_p", "repetition_penalty", "length_penalty", "n_cmpl"), (1,)),
+    **dict.fromkeys(("thinking_budget_tokens", "reasoning_budget_tokens"), (-1,)),
+    **dict.fromkeys(("ignore_eos", "post_sampling_probs", "return_tokens", "reasoning_control", "think"), (False,)),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "continuous_usage_stats"), (False,)),
+    **dict.fromkeys(("continue_final_message", "add_special_tokens", "grammar_lazy"), (False,)),
+    **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "parse_tool_calls"), (True,)),
+    **dict.fromkeys(("include_reasoning", "detokenize"), (True,)),
+    "repeat_last_n": (64,),
+    "reasoning_format": ("auto", "deepseek"),
+}
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
@@ -101,6 +122,7 @@ class ChatRequest:
     notes: NotesParams = field(default_factory=NotesParams)
     stream: bool = False
     usage: bool = False  # tell it at the end of a stream
+    ignored: tuple[str, ...] = ()  # keys of NEEDLESS and NEUTRAL that it had
 
 
 class Reader:
@@ -111,6 +133,7 @@ class Reader:
             raise Refused(400, f"{where or 'the body'} must be a JSON object", param=where or None)
         self._data = dict(data)
         self._where = f"{where}." if where else ""
+        self.ignored: list[str] = []  # of NEEDLESS and NEUTRAL
 
     def name(self, key: str) -> str:
         return self._where + key
@@ -169,18 +192,24 @@ class Reader:
         return tuple(found)
 
     def ignore(self, keys: set[str]) -> None:
-        """Pass these over, and those of EMPTY that ask for nothing."""
+        """Pass these over."""
         for key in keys:
             self._data.pop(key, None)
-        for key in EMPTY:
-            if self._data.get(key) in (None, {}, [], ["text"]):
-                self._data.pop(key, None)
+
+    def ignore_needless(self) -> None:
+        """Pass over those of NEEDLESS, and of NEUTRAL those that ask for nothing."""
+        for key, value in list(self._data.items()):
+            empty = value in ([], {}) or value in NEUTRAL.get(key, ())
+            if key in NEEDLESS or (key in NEUTRAL and empty):
+                del self._data[key]
+                self.ignored.append(key)
 
     def end(self) -> None:
-        """Raise Refused for a key that nobody took."""
-        for key in self._data:
-            name = self.name(key)[:80]
-            raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+        """Raise Refused for a key that was not taken, and is not null."""
+        for key, value in self._data.items():
+            if value is not None:
+                name = self.name(key)[:80]
+                raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
 
 
 def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
@@ -194,8 +223,10 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     grammar = _grammar(given, forms)
     params = replace(params, grammar=forced or grammar, must_call=forced is not None)
     given.ignore(IGNORED)
+    given.ignore_needless()
     given.end()
-    return ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage)
+    ignored = tuple(given.ignored)
+    return ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
 
 
 def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
@@ -217,11 +248,11 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
         what = "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
         raise Refused(400, what, param="logprobs", code="unsupported_value")
     given.ignore(IGNORED)
+    given.ignore_needless()
     given.end()
-    return [
-        ChatRequest(model, prompt=prompt, echo=echo, params=params, notes=notes, stream=stream, usage=usage)
-        for prompt in prompts
-    ]
+    ignored = tuple(given.ignored)
+    chat = ChatRequest(model, echo=echo, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
+    return [replace(chat, prompt=prompt) for prompt in prompts]
 
 
 def _usage(given: Reader) -> bool:
@@ -231,6 +262,7 @@ def _usage(given: Reader) -> bool:
     inner = Reader(options, "stream_options")
     usage = inner.flag("include_usage")
     inner.ignore({"include_obfuscation"})
+    inner.ignore_needless()
     inner.end()
     return usage
 
@@ -423,6 +455,8 @@ def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], s
         for tool in tools:
             as_given(tool)
     choice = given.any("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools, choice = _allowed(choice, tools)
     if choice == "none":
         return (), None
     if choice in (None, "auto"):
@@ -439,6 +473,24 @@ def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], s
     with _told_of("tool_choice"):
         parameters = parameters_of(tools, name)
     return tools, _read("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
+
+
+def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], str]:
+    """Of `tool_choice` allowed_tools: these tools alone, which the model sees then, and whether it must call one."""
+    where = "tool_choice.allowed_tools"
+    given = Reader(choice.get("allowed_tools"), where)
+    mode, listed = given.text("mode", "auto"), given.any("tools")
+    if mode not in ("auto", "required"):
+        raise given.wrong("mode", "auto or required", mode)
+    if not isinstance(listed, list) or not listed:
+        raise given.wrong("tools", "a list of tools", listed)
+    entries = [Reader(one, f"{where}.tools[{number}]") for number, one in enumerate(listed)]
+    names = {Reader(one.any("function"), one.name("function")).needed("name") for one in entries}
+    found = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    if strange := names - {tool["function"]["name"] for tool in found}:
+        what = f"{where} has {min(strange)[:64]!r}, which is none of the tools"
+        raise Refused(400, what, param="tool_choice", code="invalid_value")
+    return found, mode
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import numpy as np
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.standing import StandingErrata
-from notes_cli.runtime.asking import Request
+from notes_cli.runtime.asking import ENDLESS, Request
 from notes_cli.runtime.prefixes import Layout, Prefixes
 from notes_cli.runtime.prompt import Prompt, parts_of, with_tools
 from notes_cli.runtime.settings import UNMEASURED, defaults
@@ -25,8 +25,8 @@ from notes_cli.runtime.settling import check_usable, named_apart, thinks
 from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
-from notes_cli.serve.parsing import DRAWN, ChatRequest
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
+from notes_cli.serve.refusals import Refused, too_long
 from notes_cli.serve.segment_cache import SegmentCache, Text, called, matched, read_last
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
@@ -73,7 +73,7 @@ class ServerState:
     conversations: Conversations
     errata: StandingErrata | None  # None: this library keeps none
     names: Sequence[str]  # of the model
-    most: int  # tokens of an answer
+    most: int | None  # tokens of an answer; None: until the context ends
     longest: int | None  # tokens that a prompt and its answer may have; None: any number
 
     @cached_property
@@ -103,8 +103,7 @@ def check_size(state: ServerState, texts: Sequence[str], param: str) -> None:
         return
     count = sum(len("".join(text.split())) for text in texts)  # blanks may come to nothing
     if state.longest_token is not None and count > state.longest * state.longest_token:
-        what = f"a text of {count:,} characters: more than the {state.longest:,} tokens of a context"
-        raise Refused(400, what, param=param, code="context_length_exceeded")
+        raise too_long(state.longest, f"has a text of {count:,} characters", param)
 
 
 def check_messages(state: ServerState, data: Any) -> None:
@@ -118,8 +117,7 @@ def check_messages(state: ServerState, data: Any) -> None:
 def _check_count(state: ServerState, count: int, name: str) -> None:
     """Raise Refused for so many parts of a prompt, each of which has a token at least."""
     if state.longest is not None and count > state.longest:
-        what = f"{count:,} {name}: more than the {state.longest:,} tokens of a context"
-        raise Refused(400, what, param=name, code="context_length_exceeded")
+        raise too_long(state.longest, f"has {count:,} {name}", name)
 
 
 def check_request(state: ServerState, request: ChatRequest) -> None:
@@ -149,7 +147,7 @@ def turn_of(
     segment_cache: SegmentCache,
     request: ChatRequest,
     known: Sequence[str],
-    most: int,
+    most: int | None,
     *,
     begun: bool,
     dry: bool = False,
@@ -175,7 +173,7 @@ def turn_of(
         raise Refused(400, "n does not go with a session or notes.ask, which have one answer", param="n")
     if wanted.stops:  # the token that a stop is found in may have more than the stop
         raise Refused(400, "stop does not go with a session or notes.ask: answers are whole tokens", param="stop")
-    if request.notes.ask is not None and (wanted.max_tokens or 0) > most:
+    if request.notes.ask is not None and most is not None and (wanted.max_tokens or 0) > most:
         what = f"max_tokens is {wanted.max_tokens:,}, and an answer of this server has {most:,} tokens at most"
         raise Refused(400, what, param="max_tokens", code="over_limit")
     seed = time.time_ns() if wanted.sampling.seed == DRAWN else wanted.sampling.seed
@@ -188,7 +186,7 @@ def turn_of(
         system=None if system is None else _words(system),
         think=wanted.think,
         max_think=wanted.max_think,
-        max_tokens=most if wanted.max_tokens is None else min(wanted.max_tokens, most),
+        max_tokens=_most(wanted, most),
         sampling=replace(wanted.sampling, seed=seed & 0xFFFFFFFF),
         grammar=wanted.grammar,
         recompute=request.notes.recompute,
@@ -340,13 +338,18 @@ def _finished(state: ServerState, request: ChatRequest, layout: Layout, think: b
         if request.tools and not writing.must_call and form_of(workspace.model.chat_template or "") is None:
             what = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, what, param="tools", code="unsupported_value")
-    max_tokens = most if writing.max_tokens is None else min(writing.max_tokens, most)
+    max_tokens = _most(writing, most)
     thinks = request.prompt is None and (think or workspace.reasoning.open)
     kept = ROOM if thinks else 0
     room = max_tokens + (writing.max_think + kept if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
     return PreparedRequest(request, layout, think, max_tokens, room, kept)
+
+
+def _most(params: GenerationParams, most: int | None) -> int:
+    """Tokens of an answer: those that were asked for, and no more than `most`. ENDLESS where neither bounds them."""
+    return min(given for given in (params.max_tokens, most, ENDLESS) if given is not None)
 
 
 def check_bias(workspace: Workspace, request: ChatRequest) -> None:

@@ -14,7 +14,7 @@ from notes_cli.runtime.opening import tell_edited
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.settling import Draft, drafted
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.kv_budget import turn_of_session
+from notes_cli.serve.kv_budget import TURN, turn_of_session
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.prepare import PreparedRequest, ServerState, check_bias, check_request, prepare_request, turn_of
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -28,7 +28,7 @@ class Question:
     prompt: Prompt
     parts: Parts
     tokens: int  # cells of the prompt, and those that edits of it take meanwhile
-    spare: int  # of the answer, at most
+    room: int  # tokens to write that there is room for when it begins
     looks: int  # to look ahead in, for a choice
     notices: list[str]
 
@@ -40,7 +40,7 @@ class PreparedTurn:
     stored: SessionFolder
     request: Request
     tokens: int  # of the session with its next prompt, at most
-    spare: int  # tokens that are written after it, at most
+    room: int  # tokens to write that there is room for when it begins
     looks: int  # cells to look ahead in, for a choice
     notices: list[str]
 
@@ -63,9 +63,8 @@ def _turn(state: ServerState, chat: ChatRequest, name: str, held: ExitStack) -> 
     request = turn_of(state.segment_cache, chat, state.names, state.most, begun=bool(stored.state.live))
     check_bias(workspace, chat)
     tokens, spare = turn_of_session(workspace, stored.state, request)
-    return PreparedTurn(
-        stored, request, tokens, spare, _lookahead(workspace, request), _edited_notices(workspace, request)
-    )
+    room, notices = _first_room(request, spare), _edited_notices(workspace, request)
+    return PreparedTurn(stored, request, tokens, room, _lookahead(workspace, request), notices)
 
 
 def _question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
@@ -82,7 +81,13 @@ def _question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
     tokens = parts.count + cells_meanwhile(prompt, parts)
     spare = room_for(workspace, draft.request, draft.settings.think)
     workspace.check_length(tokens + min(spare, 1))
-    return Question(draft, prompt, parts, tokens, spare, _lookahead(workspace, request), notices)
+    room = _first_room(draft.request, spare)
+    return Question(draft, prompt, parts, tokens, room, _lookahead(workspace, request), notices)
+
+
+def _first_room(request: Request, spare: int) -> int:
+    """Of the `spare` tokens that a request may write those that there must be room for when it begins."""
+    return spare - request.room + min(request.room, TURN)
 
 
 def _edited_notices(workspace: Workspace, request: Request) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
 from typing import Any
 
-from notes_cli.expressions import expression
 from notes_cli.serve.refusals import Refused
 
-HALF = expression("[\ud800-\udfff]")
+HALF = re.compile("[\ud800-\udfff]")
 
 
 class _Uncollected:

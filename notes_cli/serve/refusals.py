@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from notes_cli.errors import (
+    ContextLengthError,
     EngineError,
     HeldSessionError,
     Help,
@@ -50,7 +51,14 @@ class ServerError(NotesError):
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {409: "conflict_error", 413: "invalid_request_error", 415: "invalid_request_error"}
 _TYPES |= {405: "invalid_request_error", 408: "timeout_error", 429: "rate_limit_error", 503: "overloaded_error"}
-_TOO_LONG = (Help.LARGER_CONTEXT, Help.SCALE_ROPE, Help.BEYOND_TRAINED, Help.FEWER_TOKENS)
+_TOO_LONG = (Help.LARGER_CONTEXT, Help.FEWER_TOKENS)  # of other errors than ContextLengthError
+
+
+def too_long(longest: int, what: str, param: str = "messages") -> Refused:
+    """A request that does not fit a context. `what`: "needs 5000 tokens". Programs know it by the code, or by the first
+    words of the message, which are those of OpenAI's API and of vLLM."""
+    message = f"This model's maximum context length is {longest} tokens. However, this request {what}. Shorten it"
+    return Refused(400, message, param=param, code="context_length_exceeded")
 
 
 def refused(error: NotesError) -> Refused:
@@ -59,6 +67,8 @@ def refused(error: NotesError) -> Refused:
         return error
     what = str(error)
     help_ = error.remedy.help if error.remedy else None
+    if isinstance(error, ContextLengthError):
+        return too_long(error.longest, f"needs {error.tokens} tokens")
     if isinstance(error, EngineError) and help_ in _TOO_LONG:
         return Refused(400, what, param="messages", code="context_length_exceeded")
     if isinstance(error, SegmentError):

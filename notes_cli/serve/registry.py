@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli import __version__
-from notes_cli.library import held, private
+from notes_cli.library.safe_files import LOCKS, OTHERS, check_private, hold_file, is_unused, make_private, remove_unused
 
 PROTOCOL = 3  # of this file, and of the requests that `notes ask` sends (serve/client.py)
 LOCAL = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::1": "[::1]", "::": "[::1]"}
@@ -58,17 +58,17 @@ def registered(folder: Path, server: Server) -> Iterator[None]:
 
     Where the system has no locks nobody could tell that it still runs, and it is not found.
     """
-    if not held.LOCKS:
+    if not LOCKS:
         yield
         return
-    private.make(folder)
-    private.check(folder)
+    make_private(folder)
+    check_private(folder)
     path = folder / f"{server.url.rpartition(':')[2]}-{server.pid}.json"  # several addresses may share a port
     temporary = folder / f".{path.name}.tmp"
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w+b") as file:
-        held.hold(file)  # before it is found
+        hold_file(file)  # before it is found
         file.write(json.dumps(asdict(server)).encode())
         file.flush()
         temporary.replace(path)
@@ -83,7 +83,7 @@ def registered(folder: Path, server: Server) -> Iterator[None]:
 def running(folder: Path) -> list[Server]:
     """The servers of this user that run on this machine, the latest first. What others left is removed. Raise
     NotesError for a folder that is not ours, OSError."""
-    private.check(folder)
+    check_private(folder)
     found: list[tuple[float, Server]] = []
     for path in folder.glob("*.json"):
         with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
@@ -91,8 +91,8 @@ def running(folder: Path) -> list[Server]:
             server = _read(path, status)
             if server is None or server.machine != socket.gethostname():
                 continue
-            if held.free(path):
-                held.remove(path, sure=True)
+            if is_unused(path):
+                remove_unused(path, sure=True)
             elif (server.version, server.protocol) == (__version__, PROTOCOL):
                 found.append((status.st_mtime, server))
     return [server for _, server in sorted(found, key=lambda one: -one[0])]
@@ -100,7 +100,7 @@ def running(folder: Path) -> list[Server]:
 
 def _read(path: Path, status: os.stat_result) -> Server | None:
     """None for a file that is another user's, or that others may read or write."""
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & private.OTHERS:
+    if not stat.S_ISREG(status.st_mode) or status.st_mode & OTHERS:
         return None
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return None

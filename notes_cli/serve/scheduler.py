@@ -37,7 +37,7 @@ from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.prepare import PreparedRequest, ServerState
 from notes_cli.serve.questions import PreparedTurn, Question, prepare
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, too_long
 from notes_cli.serve.segment_cache import SegmentCache
 from notes_cli.serve.turns import IDLE, Turns, fault
 from notes_cli.sessions.session import Session
@@ -45,7 +45,7 @@ from notes_cli.sessions.session import Session
 T = TypeVar("T")
 
 PREPARING = 4  # threads that prepare: each has its share of Python's one interpreter
-LONG = 8  # compiles and probes that wait at most
+LONG = 8  # compiles that wait at most
 SOON = 16  # tokens of a prompt that others are reading, and that are worth waiting for
 
 
@@ -182,7 +182,7 @@ class Scheduler:
         if long:
             with self._lock:
                 if self._long == LONG:
-                    raise Refused(429, "too many compiles and probes are waiting", code="queue_full", wait=5)
+                    raise Refused(429, "too many compiles are waiting", code="queue_full", wait=5)
                 self._long += 1
             future.add_done_callback(self._long_ended)
 
@@ -393,7 +393,7 @@ class Scheduler:
         prepared, layout, salt = job.prepared, job.prepared.layout, job.request.notes.cache_salt
         least = len(layout) + 1
         if not self.budget.can_allocate(least):
-            raise _too_long(least, self.budget.cells)
+            raise too_long(self.budget.cells, f"needs {least} tokens")
         if not self.budget.make_room(0, job.sequences):
             return None
         kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
@@ -407,12 +407,18 @@ class Scheduler:
         needed = min(1 + (prepared.kept if prepared.think else 0), prepared.room)
         if first < needed:
             notebook.close()
-            raise _too_long(len(layout) + needed * job.sequences, self.budget.cells)
-        notebook.bound = min(len(layout) + prepared.room, self.workspace.context.n_ctx)
+            tokens = len(layout) + needed * job.sequences
+            raise too_long(self.budget.cells, f"needs {tokens} tokens")
+        notebook.bound = self._bounded(len(layout) + prepared.room)
         held = self.prefixes.add(notebook, layout, salt)
         others, spare = job.sequences - 1, max(0, min(prepared.kept, first - 1))
         job.reservations = [self.budget.reserve(notebook, len(layout) + first, others * first, others, spare)]
         return self._answer(job, self.turns.answer(job, prepared, held, length, first))
+
+    def _bounded(self, tokens: int) -> int:
+        """So many tokens, or as many as one sequence may ever have, if these are fewer."""
+        longest = self.state.longest
+        return tokens if longest is None else min(tokens, longest)
 
     def _answer(self, job: Job, task: Task[None]) -> bool:
         """Begin to answer."""
@@ -430,26 +436,27 @@ class Scheduler:
         return (self.budget.cells - self.workspace.context.used - prompt) // job.sequences
 
     def _ask(self, job: Job, question: Question) -> bool | None:
-        """A question in a sequence of its own, for all of which there is room (else None)."""
-        cells = self._cells(question.tokens, question.spare, question.looks)
+        """A question in a sequence of its own, if there is room for it (else None)."""
+        cells = self._cells(question.tokens, question.room, question.looks)
         if not self.budget.make_room(cells + question.looks, 2):
             return None
         return self._answer(job, self.turns.question(job, question, cells))
 
     def _go_on_with_session(self, job: Job, turn: PreparedTurn) -> bool | None:
-        """A turn of a session on disk, for all of which there is room (else None)."""
-        cells = self._cells(turn.tokens, turn.spare, turn.looks)
+        """A turn of a session on disk, if there is room for it (else None)."""
+        cells = self._cells(turn.tokens, turn.room, turn.looks)
         if not self.budget.make_room(cells + turn.looks, 1 + int(turn.looks > 0)):
             return None
         session = job.held.enter_context(Session(self.workspace, turn.stored))
         return self._answer(job, self.turns.session(job, session, turn, cells))
 
-    def _cells(self, tokens: int, spare: int, looks: int) -> int:
-        """Cells for a prompt of so many tokens and an answer, of which there may be fewer than `spare`, beside those to
-        look ahead in. Raise Refused for a prompt that is too long."""
+    def _cells(self, tokens: int, room: int, looks: int) -> int:
+        """Cells for a prompt of so many tokens and the beginning of an answer, beside those to look ahead in. Raise
+        Refused for a prompt that is too long."""
         if not self.budget.can_allocate(tokens + 1 + looks):
-            raise _too_long(tokens + 1 + looks, self.budget.cells)
-        return tokens + spare if self.budget.can_allocate(tokens + spare + looks) else self.budget.cells - looks
+            raise too_long(self.budget.cells, f"needs {tokens + 1 + looks} tokens")
+        cells = self._bounded(tokens + room)
+        return cells if self.budget.can_allocate(cells + looks) else self.budget.cells - looks
 
     def _step(self) -> None:
         self.metrics.steps += 1
@@ -515,11 +522,6 @@ class Scheduler:
             self._prepared.discard(job)
             self._count -= 1
         job.over.set()
-
-
-def _too_long(tokens: int, cells: int) -> Refused:
-    what = f"the context is too small: {tokens:,} tokens do not fit {cells:,}"
-    return Refused(400, what, param="messages", code="context_length_exceeded")
 
 
 @contextlib.contextmanager

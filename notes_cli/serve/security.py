@@ -11,11 +11,10 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from notes_cli.expressions import expression
 from notes_cli.serve.refusals import Refused, body
 
 # A name or an IPv4 address, or an IPv6 address in brackets; then a port.
-HOST = expression(
+HOST = re.compile(
     r"(?:(?P<name>[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{1,5}))?",
     re.IGNORECASE | re.ASCII,
 )
@@ -31,8 +30,9 @@ class Guard:
     """Lets requests through to an application, or refuses them.
 
     A browser sends along where the page is from that asks (Origin), and the name it asked for (Host). A page of
-    another site is refused, and so is one that has made its own name point to this machine: on loopback only localhost
-    and addresses are answered to, and on a network, without a key, names that nobody has in the DNS of the world.
+    another site is refused, and so is one that has made its own name point to this machine. Where a key is needed,
+    which such a page does not have, any name is answered to; without one, on loopback localhost and addresses, and on
+    a network names that nobody has in the DNS of the world.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Guard:
 
     def _may_be_ours(self, name: str) -> bool:
         """Whether the name that was asked for may be one of this machine's."""
-        if name in (self._host, "localhost") or _is_address(name):
+        if self._keys or name in (self._host, "localhost") or _is_address(name):
             return True
-        return not self._near and (bool(self._keys) or "." not in name or name.endswith(".local"))
+        return not self._near and ("." not in name or name.endswith(".local"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -71,21 +71,27 @@ class Guard:
             return Refused(400, f"Host: {host[:80]!r} is not a name or an address, with a port or without")
         if not self._may_be_ours(name):
             what = f"this server answers to localhost and to its address, not to {host[:80]!r}"
-            return Refused(403, f"{what}: ask it by one of these, or let it listen by that name, or ask for a key")
+            return Refused(403, f"{what}: ask it by one of these, or let it listen by that name, or require a key")
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
         if not self._keys or path in OPEN or (path in self._pages and method in ("GET", "HEAD")) or method == "OPTIONS":
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        right = [
-            hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys
-        ]  # all, whichever is right
-        if kind.lower() == "bearer" and any(right):
+        given = [headers.get("x-api-key", "")]  # as clients of Anthropic's API send it
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            given.append(bearer)
+        # All are compared, whichever is right.
+        right = [hmac.compare_digest(one.strip().encode("latin-1"), key) for one in given for key in self._keys]
+        if any(right):
             return None
-        return Refused(
-            401, "the API key is missing or wrong: send it as Authorization: Bearer KEY", code="invalid_api_key"
-        )
+        what = "the API key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key: KEY"
+        return Refused(401, what, code="invalid_api_key")
+
+
+def from_browser(headers: Headers) -> bool:
+    """Whether a page in a browser may have sent this: browsers add one of these headers to every POST."""
+    return any(name in ("origin", "referer") or name.startswith("sec-fetch-") for name in headers)
 
 
 def _is_address(name: str) -> bool:

@@ -178,15 +178,15 @@ class Turns:
 
         with job.held:
             try:
-                found = yield from one_by_one(session.answering(turn.request, reply.listener, assembled))
+                answering = session.answering(turn.request, reply.listener, assembled, turn.room)
+                found = yield from one_by_one(answering)
             except Exception as error:
                 raise fault(error) from error
         # When it is closed: its client may send the next turn at once.
         self._tell_written(job, reply.written(turn.request, found, goes_on))
 
     def _reserve(self, job: Job, notebook: Notebook, cells: int, looks: int) -> None:
-        """One cell more than there will be: with its last token it asks for no further room."""
-        job.reservations = [self._budget.reserve(notebook, cells + 1, looks, others=int(looks > 0))]
+        job.reservations = [self._budget.reserve(notebook, cells, looks, others=int(looks > 0))]
 
     def _assembled(self, job: Job, plan: Plan, listener: Listener) -> None:
         tell_unspliced(plan.notebook, listener.notice)

@@ -1,35 +1,131 @@
 """Edits of a session: a field gets another value by an edit method; errata that later ones supersede are taken out.
 
-What an edit does to the notebook is editing/amend.py's, as in a prompt. Here is what it means for a session: which
-method holds, what has to be said, and what is written down.
+Also the skills of a session, and its parts by the number of their turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from notes_cli.classes import dataclass
+import numpy as np
+
 from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
 from notes_cli.editing.change import Change, change, same
 from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of
 from notes_cli.editing.ways import Prepared, decode_from, offset
-from notes_cli.engine.patches import Patch, Range
+from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.patches import Patch, Range, align, ranges
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Help, NotesError, Remedy, SkillError, UnsupportedError
+from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError, UnsupportedError
 from notes_cli.library.standing import now
 from notes_cli.runtime.settings import NEAR, defaults
-from notes_cli.sessions.lines import Line, number_of
+from notes_cli.sessions.lines import Line, Origin, as_line, number_of
 from notes_cli.sessions.live import Live
-from notes_cli.sessions.origin import Origin, as_line
-from notes_cli.sessions.skills import amended, as_segment
-from notes_cli.sessions.state import MARKS, Entry, SkillText, keys_of
+from notes_cli.sessions.state import MARKS, Entry, SkillText, State, keys_of
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import listed
+from notes_cli.text.keys import Reference, listed
 from notes_cli.text.messages import BETWEEN
-from notes_cli.text.references import Reference
+
+FORMS = "a turn (3), turns (3-5), a chain of thought (thought:3) or the results of tools (tool:3)"
+_NAME = re.compile(r"(?:(turn|thought|tool):)?([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_WHAT = {"thought": "chain of thought", "tool": "result of a tool"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Numbers of turns: those that are meant as a whole, those of which the chain of thought or the results are."""
+
+    turns: tuple[int, ...] = ()
+    thoughts: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is meant, for people."""
+        return (
+            *([f"turn{'s' * (len(self.turns) > 1)} {spans(self.turns)}"] if self.turns else []),
+            *([f"the chain of thought of turn {spans(self.thoughts)}"] if self.thoughts else []),
+            *([f"the results of tools of turn {spans(self.results)}"] if self.results else []),
+        )
+
+
+def parts_of(names: Sequence[str], state: State, session: str) -> Parts:
+    """The parts that are meant. Raise SessionError for a name that is none, and for what the session does not have."""
+    found: dict[str, set[int]] = {"turn": set(), "thought": set(), "tool": set()}
+    see = Help.SHOW_SESSION(name=session)
+    for name in names:
+        match = _NAME.fullmatch(name.strip())
+        if match is None:
+            raise SessionError(f"{name!r} names no part of a session", f"Name {FORMS}")
+        kind, first, last = match[1] or "turn", int(match[2]), int(match[3] or match[2])
+        if first > last:
+            raise SessionError(f"{name!r} ends before it begins", f"Name {FORMS}")
+        if not 1 <= first <= last <= state.turns:
+            has = f"has {state.turns} turn{'s' * (state.turns != 1)}"
+            raise SessionError(f"there is no turn {first if first < 1 else last}: session {session} {has}", see)
+        there = {number for number in range(first, last + 1) if kind == "turn" or any(of(state, number, kind))}
+        if not there:
+            where = spans(range(first, last + 1))
+            raise SessionError(f"there is no {_WHAT[kind]} in turn {where} of session {session}", see)
+        found[kind] |= there
+    turns = found["turn"]
+    return Parts(*(tuple(sorted(one)) for one in (turns, found["thought"] - turns, found["tool"] - turns)))
+
+
+def of(state: State, turn: int, kind: str) -> Iterator[Entry]:
+    """The pieces of a turn that are of a chain of thought, or results of tools."""
+    of_turn = (entry for entry in state.entries if entry.turn == turn)
+    return (entry for entry in of_turn if (entry.thought if kind == "thought" else entry.kind == "result"))
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Numbers for people: 1, 3-5."""
+    return ", ".join(str(first) if last == first + 1 else f"{first}-{last - 1}" for first, last in ranges(numbers))
+
+
+def from_segment(segment: Segment, changed: Change | None, notebook: Notebook) -> SkillText:
+    """A skill that has come into the notebook, with its new values."""
+    position = next(p.position for p in notebook.pieces if p.kind == "splice" and p.name == segment.name)
+    influence = {name: [round(float(part), 6) for part in row] for name, row in segment.influence.items()}
+    skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields, influence)
+    return amended(skill, changed) if changed else skill
+
+
+def amended(skill: SkillText, changed: Change) -> SkillText:
+    """The skill with its new values. Of other tokens in the place of old ones no influence is known."""
+    influence = {}
+    for name, row in skill.influence.items():
+        moved = [0.0] * len(changed.tokens)
+        for part in align(changed.patches, len(row)):
+            if not part.patch:
+                moved[slice(*part.after)] = row[slice(*part.before)]
+        influence[name] = moved
+    return SkillText(skill.name, skill.position, changed.text, len(changed.tokens), changed.spans, influence)
+
+
+def as_segment(live: Live, skill: SkillText) -> Segment:
+    """The skill as a segment without rows, compiled where it is: what a change is found in.
+
+    Raise SessionError where the notebook has another text there.
+    """
+    first, last = skill.position, skill.position + skill.tokens
+    spelt, text = live.spelt(first, last), skill.text.encode()
+    if spelt not in (text, b" " + text):  # SentencePiece puts a blank before it
+        name = live.stored.name
+        raise SessionError(
+            f"the ledger of session {name} is damaged: {skill.name} is not at its position", Help.UNDO(name=name)
+        )
+    tokens, context = (np.array(live.state.tokens[slice(*span)], np.int32) for span in ((first, last), (0, first)))
+    influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}
+    return Segment(
+        *(skill.name, "", skill.text, tokens, first, context, skill.fields, live.workspace.identity, ()),
+        influence=influence,
+    )
+
 
 # Edits in place that may move rows: each rounds the keys to the cache's type once more (docs/LOG.md has what that comes
 # to). f32 takes any number.

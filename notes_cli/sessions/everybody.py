@@ -11,10 +11,10 @@ from notes_cli.library.info import SegmentInfo
 from notes_cli.library.standing import Standing, StandingErrata, marks_of, now, standing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.hearing import unheard
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.state import unheard
 from notes_cli.text.fields import clean_value
-from notes_cli.text.references import Known
+from notes_cli.text.keys import Known
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,4 @@
-"""Sessions on disk, a folder each: the ledger, and files of rows beside it. Described in docs/format.md.
-
-`ledger.jsonl` says what happened (ledger.py); what it comes to is a State (state.py). Lines are appended to it,
-and it is replaced where something is forgotten. `ledger.head` is written after each line: a ledger that lacks lines
-which it names was damaged, half a line after them is of a write that was interrupted. The K/V rows that a line added
-are in a file of their own, which is never changed. Only names of files are known here.
-"""
+"""Sessions on disk, a folder each: the ledger, and files of rows beside it. Described in docs/format.md."""
 
 from __future__ import annotations
 
@@ -19,9 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from notes_cli.errors import HeldSessionError, Help, SessionError, reason
-from notes_cli.library import private
-from notes_cli.library.atomic import replacing
-from notes_cli.library.lock import HeldError, locked
+from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked, make_private, replacing
 from notes_cli.sessions.ledger import (
     FORMAT,
     CutError,
@@ -180,7 +172,7 @@ class SessionFolder:
                 path.unlink(missing_ok=True)
 
     def _read(self) -> None:
-        private.check(self.folder)
+        check_private(self.folder)
         for left in reversed(range(READS)):
             try:
                 data, head = self._bytes()
@@ -212,7 +204,7 @@ class SessionFolder:
         path, head = self.folder / HEAD, None
         try:
             for own in _own(self.folder):
-                private.check_file(own)
+                check_private_file(own)
             with suppress(FileNotFoundError):
                 head = Head.read(path.read_text(encoding="ascii", errors="replace"))
                 if head is None:
@@ -236,7 +228,7 @@ class Sessions:
         self.folder = folder
 
     def names(self) -> list[str]:
-        """Raise NotesError if the folder may be of somebody else's making (private.py)."""
+        """Raise NotesError if the folder may be of somebody else's making (safe_files.py)."""
         return session_names(self.folder)
 
     def find(self, name: str) -> SessionFolder:
@@ -306,7 +298,7 @@ class Sessions:
             if fork.header:
                 raise taken
             try:
-                private.make(fork.folder)
+                make_private(fork.folder)
                 for rows in stored.kept():
                     if (stored.folder / rows).exists():  # not pinned ones from before an undo
                         _link(stored.folder / rows, fork.folder / rows)

@@ -8,20 +8,17 @@ messages that are left: where it puts other words than the ledger has, the part 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.editing.ways import decode_from
 from notes_cli.engine.patches import Patch, disturbed, shifted
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.places import taken_out
 from notes_cli.errors import Help, NotesError, SessionError, UnsupportedError
-from notes_cli.sessions.edits import as_lines, check_moves, moves, sentence
-from notes_cli.sessions.lines import Line
+from notes_cli.sessions.edits import Parts, as_lines, check_moves, moves, of, parts_of, sentence
+from notes_cli.sessions.lines import Line, Origin
 from notes_cli.sessions.live import Live
-from notes_cli.sessions.origin import Origin
-from notes_cli.sessions.parts import Parts, of, parts_of
 from notes_cli.sessions.results import as_question, results_turn
 from notes_cli.sessions.state import MARKS, TRACE, Entry, State, entry_line, keys_of
 from notes_cli.text.messages import BETWEEN, asking, user_message
@@ -74,7 +71,7 @@ class Forgetter:
         self._name = live.stored.name
 
     def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
-        """Take out what is named (parts.py). `dry`: only say what would be done. With `suffix` and no name, what was
+        """Take out what is named (edits.py). `dry`: only say what would be done. With `suffix` and no name, what was
         cut before is forgotten for good.
 
         Raise NotesError where that cannot be; then nothing is changed.

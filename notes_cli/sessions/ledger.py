@@ -10,14 +10,14 @@ neither llama.cpp nor files.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from hashlib import sha256
 from typing import NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.identity import Identity
-from notes_cli.expressions import expression
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold
 
@@ -25,7 +25,7 @@ FORMAT = 5  # changes when an older version would read a newer ledger wrongly
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 DIGITS = 16  # of a checksum
 SEAL = len(', "checksum": ""}') + DIGITS  # bytes that end a line
-HEAD_LINE = expression(r"([1-9][0-9]{0,8}) ([0-9a-f]{16})\n")
+HEAD_LINE = re.compile(r"([1-9][0-9]{0,8}) ([0-9a-f]{16})\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Which folders are sessions. Nothing in them is read, so that a shell can complete names at once."""
+"""Names of the sessions on disk, without numpy and without reading a ledger, so that a shell completes them at once."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from notes_cli.errors import SessionError, reason
-from notes_cli.library import private
+from notes_cli.library.safe_files import check_private
 from notes_cli.text import names
 
 LEDGER = "ledger.jsonl"
@@ -14,8 +14,8 @@ HEAD = "ledger.head"  # the number of lines of the ledger, and the checksum of t
 
 def session_names(folder: Path) -> list[str]:
     """The sessions in a folder, which need not be there. Raise NotesError if it may be of somebody else's making
-    (private.py), or cannot be read."""
-    private.check(folder)
+    (safe_files.py), or cannot be read."""
+    check_private(folder)
     try:
         found = [(names.typed(path.name), path) for path in folder.iterdir()]
         return sorted(

@@ -37,21 +37,17 @@ from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.settling import held_to, open_asked, settled, standing_errata
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.edits import Compacted, Edited, Editor
+from notes_cli.sessions.edits import Compacted, Edited, Editor, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forgetting import CUT, Forgetter, Forgotten
-from notes_cli.sessions.hearing import unheard
-from notes_cli.sessions.lines import Line
+from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.live import Live
-from notes_cli.sessions.origin import Origin, as_line
 from notes_cli.sessions.results import Result, as_question, results_turn
-from notes_cli.sessions.skills import from_segment
-from notes_cli.sessions.state import SkillText, State
+from notes_cli.sessions.state import SkillText, State, unheard
 from notes_cli.text.erratum import Erratum, read_errata, word
-from notes_cli.text.keys import listed
+from notes_cli.text.keys import Known, listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
-from notes_cli.text.references import Known
 from notes_cli.text.tools import calls_in, form_of
 
 
@@ -119,8 +115,8 @@ class Session:
         self.keep(found.unwritten, turn)
         return found
 
-    def _prepare(self, request: Request, listener: Listener) -> Plan:
-        """Settle what holds for the next turn, and assemble it."""
+    def _prepare(self, request: Request, listener: Listener, room: int | None = None) -> Plan:
+        """Settle what holds for the next turn, and assemble it. `room`: as of `answering`."""
         begun = time.perf_counter()
         goes_on = not self.empty
         made = request.recompute or request.exact or request.decode or request.place or request.system is not None
@@ -144,7 +140,7 @@ class Session:
             begun=begun,
         )
         request, settings = draft.request, draft.settings
-        room = room_for(self.workspace, request, settings.think)
+        room = room_for(self.workspace, request, settings.think) if room is None else room
         if request.results:
             notebook = self.answered(request.results, room, settings.think)
         elif goes_on:
@@ -182,11 +178,17 @@ class Session:
             raise
 
     def answering(
-        self, request: Request, listener: Listener = SILENT, assembled: Callable[[Plan], object] = lambda plan: None
+        self,
+        request: Request,
+        listener: Listener = SILENT,
+        assembled: Callable[[Plan], object] = lambda plan: None,
+        room: int | None = None,
     ) -> Task[Answer]:
-        """`ask` as a task of a loop; the turn is kept when the answer is whole. `assembled` is told of the prompt."""
+        """`ask` as a task of a loop; the turn is kept when the answer is whole. `assembled` is told of the prompt.
+        `room`: tokens to write that there must be room for at first, where more is made as they are written; None: for
+        all of them."""
         try:
-            plan = self._prepare(request, listener)
+            plan = self._prepare(request, listener, room)
             assembled(plan)
             found = yield from answering(self.workspace, request, plan, listener)
             listener.answered(found)

@@ -1,22 +1,33 @@
-"""What the lines of a ledger come to: tokens, the rows of each, pieces, skills and the values of their fields.
+"""The state of a session after the lines of its ledger: tokens, the rows of each, pieces, skills, values of fields.
 
-Plain data and pure functions: they know neither llama.cpp nor files, and of rows only the names of their files.
+Also which standing errata it has not had yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from notes_cli.classes import dataclass
 from notes_cli.engine.patches import patched, shifted
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.places import Image, taken_out
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import EngineError
-from notes_cli.sessions.lines import Line, heard_of, ids_of, number_of, patches_of, ranges_of, rows_of, text_of
-from notes_cli.sessions.origin import Origin, as_line, origin_of
-from notes_cli.text.references import Known
+from notes_cli.library.standing import Standing
+from notes_cli.sessions.lines import (
+    Line,
+    Origin,
+    as_line,
+    heard_of,
+    ids_of,
+    number_of,
+    origin_of,
+    patches_of,
+    ranges_of,
+    rows_of,
+    text_of,
+)
+from notes_cli.text.keys import Known
 
 TRACE = "forgotten"  # the kind of an entry that says where something was cut out
 MARKS = ("edit", TRACE)  # kinds of entries that have no tokens
@@ -97,11 +108,11 @@ class State:
     images: list[Image] = field(default_factory=list)  # whose rows are no tokens
     entries: list[Entry] = field(default_factory=list)  # in the order in which they came
     skills: list[SkillText] = field(default_factory=list)
-    # Fields are called by their keys (text/references.py), as they are among the skills that there are now.
+    # Fields are called by their keys (text/keys.py), as they are among the skills that there are now.
     values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
     pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
     stated: set[str] = field(default_factory=set)  # fields of which an erratum has been said
-    # What says which standing errata the session has heard of (hearing.py). Fields are called `skill.field` here.
+    # What says which standing errata the session has heard of. Fields are called `skill.field` here.
     marks: dict[str, list[str]] = field(default_factory=dict)  # of skills, as library/standing.py has them
     first: dict[str, str] = field(default_factory=dict)  # what the text said of a field when it came
     heard: dict[str, str] = field(default_factory=dict)  # of fields that were given a value: when, of all that is told
@@ -357,3 +368,30 @@ def fold(lines: Sequence[Line]) -> State:
     for line in live:
         state.apply(line)
     return state
+
+
+def unheard(state: State, errata: Sequence[Standing]) -> dict[str, str]:
+    """The values that fields, called `skill.field`, are to be given by these errata, the latest last. One is of a skill
+    that is the same by its marks, and that says or has said of the field what its text did."""
+    known, fields, found = state.known, state.fields, dict[str, str]()
+    for skill in state.skills:
+        marks = state.marks.get(skill.name, ())
+        mine = [one for one in errata if one.skill == skill.name and one.is_of(marks)]
+        for name in dict.fromkeys(span.name for span in skill.fields):
+            key, now = f"{skill.name}.{name}", fields[known.key(skill.name, name)]
+            about = [one for one in mine if one.field == name and one.was in (now, state.first.get(key))]
+            if about and about[-1].value != now and not _heard(state, about[-1]):
+                found[key] = about[-1].value
+    return found
+
+
+def _heard(state: State, one: Standing) -> bool:
+    """Whether the session was given a value of its own after an erratum, or the erratum itself, if only to take it
+    back."""
+    key = f"{one.skill}.{one.field}"
+    undone = (time for name, value, time in state.undone if value == one.value and key in _keys(state, name))
+    return any(time >= one.time for time in (state.heard.get(key, ""), *undone))
+
+
+def _keys(state: State, name: str) -> list[str]:
+    return [f"{one.skill}.{one.field}" for one in state.known.find(name)]

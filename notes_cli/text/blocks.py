@@ -1,20 +1,38 @@
-"""Blocks: where a text may be cut into parts that are compiled separately, and which parts refer to each other.
-
-A cut is made before a heading, a paragraph or a line, never inside a code fence, and only where a token begins.
-Pure arithmetic over the bytes of each token, as in spans.py; it knows no tokenizer.
-"""
+"""Blocks of a text that are compiled separately, which of them refer to each other, and the tokens of a field."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import fences, within
-from notes_cli.text.spans import byte_offsets
+
+
+def token_spans(text: str, token_bytes: Sequence[bytes], places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each place, characters [start, end) of the text, the tokens [first, last) that touch it.
+
+    `token_bytes` holds the bytes of each token of the text, in order. A tokenizer may put one space before
+    the text (SentencePiece does). Raise SkillError for bytes that are not those of the text.
+    """
+    if not places:
+        return []
+    data = text.encode()
+    joined = b"".join(token_bytes)
+    if joined not in (data, b" " + data):
+        raise SkillError("the bytes of this model's tokens are not those of the text, so its fields cannot be located")
+    shift, at = len(joined) - len(data), byte_offsets(text)
+    ends = list(accumulate(map(len, token_bytes)))  # where each token ends, in bytes
+    return [(bisect_right(ends, shift + at[start]), bisect_left(ends, shift + at[end]) + 1) for start, end in places]
+
+
+def byte_offsets(text: str) -> Sequence[int]:
+    """The byte at which each character of a text begins, and the byte after the last one."""
+    return range(len(text) + 1) if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
+
 
 Blocks = int | Literal["headings"]  # how many, or one for each heading
 

@@ -1,32 +1,28 @@
 """Errata: short corrections, as `field=value` or as free text, and the sentences that a model reads.
 
-The wordings are in prompts/errata.yaml. Only {field}, {value}, {skill} and {text} are filled in, in one pass, so
+The wordings are in prompts/errata.json. Only {field}, {value}, {skill} and {text} are filled in, in one pass, so
 braces in a user's text are left alone. Where an erratum is placed in a prompt is decided elsewhere.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 
-from notes_cli.classes import dataclass
 from notes_cli.config import resource
-from notes_cli.errors import NotesError, SkillError
-from notes_cli.expressions import expression
-from notes_cli.shipped import read_shipped
+from notes_cli.errors import SkillError
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import MAX_WORDS, field_name, is_name, known
-from notes_cli.text.references import Known
+from notes_cli.text.keys import MAX_WORDS, Known, field_name, is_name, known
 
-OF = "{field} of {skill}"  # a field that several skills have
-COLON = expression("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
+COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
 # As a name is written, a reference to a skill's field, or a placeholder: "1=2" is none.
-LIKE_NAME = expression(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
-ANOTHER = expression(r"[,;]([^,;=:]+)[=:]")  # in a value: what may be meant as a field and its value
+LIKE_NAME = re.compile(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
+ANOTHER = re.compile(r"[,;]([^,;=:]+)[=:]")  # in a value: what may be meant as a field and its value
 MOST_NAMED = 256  # characters of a value that are looked at for such a name: no skill and field have more together
-SLOT = expression(r"\{(field|value|text|skill)\}")
+SLOT = re.compile(r"\{(field|value|text|skill)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +36,7 @@ class Erratum:
 
     @property
     def key(self) -> str:
-        """The key of the field (references.py); empty for free text."""
+        """The key of the field (keys.py); empty for free text."""
         return f"{self.skill}.{self.field}" if self.skill else self.field or ""
 
 
@@ -51,13 +47,10 @@ class OfField(str):
 
 
 def of_fields(errata: Mapping[str, str]) -> tuple[OfField, ...]:
-    """Errata given as fields and their values. Raise SkillError for a name that no field has, and a value that is no
-    text."""
-    for name, value in errata.items():
-        if not isinstance(name, str) or not name.strip() or "=" in name:
+    """Errata given as fields and their values. Raise SkillError for a name that no field has."""
+    for name in errata:
+        if not name.strip() or "=" in name:
             raise SkillError(f"an erratum is of {name!r}, and no field is called so")
-        if not isinstance(value, str):
-            raise SkillError(f"an erratum gives {name} the value {value!r}, which is no text")
     return tuple(OfField(f"{name}={value}") for name, value in errata.items())
 
 
@@ -68,7 +61,7 @@ class Wordings:
     default: str
     forms: Mapping[str, str]
     free: str
-    of: str = OF
+    of: str  # the field, if several skills have one of that name
 
 
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
@@ -154,32 +147,11 @@ def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None
     return _fill(form, {"field": field, "value": erratum.value})
 
 
-def load_wordings(path: Path) -> Wordings:
-    """Read a file of wordings. Raise NotesError if a part is missing or a form leaves out the value."""
-    data = read_shipped(path)
-    try:
-        wordings = Wordings(
-            str(data["default"]),
-            {str(k): str(v) for k, v in data["wordings"].items()},
-            str(data["free"]),
-            str(data.get("of", OF)),
-        )
-    except (AttributeError, KeyError, TypeError):
-        raise NotesError(f"{path} must have default, wordings and free") from None
-    if wordings.default not in wordings.forms or "{text}" not in wordings.free:
-        raise NotesError(f"{path}: default must name one of the wordings, and free must contain {{text}}")
-    if "{field}" not in wordings.of or "{skill}" not in wordings.of:
-        raise NotesError(f"{path}: of must contain {{field}} and {{skill}}")
-    for name, form in wordings.forms.items():
-        if "{field}" not in form or "{value}" not in form:
-            raise NotesError(f"{path}: the wording {name!r} must contain {{field}} and {{value}}")
-    return wordings
-
-
 @cache
 def shipped_wordings() -> Wordings:
     """The wordings that ship with notes."""
-    return load_wordings(resource("prompts") / "errata.yaml")
+    data = json.loads((resource("prompts") / "errata.json").read_text(encoding="utf-8"))
+    return Wordings(data["default"], data["wordings"], data["free"], data["of"])
 
 
 def _fill(form: str, values: Mapping[str, str]) -> str:

@@ -24,18 +24,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import Help, SkillError
-from notes_cli.expressions import expression
 from notes_cli.text.keys import BREAKS, KeyLine, field_name, key_lines, listed
 
-SLUG = expression(r"[A-Za-z0-9_-]+")
-PLACEHOLDER = expression(rf"(\\)?\{{\{{[ \t]*([^\s{{}}](?:[^{{}}{BREAKS}]{{0,62}}[^\s{{}}])?)[ \t]*\}}\}}")
-BREAK = expression(f"[{BREAKS}]")
-CONTROL = expression(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # but what is white space
-FENCE = expression(r" {0,3}(```+|~~~+)")
+SLUG = re.compile(r"[A-Za-z0-9_-]+")
+PLACEHOLDER = re.compile(rf"(\\)?\{{\{{[ \t]*([^\s{{}}](?:[^{{}}{BREAKS}]{{0,62}}[^\s{{}}])?)[ \t]*\}}\}}")
+BREAK = re.compile(f"[{BREAKS}]")
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # but what is white space
+FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
 Span = tuple[int, int]  # characters [first, last)
 

@@ -14,7 +14,6 @@ from textwrap import dedent
 from typing import Any, NamedTuple
 
 from notes_cli.errors import SkillError
-from notes_cli.expressions import expression
 from notes_cli.text import names
 from notes_cli.text.fields import clean_value, fences, within
 from notes_cli.text.keys import FIELD_NAME, field_name, is_name
@@ -22,16 +21,16 @@ from notes_cli.text.keys import FIELD_NAME, field_name, is_name
 MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slow
 MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
 MAX_VALUE = 1000  # characters of one of them
-BLANK = expression(r"[ \t\n\ufeff]*")
-LATER = expression(r"^---[ \t]*\n(?:[\w-]+:.*\n){0,3}(?:name|description):[ \t]", re.M)
+BLANK = re.compile(r"[ \t\n\ufeff]*")
+LATER = re.compile(r"^---[ \t]*\n(?:[\w-]+:.*\n){0,3}(?:name|description):[ \t]", re.M)
 MAX_BEFORE = 2000  # characters: what is further down is no front matter that came too late
-OPENS = expression(r"---[ \t]*\n")  # a text that begins so has front matter, or a rule as its first line
+OPENS = re.compile(r"---[ \t]*\n")  # a text that begins so has front matter, or a rule as its first line
 # The line that ends it: of dashes or of dots, also if the text begins on it (---# Title).
-CLOSES = expression(r"^(?:---+[ \t]*(?:\n|\Z)|---(?=[ \t]*[^\s-])|\.\.\.[ \t]*(?:\n|\Z))", re.M)
-KEY = expression(r"^[\"']?(?P<key>\w[\w .-]{0,63}?)[\"']?[ \t]*[:\uff1a](?P<rest>.*)$", re.M)
-TOP_KEY = expression(r"[\"']?(?P<key>[A-Za-z_][\w-]{0,63})[\"']?[ \t]*(?::(?=[ \t]|$)|\uff1a)[ \t]*(?P<rest>.*)")
-WIDE = expression(r"^(?:name|description|fields)[ \t]*\uff1a", re.M)  # for YAML it is part of the key
-BLOCK = expression(r"[|>][-+\d]*[ \t]*(?:#.*)?")
+CLOSES = re.compile(r"^(?:---+[ \t]*(?:\n|\Z)|---(?=[ \t]*[^\s-])|\.\.\.[ \t]*(?:\n|\Z))", re.M)
+KEY = re.compile(r"^[\"']?(?P<key>\w[\w .-]{0,63}?)[\"']?[ \t]*[:\uff1a](?P<rest>.*)$", re.M)
+TOP_KEY = re.compile(r"[\"']?(?P<key>[A-Za-z_][\w-]{0,63})[\"']?[ \t]*(?::(?=[ \t]|$)|\uff1a)[ \t]*(?P<rest>.*)")
+WIDE = re.compile(r"^(?:name|description|fields)[ \t]*\uff1a", re.M)  # for YAML it is part of the key
+BLOCK = re.compile(r"[|>][-+\d]*[ \t]*(?:#.*)?")
 READ = ("name", "description", "fields")
 
 

@@ -1,64 +1,53 @@
-"""Keys: which lines of a text give a field a value.
-
-Such a line is `key: value`, perhaps as an item of a list, perhaps with the key in bold or all of it in a code span; the
-colon may be the Chinese one. The key reads like a name (a few words of any script, none that leads into a sentence),
-and the value like data (`is_value`): an amount, a date, an address, code without blanks, or a short name. A key of
-several words also has to be set apart: next to other such lines, between empty lines, under a heading, or as an item of
-a list; and if the value is a plain word, next to another such line, or in bold. A line whose key is declared in the
-front matter needs none of this.
-
-It finds lines; fields.py makes fields of them. tests/text/field_lines.yaml has labelled lines like those of public
-skills.
-"""
+"""Names of fields: which lines of a text give a field a value, and which fields a reference like `*.date` means."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from notes_cli.config import resource
-from notes_cli.expressions import expression
+from notes_cli.errors import SkillError
 
 # What ends a line for some reader (str.splitlines): lines end at \n alone here, and no name and no value has any of it.
 BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 
-FIELD_NAME = expression(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 # A key, a colon with a space after it (so no URL and no time of day) or that of Chinese and Japanese (FF1A), and a
 # value of at most 80 characters. Indented by four or more spaces it is Markdown code.
-KEY_LINE = expression(
+KEY_LINE = re.compile(
     r"^ {0,3}(?:[-*+] )?(?P<bold>\*\*)?(?P<key>[^\s:\uff1a=*][^" + BREAKS + r":\uff1a=*]{0,63})"
     r"(?(bold)(?:\*\*[ \t]?(?::[ \t]|\uff1a)|(?::|\uff1a)\*\*(?:[ \t]|(?<=\uff1a\*\*)))|(?::[ \t]|\uff1a))[ \t]*"
     rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,78}}[^\s.!?:;,])?)[ \t]*$",
     re.M,
 )
 # A setting in a code span of its own: `timeout = 30`, `region: north`.
-SETTING_LINE = expression(
+SETTING_LINE = re.compile(
     r"^ {0,3}(?:[-*+] )?`(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63})(?:[ \t]?=|:[ \t])[ \t]?"
     rf"(?P<value>[^\s`=](?:[^`{BREAKS}]{{0,78}}[^\s`.!?:;,])?)`[ \t]*$",
     re.M,
 )
-APART = expression(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
-ITEM = expression(r" {0,3}[-*+] ")
+APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
+ITEM = re.compile(r" {0,3}[-*+] ")
 MAX_WORDS = 4
 MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also have no spaces
 
 # A value is one constant or several (CONSTANTS), or has no PROSE, and an amount (NUMBER) or few words (WORD).
-COMMENT = expression(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
-ASIDE = expression(r"\([^()]*\)")  # within a value: `3m (10 ft) to 9m (30 ft)`
-WORD = expression(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
-WRAPPED = expression(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
+COMMENT = re.compile(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
+ASIDE = re.compile(r"\([^()]*\)")  # within a value: `3m (10 ft) to 9m (30 ft)`
+WORD = re.compile(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
+WRAPPED = re.compile(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
 CONSTANT = r"(?:`[^`\s\"]+`|<?https?://[^<>\s\uff08\uff09]+>?)"
-CONSTANTS = expression(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
-NUMBER = expression(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
+CONSTANTS = re.compile(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
+NUMBER = re.compile(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
 # What a value that is no constant never has: the punctuation of sentences, of code, of templates and of arrows.
-PROSE = expression(
+PROSE = re.compile(
     r"[|\[\]{}\"\u201c\u201d\u2192\u3002\uff01\uff1f\uff1b\uff0c\u3001`*]|->|(?<![<>])=|[<>](?![=\s]*\d)|[.!?;:]\s|,\s(?!\d)|//"
 )
-ARROW = expression(r"\u2192|->")
+ARROW = re.compile(r"\u2192|->")
 SMALL = frozenset(["to", "of", "and", "&", "the", "for", "de", "la", "von", "van", "und", "bis"])  # between two words
 
 
@@ -218,3 +207,73 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     """Names for a message of one line; `none` if there are none."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
+
+
+ALL = "*"
+
+
+class Reference(NamedTuple):
+    """One field of one skill."""
+
+    skill: str
+    field: str
+    key: str  # `date`, or `returns.date` if other skills have a field of that name, too
+
+    @property
+    def shared(self) -> bool:
+        """Whether other skills have a field of that name."""
+        return self.key != self.field
+
+
+class Known(Collection[str]):
+    """The fields of some skills. A reference to one or more of them is `in` it; iterating gives the keys."""
+
+    def __init__(self, skills: Iterable[tuple[str, Iterable[str]]]) -> None:
+        """`skills`: the name of each, and those of its fields."""
+        self._fields: dict[str, dict[str, None]] = {}  # skill -> fields, in order
+        self._owners: dict[str, dict[str, None]] = {}  # field -> skills
+        for skill, fields in skills:
+            for field in fields:
+                self._fields.setdefault(skill, {})[field] = None
+                self._owners.setdefault(field, {})[skill] = None
+
+    def __contains__(self, reference: object) -> bool:
+        return isinstance(reference, str) and bool(self.find(reference))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.key(skill, field) for skill, fields in self._fields.items() for field in fields)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._fields.values()))
+
+    def key(self, skill: str, field: str) -> str:
+        return field if len(self._owners.get(field, ())) < 2 else f"{skill}.{field}"
+
+    def find(self, reference: str) -> list[Reference]:
+        """All fields that a reference may mean; without a skill, that field of every skill that has it. A name may be
+        written in other case where one field alone has it so."""
+        skill, dot, field = reference.rpartition(".")
+        field, skill = field_name(field), skill.strip()
+        known = self._owners if not dot or skill == ALL else self._fields.get(skill, {})
+        if field not in known:
+            alike = [one for one in known if one.casefold() == field.casefold()]
+            field = alike[0] if len(alike) == 1 else field
+        owners = self._owners.get(field, {})
+        named = owners if not dot or skill == ALL else [skill] if skill in owners else ()
+        return [Reference(owner, field, self.key(owner, field)) for owner in named]
+
+    def resolve(self, reference: str, subject: str = "no spliced skill has") -> list[Reference]:
+        """The fields that a reference means: one, or with `*.` all of that name.
+
+        Raise SkillError for a field that no skill has, with the known ones, and for one that several have, with each.
+        `subject` is how the former begins.
+        """
+        found = self.find(reference)
+        if not found:
+            raise SkillError(f"{subject} a field {reference!r}", known(self, reference))
+        if len(found) > 1 and "." not in reference:
+            which = listed([one.key for one in found])
+            raise SkillError(
+                f"several skills have a field {reference!r}: name one of {which}, or all: {ALL}.{reference}"
+            )
+        return found

@@ -5,11 +5,10 @@ A name consists of lower-case letters, marks and digits, with single - between t
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-
-from notes_cli.expressions import expression
 
 MAX_NAME = 64  # characters
 MAX_BYTES = 192  # of UTF-8: a file's name, with what is put before and after it, may have 255
@@ -18,9 +17,9 @@ BETWEEN = "\n"  # the files of a skill that was joined of several, as its source
 RULE = "lower-case letters and digits of any script, and single -"
 
 # Letters and marks that are invisible: two names would look alike.
-UNSEEN = expression("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 # Windows reserves these for devices, whatever follows a dot.
-DEVICE = expression("con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]")
+DEVICE = re.compile("con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]")
 
 
 def files_of(source: str) -> list[str]:

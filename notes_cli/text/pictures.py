@@ -7,26 +7,26 @@ reads no file; whether they are looked at is decided where there is a model that
 
 from __future__ import annotations
 
+import re
 import stat
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import ImageError
-from notes_cli.expressions import expression
 from notes_cli.images import MAX_BYTES, SUFFIXES, Picture, load_picture
 from notes_cli.text.fields import Span, fences, within
 
 MOST = 256  # images in one text
-IMAGE = expression(
+IMAGE = re.compile(
     r"(?<!\\)!\[[^\[\]\n]{0,500}\]\([ \t]*"
     r"(?:<(?P<angled>[^<>\n]{1,500})>|(?P<bare>(?:[^\s()<>]|\([^\s()<>]{0,100}\)){1,500}))"
     r"(?:[ \t]+(?:\"[^\"\n]{0,500}\"|'[^'\n]{0,500}'))?[ \t]*\)"
 )
-ADDRESS = expression(r"[A-Za-z][A-Za-z0-9+.-]+:|//")
-TICKS = expression(r"`+")
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:|//")
+TICKS = re.compile(r"`+")
 
 
 @dataclass(frozen=True, slots=True)

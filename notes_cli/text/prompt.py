@@ -16,16 +16,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import ModelError, NotesError
-from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, Message, SkillPart, TextPart, checked
+from notes_cli.text.messages import (
+    BETWEEN,
+    Conversation,
+    ErratumPart,
+    Message,
+    SkillPart,
+    TextPart,
+    as_given,
+    checked,
+    is_left,
+    marker,
+    stretches,
+)
 from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls, shows_calls
 from notes_cli.text.template import ChatTemplate, LeftOutError
-from notes_cli.text.untrusted import as_given, is_left, marker, stretches
 
 TOOLS = "You can call these tools:"  # before their definitions, where the template does not show them
 Kind = Literal["text", "splice", "erratum", "question", "call", "result"]

@@ -6,10 +6,9 @@ import math
 import re
 
 from notes_cli.errors import NotesError
-from notes_cli.expressions import expression
 
-_SIZE = expression(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_AGE = expression(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdwy]|min)")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_AGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhdwy]|min)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 
 

@@ -7,15 +7,14 @@ refuses what it would have to guess. fields.py finds the fields. It knows no tok
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import Help, SkillError, reason
-from notes_cli.expressions import expression
 from notes_cli.images import SUFFIXES, Picture, looks_like_image, read_picture
 from notes_cli.text import names
 from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
@@ -26,12 +25,12 @@ from notes_cli.text.pictures import Link, Shown, find_images, load_images
 MAX_BYTES = 64 << 20  # far more than any context holds; a model file given by mistake is refused, not read
 MAX_DESCRIPTION = 1024
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
-SURROGATE = expression(r"[\ud800-\udfff]")  # a byte that is not UTF-8, in a text that was decoded around it
+SURROGATE = re.compile(r"[\ud800-\udfff]")  # a byte that is not UTF-8, in a text that was decoded around it
 TEXTS = (".md", ".markdown", ".txt")  # files of a folder that is compiled without a SKILL.md
 SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
 
 # Files that a text refers to: [text](target), and paths into the usual folders of Agent Skills.
-LINK = expression(
+LINK = re.compile(
     r"\[[^\]\n]{0,200}\]\([ \t]*<?(?P<target>[^()\s<>]{1,200})"
     r"|(?<![\w./-])(?P<path>(?:references|scripts|assets)/[\w./-]{1,200})"
 )

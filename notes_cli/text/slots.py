@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from notes_cli.classes import dataclass
 from notes_cli.errors import ModelError
-from notes_cli.text.messages import BETWEEN, ErratumPart, Message, TextPart, ToolCall
-from notes_cli.text.template import ChatTemplate, Rendered
-from notes_cli.text.untrusted import (
+from notes_cli.text.messages import (
+    BETWEEN,
+    ErratumPart,
+    Message,
+    TextPart,
+    ToolCall,
     Way,
     as_given,
     between,
@@ -28,6 +30,7 @@ from notes_cli.text.untrusted import (
     places_of_markers,
     without_marks,
 )
+from notes_cli.text.template import ChatTemplate, Rendered
 
 _KEY = "notesKey"  # an argument's name
 

@@ -2,7 +2,7 @@
 
 `cut` renders markers in the place of texts and cuts the result at them: what remains is the template's own. So no text
 of a user passes through Jinja, is trimmed by it, or is mistaken for a special token. (The strings of tools do pass
-through it, between marks: untrusted.py.) It knows no tokens and no skills.
+through it, between marks: messages.py.) It knows no tokens and no skills.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from notes_cli.errors import ModelError
-from notes_cli.text.messages import checked_tools
-from notes_cli.text.rendering import RenderError, Rendering, code_stamp, render
-from notes_cli.text.untrusted import (
+from notes_cli.text.messages import (
     Way,
     as_given,
     blurred,
+    checked_tools,
     marked,
     marked_where_different,
     marker,
@@ -36,6 +35,7 @@ from notes_cli.text.untrusted import (
     unsealed,
     without_marks,
 )
+from notes_cli.text.rendering import RenderError, Rendering, code_stamp, render
 
 Rendered = Mapping[str, Any]  # a message as templates take it: role, content, and what tools need
 
@@ -56,7 +56,7 @@ class LeftOutError(ModelError):
 
 
 class Memory(Hashable, Protocol):
-    """What templates have rendered, from one process to the next (library/renderings.py)."""
+    """What templates have rendered, from one process to the next (library/facts.py)."""
 
     def find(self, key: str) -> Rendering | None:
         """What is known by that key, and would be the same now."""
@@ -176,7 +176,7 @@ class ChatTemplate:
         return text + self.reply if add_generation_prompt else text
 
     def render_marked(self, messages: Callable[[Way], Sequence[Rendered]]) -> str:
-        """The text of messages, with marks around strings of tools, calls and results (untrusted.py). `messages` makes
+        """The text of messages, with marks around strings of tools, calls and results (messages.py). `messages` makes
         the messages, with such strings passed in one of three ways.
 
         Raise ModelError also where it cannot be found out which characters of the text are from such strings.

@@ -14,11 +14,10 @@ from typing import Any
 
 from notes_cli.errors import ModelError, SkillError, reason
 from notes_cli.text import names
-from notes_cli.text.messages import checked_tools
+from notes_cli.text.messages import checked_tools, is_left, marker, stretches
 from notes_cli.text.prompt import Chunk, Run
 from notes_cli.text.skill import MAX_BYTES, Skill, stamp_of
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.untrusted import is_left, marker, stretches
 
 Tools = tuple[Mapping[str, Any], ...]
 SUFFIX = ".json"

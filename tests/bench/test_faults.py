@@ -37,7 +37,7 @@ from bench.faults import (
 from bench.faults.frame import ACCEPTED, REFUSED, Budget, Judge, Row, Verdict, tried
 from bench.faults.kills import Jobs
 from bench.faults.stage import Stage
-from notes_cli.library import container, private
+from notes_cli.library import container, segment_files
 from notes_cli.library import profiles as kept
 from notes_cli.runtime import rows
 from notes_cli.sessions import archive, folder, ledger, state
@@ -271,7 +271,7 @@ def test_kills(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(kills, "RANDOM", 0)
     judge = kills.Kills(make_jobs("export over", "undo"), 1)
     assert outcomes(judge, 12) == {"accepted"}
-    monkeypatch.setattr("notes_cli.library.atomic.replacing", writer)
+    monkeypatch.setattr("notes_cli.library.safe_files.replacing", writer)
     judge = kills.Kills(make_jobs("export over"), 1)
     assert outcomes(judge, len(judge.cases), "loss").intersection(FAILED)
 
@@ -309,7 +309,7 @@ def test_permissions(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(permissions, "READS", [(["ls"], "library"), (["inspect", "returns"], "library")])
     judge = permissions.Permissions(make_jobs("rm"), 1)
     assert not outcomes(judge, len(judge.cases)).intersection(FAILED)
-    monkeypatch.setattr(private, "check", lambda *_: None)
+    monkeypatch.setattr(segment_files, "check_private", lambda *_: None)
     assert "wrong" in outcomes(judge, len(judge.cases), "wrong")
 
 

@@ -16,7 +16,7 @@ WHOLE = [
     *(f"{LIB}{name}.py" for name in ("__init__", "llama_cpp", "mtmd_cpp", "_ctypes_extensions")),
     *(f"{LIB}LICENSE.{name}" for name in ("llama.cpp", "llama-cpp-python", "xxhash")),
     *(f"notes_cli/engine/part{number}.py" for number in range(50)),
-    *("notes_cli/models/notes-tiny-q8_0.gguf", "notes_cli/prompts/errata.yaml"),
+    *("notes_cli/models/notes-tiny-q8_0.gguf", "notes_cli/prompts/errata.json"),
     "notes_cli/skills/store-handbook/SKILL.md",
     *(f"notes_cli/serve/page/{name}" for name in ("index.html", "style.css", "app.js")),
     *("notes_cli/skills/style-guide/SKILL.md", "notes_cli-0.1.0.dist-info/METADATA"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli import config
-from notes_cli.commands.init import SETTINGS
+from notes_cli.commands.setup import SETTINGS
 from notes_cli.text.skill import load_skill
 
 from .conftest import run_here

@@ -13,8 +13,8 @@ from notes_cli.config import resource
 from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition
-from notes_cli.measure.answers import Answered
-from notes_cli.measure.pairs import PAIRS
+from notes_cli.measure.battery import PAIRS
+from notes_cli.measure.compare import Answered
 from notes_cli.runtime.workspace import Workspace
 
 from .conftest import Notes, saved

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import pytest
 
 from notes_cli import output
 from notes_cli.cli import COMMANDS, ELSEWHERE, cli
-from notes_cli.commands.man import page as man_page
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
 
@@ -186,42 +183,6 @@ def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert outcome.code == 1 and outcome.err.startswith(f"notes: {name} is set: nothing is fetched")
     monkeypatch.setenv(name, "0")
     assert run_here("pull", "a/b").err.startswith("notes: cannot reach Hugging Face")
-
-
-def test_a_page_of_each_command(tmp_path: Path) -> None:
-    """Written for man, they are what the help says; troff finds nothing wrong with them."""
-    done = run_here("man", "--write", tmp_path / "man1")
-    pages = {path.stem: path.read_text() for path in (tmp_path / "man1").iterdir()}
-    assert done.code == 0 and f"{len(pages)} pages" in done.err
-    assert {"-".join(("notes", *words)) for words in LEAVES} < set(pages) and {"notes", "notes-session"} < set(pages)
-    assert r"\-\-splice NAME" in pages["notes-ask"] and "NOTES_MODEL" in pages["notes-ask"]
-    assert ".SH EXAMPLES\n.nf\n" in pages["notes-ask"] and "\b" not in "".join(pages.values())
-    groff = shutil.which("groff")
-    if groff:
-        for path in (tmp_path / "man1").iterdir():
-            found = subprocess.run([groff, "-man", "-ww", "-z", path], capture_output=True, text=True)
-            assert found.stderr == "", path
-
-
-def test_a_page_is_no_trap_for_troff() -> None:
-    """A line that begins with a dot, and a backslash, are text."""
-    command = click.Command("x", help="One\\two.\n\n\b\nExamples:\n  x\n.so /etc/passwd\n")
-    made = man_page(click.Context(command, info_name="x"))
-    assert "\\&.so /etc/passwd" in made and "One\\etwo" in made
-
-
-def test_pages_are_shown_and_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a pipe as their source, on a terminal with the variables of options; for this user where man looks; a command
-    that there is not is wrong usage."""
-    assert run_here("man", "session", "fork").out.startswith('.TH "NOTES-SESSION-FORK" 1')
-    assert run_here("man", "sesion").code == 2 and run_here("man", "ask", "--install").code == 2
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert run_here("man", "--install", "-q").out == f"{tmp_path}/man/man1\n"
-    assert (tmp_path / "man" / "man1" / "notes.1").is_file()
-    assert "NOTES_ASK_TEMP" not in run_here("ask", "--help").out
-    monkeypatch.setattr(output, "terminal", lambda: True)
-    assert "NOTES_ASK_TEMP" in run_here("man", "ask").out
-    assert "NOTES_ASK_TEMP" not in run_here("ask", "--help").out
 
 
 def test_nothing_is_left_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:

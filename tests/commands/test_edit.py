@@ -362,16 +362,6 @@ def test_a_session_tells_fields_apart(notes: Notes, two: tuple[str, ...]) -> Non
     assert outcome.code == 1 and "returns.date, fees.date" in outcome.err
 
 
-def test_a_probe_takes_a_qualified_name(notes: Notes, compiled: Path) -> None:
-    """It has one skill; another's name is refused."""
-    outcome = notes("probe", "returns", "--field", "fees.date=2026-07-01")
-    assert (outcome.code, outcome.out) == (1, "") and "returns does not have a field 'fees.date'" in outcome.err
-    plain, named = (
-        notes("probe", "returns", "--field", f"{name}=2026-07-01", "--json") for name in ("date", "returns.date")
-    )
-    assert (plain.code, plain.out, plain.err) == (named.code, named.out, named.err)
-
-
 def test_questions_of_two_skills_with_one_field(notes: Notes, two: tuple[str, ...]) -> None:
     """Each is asked for its own."""
     cases = notes("verify", "returns", "fees", "--json").json["cases"]

@@ -68,7 +68,6 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("verify --json", ["verify", "returns", RETURNS + "/../support", "--question", "Why?", "--json"]),
         ("ask --json", ["ask", "Why?", "--session", "mine", "-n", "2", "--json"]),
         ("calibrate --json", ["calibrate", "-n", "2", "--json"]),
-        ("probe --json", ["probe", RETURNS, "-m", str(shipped_model()), "--field", "tier=silver", *ASKED, "--json"]),
         ("bench --json", ["bench", "-m", str(shipped_model()), "--tokens", "8", "--runs", "2", "--json"]),
         ("session ls --json", ["session", "ls", "--json"]),
         ("session show --json", ["session", "show", "mine", "--json"]),

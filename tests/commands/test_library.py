@@ -311,7 +311,7 @@ def test_prune_follows_the_settings(notes: Notes, compiled: Path, home: Path) ->
 def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shows what would go, and how much, before it asks; no is an answer, and yes is."""
     answers, asked = [False, True], list[str]()
-    monkeypatch.setattr("notes_cli.commands.prune.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr("notes_cli.commands.maintain.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     monkeypatch.setattr("notes_cli.output.confirm", lambda question: asked.append(question) or answers.pop(0))
     outcome = notes("prune", "--older-than", "0s")
     assert outcome.code == 1 and "returns (" in outcome.err and "nothing was removed" in outcome.err

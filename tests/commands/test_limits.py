@@ -49,7 +49,7 @@ def kept(home: Path) -> dict[str, bytes]:
 def test_beyond_the_trained_context(
     notes: Notes, short: Path, skill: Path, manual: Path, cases: Path, home: Path
 ) -> None:
-    """Compiled, asked, continued, verified, calibrated, probed: each says how long it is and what can be done."""
+    """Compiled, asked, continued, verified, calibrated: each says how long it is and what can be done."""
     assert notes("compile", skill).code == 0
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
     before = kept(home)
@@ -69,7 +69,6 @@ def test_beyond_the_trained_context(
         ("verify", "returns", "--question", long, "--field", "tier=b"),
         ("verify", "--session", "mine", "--question", long),
         ("calibrate", "--cases", cases, "--only"),
-        ("probe", "returns", "--field", "tier=b", "--question", long, "--choices", "a,b"),
         ("ask", "Why?", "-c", TRAINED + 1),
         ("compile", skill, "-f", "-c", 4096),
     ):

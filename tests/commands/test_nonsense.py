@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.commands import reading
+from notes_cli.commands import terminal
 
 from .conftest import Notes, Outcome, command_line, run_apart, run_here
 
@@ -89,7 +89,7 @@ def test_a_question_that_is_no_text(notes: Notes) -> None:
 
 def test_a_pipe_without_an_end(notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Piped text, and that of a file, is read as far as any context could hold."""
-    monkeypatch.setattr(reading, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(terminal, "MAX_BYTES", 1 << 20)
     long = "y\n" * (1 << 19)
     (tmp_path / "long").write_text(long + "y")
     for outcome in (notes("ask", stdin=long + "y"), notes("ask", "-f", tmp_path / "long")):

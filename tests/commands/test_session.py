@@ -334,7 +334,7 @@ def test_a_closed_standard_input_is_said(
     notes: Notes, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     """Where a script has closed it: wrong usage in one line, not a traceback nor an empty file."""
-    monkeypatch.setattr("notes_cli.commands.reading.sys", SimpleNamespace(stdin=None))
+    monkeypatch.setattr("notes_cli.commands.terminal.sys", SimpleNamespace(stdin=None))
     outcome = notes(*arguments)
     assert (outcome.code, outcome.out) == (2, "") and outcome.err.startswith("notes: standard input is closed: ")
 

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
-from notes_cli.editing.influence import deviation
 from notes_cli.editing.methods import Method
-from notes_cli.editing.selecting import most_influenced
+from notes_cli.editing.selecting import deviation, most_influenced
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bench import zoo_more
+from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
@@ -72,6 +73,6 @@ def test_each_sequence_is_as_alone(physical: int) -> None:
     wrong = {name: found for name, found in errors.items() if found is not None and found > BOUND}
     assert wrong == {}
     assert sum(found is not None for found in errors.values()) >= 100 + len(zoo_more.RECURRENT)
-    assert {"plamo2-dense", "arwkv7-dense", "rwkv6qwen2-dense"} <= {
-        name for name, one in errors.items() if one is not None
-    }
+    mended = {"plamo2-dense", "arwkv7-dense", "rwkv6qwen2-dense"}  # by native/patches/fixes, else refused
+    taken = mended & {name for name, found in errors.items() if found is not None}
+    assert taken == (mended if "fixes" in native.PATCHES else set())

@@ -17,11 +17,14 @@ import zoo
 from reference import nmse
 
 from bench import zoo_more
+from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Tokens, Transition
 from notes_cli.errors import EngineError, UnsupportedError
+
+pytestmark = pytest.mark.patches("recurrent")
 
 # The recurrent layer of each model of the zoo, and what silences all else: attention, and a second recurrent layer.
 ALONE = {
@@ -130,11 +133,11 @@ def decode(context: Context, tokens: Tokens, sequence: int = 0) -> None:
 def compiled(
     context: Context, left: Tokens, tokens: Tokens, seam: int | None = None, tail: int | None = None
 ) -> Compiled:
-    margins = context.margins
+    margins = recurrent.margins(context)
     seam, tail = margins[0] if seam is None else seam, margins[1] if tail is None else tail
     middle = tokens[seam : len(tokens) - tail]
     decode(context, np.concatenate([left, tokens[:seam]]))
-    with context.capturing(0) as captured:
+    with recurrent.capturing(context, 0) as captured:
         decode(context, middle)
         transitions = captured()
     end = len(left) + len(tokens) - tail
@@ -147,7 +150,7 @@ def carry(context: Context, found: Compiled, sequence: int = 0) -> None:
     middle = found.tokens[found.seam : len(found.tokens) - found.tail]
     first = found.base + found.seam
     rows = [one if one.part == "state" else one.cut(slice(first, None)) for one in found.rows]
-    context.carry(sequence, context.length(sequence), middle, rows, found.transitions, first)
+    recurrent.carry(context, sequence, context.length(sequence), middle, rows, found.transitions, first)
     decode(context, found.tokens[len(found.tokens) - found.tail :], sequence)
 
 
@@ -207,7 +210,7 @@ def test_of_any_length_and_over_the_borders_of_batches(load: Callable[[str], Mod
     model = load(name)
     for count, n_ubatch in ((1, 64), (2, 64), (5, 1), (40, 7), (64, 64), (333, 64)):
         with opened(model) as context:
-            tokens = text(model, count, sum(context.margins) + count)
+            tokens = text(model, count, sum(recurrent.margins(context)) + count)
         with opened(model, n_ubatch=n_ubatch) as context:
             found = compiled(context, text(model, 2, 3), tokens)
         assert error(model, text(model, 3, 50), tokens, found) < BOUND, (count, n_ubatch)
@@ -231,7 +234,7 @@ def test_whole_models_at_the_compile_context(load_whole: Callable[[str], Model],
     with opened(model) as context:
         middle = seam + 11
         first = compiled(context, left, tokens[:middle], seam, 0)
-        with context.capturing(0) as captured:
+        with recurrent.capturing(context, 0) as captured:
             decode(context, tokens[middle : len(tokens) - tail])
             transitions = captured()
         rows = context.read(0, 0, len(left) + len(tokens) - tail, base=0, dtype="f32")
@@ -254,7 +257,7 @@ def test_keys_turn_with_their_positions(load_whole: Callable[[str], Model], name
     model = load_whole(name)
     tokens = text(model, 1, 40)
     with opened(model) as context:
-        found = compiled(context, tokens[:0], tokens, max(1, context.margins[0]))
+        found = compiled(context, tokens[:0], tokens, max(1, recurrent.margins(context)[0]))
     with opened(model) as context:
         context.decode_at(0, 40, tokens)
         wanted = logits(context)
@@ -279,7 +282,7 @@ def test_who_shares_a_state_keeps_it(load: Callable[[str], Model]) -> None:
         with context.share(0, 9) as other:
             middle = tokens[found.seam :]
             rows = [one if one.part == "state" else one.cut(slice(found.base + found.seam, None)) for one in found.rows]
-            context.carry(other.id, 9, middle, rows, found.transitions, found.base + found.seam)
+            recurrent.carry(context, other.id, 9, middle, rows, found.transitions, found.base + found.seam)
             assert context.length(other.id) == 9 + len(middle) and context.length(0) == 9
             assert nmse(logits(context), wanted) < BOUND
 
@@ -317,14 +320,14 @@ def test_what_does_not_fit_is_refused(load: Callable[[str], Model]) -> None:
         found = compiled(context, text(model, 2, 5), tokens)
         (one, *others) = found.transitions
         with pytest.raises(EngineError, match="cannot go on at 40"):
-            context.carry(0, 40, tokens, found.rows, found.transitions, 40)
+            recurrent.carry(context, 0, 40, tokens, found.rows, found.transitions, 40)
         for wrong in (replace(one, a=one.a[:1].repeat(3)), replace(one, head=7), replace(one, b=one.b[:-1])):
             with pytest.raises(EngineError, match="does not fit its state"):
-                context.carry(0, context.length(0), tokens, found.rows, [wrong, *others], context.length(0))
+                recurrent.carry(context, 0, context.length(0), tokens, found.rows, [wrong, *others], context.length(0))
         with pytest.raises(EngineError, match="no transition of layer 1"):
-            context.carry(0, context.length(0), tokens, found.rows, [one], context.length(0))
+            recurrent.carry(context, 0, context.length(0), tokens, found.rows, [one], context.length(0))
     captures = pytest.raises(EngineError, match="what was captured")
-    with opened(model) as context, context.capturing(0) as captured, captures:
+    with opened(model) as context, recurrent.capturing(context, 0) as captured, captures:
         captured()
 
 
@@ -332,7 +335,7 @@ def test_what_is_not_decoded_alone_is_not_captured(load: Callable[[str], Model])
     """Two sequences in a batch, or rows that were restored: a transition would be that of something else."""
     model = load("mamba2")
     options = ContextOptions(512, 64, 64, 1, 2, True, type_k="f32", type_v="f32", flash_attention="off")
-    with Context(model, options) as context, context.capturing(0) as captured:
+    with Context(model, options) as context, recurrent.capturing(context, 0) as captured:
         context.append({0: text(model, 1, 5), 1: text(model, 2, 5)}, "none")
         with pytest.raises(UnsupportedError, match="several sequences"):
             captured()
@@ -340,7 +343,7 @@ def test_what_is_not_decoded_alone_is_not_captured(load: Callable[[str], Model])
         decode(context, text(model, 1, 5))
         rows = context.read(0, 0, 5, base=0, dtype="f32")
         context.clear()
-        with context.capturing(0) as captured:
+        with recurrent.capturing(context, 0) as captured:
             context.splice(0, 0, text(model, 1, 5), rows, 0)
             decode(context, text(model, 1, 5))
             with pytest.raises(EngineError, match="position 5 was decoded, not 0"):
@@ -351,7 +354,7 @@ def test_attention_alone_has_nothing_to_carry() -> None:
     """A model without recurrent layers says so."""
     with Model(zoo.zoo_model("llama-dense")) as model, opened(model) as context:
         assert "no recurrent layers" in str(context.supports("carry"))
-        with pytest.raises(UnsupportedError, match="no recurrent layers"), context.capturing(0):
+        with pytest.raises(UnsupportedError, match="no recurrent layers"), recurrent.capturing(context, 0):
             pass
 
 
@@ -364,7 +367,7 @@ def test_a_context_computes_as_before_once_nothing_is_captured(load: Callable[[s
         decode(context, tokens)
         wanted = logits(context)
     with opened(model) as context:
-        with context.capturing(0):
+        with recurrent.capturing(context, 0):
             decode(context, tokens)
         decode(context, tokens)
         assert np.array_equal(logits(context), wanted)

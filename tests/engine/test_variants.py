@@ -182,6 +182,7 @@ def test_half_a_block_apart_is_wrong(load_zoo: LoadZoo) -> None:
     assert nmse(blocks, here) < 5e-6 < nmse(between, here) / 4
 
 
+@pytest.mark.patches("fixes")
 def test_logits_of_the_token_that_was_asked_for(load_zoo: LoadZoo) -> None:
     """CogVLM's graph computed those of all tokens, and gave the first one's for the last one's."""
     tokens = np.arange(7, 17, dtype=np.int32)

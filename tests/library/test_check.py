@@ -13,11 +13,10 @@ import pytest
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, SegmentError
-from notes_cli.library import uses
-from notes_cli.library.atomic import replacing
+from notes_cli.library import segment_files
 from notes_cli.library.check import ASIDE, Finding, check_library, check_memory, check_profiles
 from notes_cli.library.container import peek, write_segment
-from notes_cli.library.lock import locked
+from notes_cli.library.safe_files import locked, replacing
 from notes_cli.library.store import Library
 from notes_cli.library.tidy import lock_of
 
@@ -129,7 +128,7 @@ def test_orphans_renamed_files_and_modes(library: Library, path: Path, identity:
     """Uses of what is gone, another skill's or model's name on a file, rights of others."""
     library.used(path)
     gone = path.with_name(f"gone.{identity.key}.gguf")
-    (path.parent / uses.FOLDER / gone.name).write_bytes(b"..")
+    (path.parent / segment_files.USES / gone.name).write_bytes(b"..")
     renamed = path.with_name(f"other.{'0' * 12}.gguf")
     path.rename(renamed)
     renamed.chmod(0o644)

@@ -509,7 +509,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     for name, message in [
         ("model.gguf", "is a GGUF file but not a compiled segment"),
         ("empty", "damaged or not a segment"),
-        ("text", "does not begin like a GGUF file"),
+        ("text", "it is not a GGUF file"),
         ("", "cannot read"),
         ("none", "no such segment"),
     ]:

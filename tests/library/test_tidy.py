@@ -14,9 +14,9 @@ import pytest
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Notice, UnwritableError
-from notes_cli.library import tidy, uses
+from notes_cli.library import segment_files, tidy
 from notes_cli.library.container import open_segment, open_stored, write_segment
-from notes_cli.library.lock import locked
+from notes_cli.library.safe_files import locked
 from notes_cli.library.store import Library
 
 from ..limits import unprivileged_here
@@ -59,45 +59,48 @@ def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]
         Library(folder).used(old)
     assert names(folder) == ["middle", "young", "old"]
     assert (old.read_bytes(), old.stat().st_mtime_ns) == before
-    assert [one.uses for one in tidy.library_files(folder)] == [0, 0, 3] and uses.uses_of(young) == uses.Uses()
+    assert [one.uses for one in tidy.library_files(folder)] == [0, 0, 3] and segment_files.uses_of(
+        young
+    ) == segment_files.Uses()
 
 
 def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[..., Path]) -> None:
     """Appended at once by threads and processes, none is lost and nothing is torn."""
     path = put("returns")
-    code = f"""from pathlib import Path; from notes_cli.library.uses import mark
-for _ in range(50): mark(Path({str(path)!r}), 100, 0.5)"""
+    code = f"""from pathlib import Path; from notes_cli.library.segment_files import mark_use
+for _ in range(50): mark_use(Path({str(path)!r}), 100, 0.5)"""
     others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    threads = [threading.Thread(target=lambda: [uses.mark(path, 10) for _ in range(50)]) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: [segment_files.mark_use(path, 10) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert [other.wait() for other in others] == [0, 0]
-    assert uses.uses_of(path).count == 300
-    assert uses.spliced_from(path) == uses.Spliced(300, 12_000, 50.0)  # where the time is not known, nothing is added
-    uses.mark(path, 0, 0.0)  # it was decoded
-    assert uses.uses_of(path).count == 301 and uses.spliced_from(path).times == 300
-    with (folder / uses.FOLDER / path.name).open("ab") as file:
+    assert segment_files.uses_of(path).count == 300
+    # Where the time is not known, nothing is added.
+    assert segment_files.spliced_from(path) == segment_files.Spliced(300, 12_000, 50.0)
+    segment_files.mark_use(path, 0, 0.0)  # it was decoded
+    assert segment_files.uses_of(path).count == 301 and segment_files.spliced_from(path).times == 300
+    with (folder / segment_files.USES / path.name).open("ab") as file:
         file.write(b"abc")  # of a mark that another program has cut
-    assert uses.spliced_from(path).tokens == 12_000
+    assert segment_files.spliced_from(path).tokens == 12_000
 
 
 def test_what_cannot_be_counted_is_no_error(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
     """A folder that is read-only, one that a link leads to, a file elsewhere: nothing is written, nothing raised."""
     path = put("returns")
-    (folder / uses.FOLDER).mkdir(mode=0o500)
+    (folder / segment_files.USES).mkdir(mode=0o500)
     with unprivileged_here():
         Library(folder).used(path)
-    assert uses.uses_of(path) == uses.Uses()
-    (folder / uses.FOLDER).rmdir()
-    (folder / uses.FOLDER).mkdir()
+    assert segment_files.uses_of(path) == segment_files.Uses()
+    (folder / segment_files.USES).rmdir()
+    (folder / segment_files.USES).mkdir()
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    (folder / uses.FOLDER / path.name).symlink_to(victim)
+    (folder / segment_files.USES / path.name).symlink_to(victim)
     Library(folder).used(path)
     Library(folder).used(tmp_path / "elsewhere.gguf")
-    assert victim.read_text() == "mine" and not (tmp_path / uses.FOLDER).exists()
+    assert victim.read_text() == "mine" and not (tmp_path / segment_files.USES).exists()
 
 
 def test_the_budget_takes_the_oldest_and_never_the_new_one(folder: Path, put: Callable[..., Path]) -> None:
@@ -276,7 +279,7 @@ def test_removing_forgets_the_uses(folder: Path, put: Callable[..., Path]) -> No
         path = put("returns")
         library.used(path)
         remove(path)
-        assert not list((folder / uses.FOLDER).iterdir())
+        assert not list((folder / segment_files.USES).iterdir())
 
 
 def test_a_text_of_several_files_is_somewhere_else(tmp_path: Path, put: Callable[..., Path]) -> None:

@@ -14,9 +14,8 @@ from notes_cli.editing.methods import METHODS
 from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Profile
 from notes_cli.library.unfinished import Unfinished, step_name
-from notes_cli.measure.battery import shipped_battery
+from notes_cli.measure.battery import pairs, shipped_battery
 from notes_cli.measure.calibrate import CLASSES, SEAMS, _Found, _Tally, calibrate
-from notes_cli.measure.pairs import pairs
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 

@@ -15,6 +15,8 @@ from notes_cli.runtime.workspace import Workspace
 
 from ..conftest import MakeWorkspace
 
+pytestmark = pytest.mark.patches("recurrent")
+
 
 @pytest.mark.parametrize(
     ("carried", "read", "without", "verdict", "says"),

@@ -13,10 +13,10 @@ from notes_cli.engine.loop import Task
 from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.measure import composition, proof, verify
-from notes_cli.measure.answers import Answered
+from notes_cli.measure.battery import Asked, Pair, pairs
+from notes_cli.measure.compare import Answered
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
-from notes_cli.measure.pairs import Asked, Pair, pairs
 from notes_cli.measure.proof import LEAST
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace

@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
-from notes_cli.measure.answers import FIRST, Parting, answered, noise_of, parting
+from notes_cli.measure.compare import FIRST, Parting, answered, noise_of, parting
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.verify import Case, Report, corrected_segment, field_questions, verify
 from notes_cli.runtime.asking import Request, explain

@@ -1,4 +1,4 @@
-"""Flash attention on the CPU (native/patches/0002): tiles of a few rows against attention in NumPy's float64."""
+"""Flash attention on the CPU (native/patches/speed): tiles of a few rows against attention in NumPy's float64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from bench.ggml import BF16, F16, F32, Q4_0, Q8_0, Array, Operation, rounded
+
+pytestmark = pytest.mark.patches("speed")
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def test_another_sdist_is_refused(prepare: ModuleType, tmp_path: Path, monkeypat
     path = sdist(tmp_path / prepare.SDIST, {"llama_cpp/llama_cpp.py": "import os"})
     monkeypatch.setenv("NOTES_SDIST", str(path))
     with pytest.raises(SystemExit, match=f"SHA-256 is [0-9a-f]{{64}}, expected {prepare.SHA256}"):
-        prepare.make(tmp_path / "llama.cpp")
+        prepare.make(tmp_path / "llama.cpp", [])
     assert not (tmp_path / "llama.cpp").exists()
 
 

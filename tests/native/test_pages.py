@@ -1,4 +1,4 @@
-"""The memory of a context's caches: zeroed by the system, where it is used, and when it is emptied (patch 0007)."""
+"""The memory of a context's caches: zeroed by the system where it is used, and when emptied (native/patches/speed)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from notes_cli.engine.options import ContextOptions
 
 from ..conftest import MakeModel
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's counters")
+pytestmark = [
+    pytest.mark.patches("speed"),
+    pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's counters"),
+]
 
 CACHE = 128 << 20  # two layers of K and V rows of 2 KB, 16,384 of them
 TOKENS = np.arange(40, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Products of a Q8_0 matrix on the CPU (native/patches/0003) against NumPy's float64."""
+"""Products of a Q8_0 matrix on the CPU (native/patches/speed) against NumPy's float64."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def test_any_number_of_rows_and_columns(rows: int, threads: int) -> None:
             assert (np.abs(found - expected) <= 1e-6 * size).all(), (width, count)
 
 
+@pytest.mark.patches("speed")
 def test_a_column_does_not_depend_on_the_others() -> None:
     """So what is decoded together decides as in any other company, as far as products go."""
     rng = np.random.default_rng(0)

@@ -29,6 +29,8 @@ from ..conftest import MakeWorkspace
 FEES = Skill("fees", "", "fee: 12\nThe fee is due at once, and in full, by everybody.", (), "-")
 SYSTEM = "Be kind, and brief."
 
+pytestmark = pytest.mark.patches("recurrent")
+
 
 @pytest.fixture(params=["lfm2", "mamba"])
 def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:

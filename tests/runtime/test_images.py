@@ -23,8 +23,7 @@ from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, Skil
 from notes_cli.images import load_picture
 from notes_cli.library.container import open_segment, peek
 from notes_cli.measure.composition import whole_of
-from notes_cli.measure.edits import verify_edits
-from notes_cli.measure.verify import verify
+from notes_cli.measure.verify import verify, verify_edits
 from notes_cli.runtime.asking import Answer, Request, ask, explain
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.batch import ask_many

@@ -12,7 +12,7 @@ import pytest
 from notes_cli.engine.segment import LayerRows, Prefill
 from notes_cli.errors import DamagedError, SegmentError, TakenError
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.library.exchange import export
+from notes_cli.library.store import export
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.keeping import compile_to_library

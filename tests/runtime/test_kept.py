@@ -12,7 +12,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import KEPT, Segment, floats
 from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.explaining import why
-from notes_cli.library import begun
+from notes_cli.library import unfinished
 from notes_cli.library.container import open_segment, peek, small, write_segment
 from notes_cli.runtime import compiling
 from notes_cli.runtime.assembling import assemble
@@ -96,7 +96,7 @@ def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             compile_to_library(workspace, text_of(TEXT), progress=stop, kv="q8_0")
         path = workspace.library.path("rules", workspace.identity)
-        assert peek(begun.beside(path)).kv == "f16"
+        assert peek(unfinished.begun_path(path)).kv == "f16"
         done = compile_to_library(workspace, text_of(TEXT), kv="q8_0")
         assert 0 < done.decoded < done.tokens and bits(open_segment(path)) == bits(whole)
 

@@ -11,7 +11,7 @@ import pytest
 
 from notes_cli.engine.segment import Prefill
 from notes_cli.library.container import open_segment, write_segment
-from notes_cli.library.uses import Spliced, spliced_from
+from notes_cli.library.segment_files import Spliced, spliced_from
 from notes_cli.sessions.folder import Sessions
 
 from .conftest import QUESTION, Json, Served, compile_into, started

@@ -37,6 +37,11 @@ def tool(name: str, **properties: Json) -> Json:
     return {"type": "function", "function": {"name": name, "description": "It does.", "parameters": parameters}}
 
 
+def allowed(mode: str, *names: str) -> Json:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 TOOLS: list[Any] = [
     tool("get_weather", city={"enum": ["Paris", "Rome"]}),
     tool("get_time", zone={"enum": ["UTC"]}),
@@ -132,6 +137,12 @@ def test_a_session(served: Served) -> None:
         ({"extra_body": {"grammar": 'root ::= a root "x" | "z"\na ::= b\nb ::= "" | "y"'}}, "read in too many ways"),
         ({"extra_body": {"grammar": "x"}, "response_format": {"type": "json_object"}}, "not to both"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "there is no tool 'fly'"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto")}, "allowed_tools.tools must be a list of tools"),
+        ({"tools": TOOLS, "tool_choice": allowed("x", "add")}, "allowed_tools.mode must be auto or required"),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("auto", "fly")},
+            "allowed_tools has 'fly', which is none of the tools",
+        ),
         ({"tools": TOOLS, "tool_choice": "often"}, "tool_choice must be none, auto, required"),
         ({"tool_choice": "required"}, "there is no tool to call"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "two tools of the name get_weather"),
@@ -204,6 +215,18 @@ def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
         text, calls, reason = told(create(qwen, tools=TOOLS, tool_choice=choice, stream=stream), stream)
         assert (text, reason, len(calls)) == ("", "tool_calls", 1) and calls[0][1] in names
         jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
+
+
+def test_tools_that_are_allowed(qwen: Served) -> None:
+    """Of all tools these are called, or shown alone where no call must be made."""
+    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
+    for seed in range(3):
+        choice, sampling = allowed("required", "add", "get_time"), {"temperature": 2, "seed": seed}
+        _, [call], _ = told(create(qwen, tools=TOOLS, tool_choice=choice, **sampling), False)
+        assert call[1] in ("add", "get_time")
+        jsonschema.validate(json.loads(call[2]), schemas[call[1]])
+    shown = create(qwen, tools=TOOLS, tool_choice=allowed("auto", "add"), max_tokens=1)
+    assert shown.usage.prompt_tokens == create(qwen, tools=[TOOLS[2]], max_tokens=1).usage.prompt_tokens
 
 
 @pytest.mark.parametrize("function", [{}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}])

@@ -66,8 +66,6 @@ def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: s
     """Nothing has been sent by then."""
     reply = own.http.post("/v1/notes/compile", json=given)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
-    probe = {"skill": "nothing", "field": "date", "stream": True}
-    assert own.http.post("/v1/notes/heat", json=probe).status_code == 404
 
 
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:

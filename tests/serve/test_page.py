@@ -184,7 +184,7 @@ def test_places_are_there() -> None:
     assert len(ids) == len(set(ids))
     wanted = {one for path in SCRIPTS for one in re.findall(r"byId\(\"([\w-]+)\"\)", path.read_text(encoding="utf-8"))}
     named = {one for key in ("for", "aria-labelledby", "aria-describedby") for one in index().all(key)}
-    made = {"heat-title"}  # by heat.js, as the dialog is filled
+    made = {"text-title"}  # by text.js, as the dialog is filled
     assert wanted and named and (wanted | named) - made <= set(ids)
     controls = [attributes for tag, attributes in index().found if tag in ("input", "textarea", "select")]
     assert controls and all(attributes.get("id") in named for attributes in controls), "a control without a label"

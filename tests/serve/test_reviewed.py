@@ -92,7 +92,7 @@ def test_nothing_is_written_where_no_token_is_asked_for(served: Served) -> None:
 
 
 def test_long_works_are_limited(served: Served) -> None:
-    """Compiles and probes that wait hold their texts: too many are told to come again."""
+    """Compiles that wait hold their texts: too many are told to come again."""
     release, begun = threading.Event(), threading.Event()
 
     def work() -> None:

@@ -98,7 +98,7 @@ def test_a_server_may_open_as_many_files_as_the_system_lets_it() -> None:
     """Whatever the shell gave it at first."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     program = (
-        "import resource; from notes_cli.library.open_files import raise_file_limit as go;"
+        "import resource; from notes_cli.library.safe_files import raise_file_limit as go;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (64, {most}));"
         "go(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

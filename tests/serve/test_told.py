@@ -35,7 +35,7 @@ def test_a_correction_that_would_leave_no_room(own: Served) -> None:
     def correct(field: str, value: str) -> Any:
         return own.http.post("/v1/notes/errata", json={"field": field, "value": value})
 
-    for value, says in (("1" * 2000, "tokens: 256 at most"), ("1" * 100_000, "more than the 4,096 tokens")):
+    for value, says in (("1" * 2000, "tokens: 256 at most"), ("1" * 100_000, "maximum context length is 4096 tokens")):
         reply = correct("date", value)
         assert reply.status_code == 400 and reply.json()["error"]["param"] == "value"
         assert says in reply.json()["error"]["message"]

@@ -29,6 +29,8 @@ from notes_cli.text.skill import Skill, parse_skill
 FEES = parse_skill("fee: 5 euros\nThe fee is due at once, and in full.", source="fees.txt", default="fees")
 Open = Callable[..., Workspace]
 
+pytestmark = pytest.mark.patches("recurrent")
+
 
 @pytest.fixture(params=["lfm2", "mamba"])
 def make(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Iterator[Open]:

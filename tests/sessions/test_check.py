@@ -14,7 +14,7 @@ from notes_cli.library.container import open_segment, write_segment
 from notes_cli.runtime.asking import Request
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.check import check_sessions
+from notes_cli.sessions.archive import check_sessions
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.listing import LEDGER
 from notes_cli.sessions.session import Session

@@ -18,7 +18,7 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
-from notes_cli.measure.session import Cause, verify_session
+from notes_cli.measure.examination import Cause, verify_session
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.corrections import known_fields

@@ -17,11 +17,11 @@ from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError
-from notes_cli.measure.session import verify_session
+from notes_cli.measure.examination import verify_session
 from notes_cli.runtime.asking import Request
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import rows
+from notes_cli.sessions import live
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.ledger import LedgerError, read_ledger, sealed
 from notes_cli.sessions.session import Session
@@ -72,7 +72,7 @@ def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
 ) -> None:
     """Each turn in a process of its own, put back in small parts, gives the tokens, positions and logits of one in
     which all of it is said; an undo goes back to the very rows."""
-    monkeypatch.setattr(rows, "CHUNK", 10)
+    monkeypatch.setattr(live, "CHUNK", 10)
     with seeing(cache) as workspace, held(workspace, "whole") as whole:
         for request in asked:
             whole.ask(request)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
+from notes_cli.text.blocks import token_spans
 from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields
-from notes_cli.text.spans import token_spans
 
 
 def spans(text: str, fields: tuple[Field, ...]) -> dict[str, list[str]]:

@@ -9,9 +9,9 @@ import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.text import rendering
+from notes_cli.text.messages import marker
 from notes_cli.text.rendering import Rendering
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.untrusted import marker
 
 from .wild import DAY, WILD, plainly
 

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 
 from notes_cli.errors import ModelError, NotesError
-from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
+from notes_cli.text.messages import (
+    Conversation,
+    ErratumPart,
+    Message,
+    SkillPart,
+    TextPart,
+    ToolCall,
+    marker,
+    user_message,
+)
 from notes_cli.text.prompt import Chunk, Run, build, next_turn
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.untrusted import marker
 
 from .wild import DAY, WILD, plainly
 

@@ -20,7 +20,6 @@ from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.measure.probe import AlikeError, Mixes
 from notes_cli.runtime.assembling import assemble
 from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.prompt import Prompt
@@ -28,6 +27,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
 from training.policies import REASON_CUE
 from training.tiny import world
+from training.tiny.mixes import AlikeError, Mixes
 
 SYSTEM = "You are a helpful assistant."
 Found = dict[str, list[bool]]

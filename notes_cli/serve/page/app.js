@@ -1,7 +1,7 @@
 // The page as a whole: what its parts tell each other.
 
 import { byId } from "./dom.js";
-import { showText } from "./heat.js";
+import { showText } from "./text.js";
 import { askForKey, onKey } from "./key.js";
 import { watch } from "./link.js";
 import { ServerError, get, onContact } from "./server.js";
@@ -10,7 +10,6 @@ import { ask, busy, clear, spaced, stop } from "./talk.js";
 
 const question = byId("question");
 let model = "";
-let last = ""; // what was asked last
 
 async function begin() {
   try {
@@ -36,7 +35,6 @@ function submit(event) {
   const words = question.value.trim();
   if (!words || busy()) return;
   question.value = "";
-  last = words;
   fit();
   const first = !byId("turns").childElementCount;
   ask(words, setting, wereTold);
@@ -49,7 +47,7 @@ question.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && busy() && !byId("heat").open) stop();
+  if (event.key === "Escape" && busy() && !byId("text").open) stop();
 });
 byId("stop").addEventListener("click", stop);
 byId("clear").addEventListener("click", () => {
@@ -83,7 +81,7 @@ const unfold = () => { byId("skills-panel").open = !phone.matches || !byId("turn
 phone.addEventListener("change", unfold);
 unfold();
 
-onText((skill) => showText(skill, last));
+onText(showText);
 onKey(begin);
 onContact((error) => {
   if (error?.kind === "key" && byId("key").hidden) askForKey();

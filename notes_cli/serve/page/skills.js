@@ -9,7 +9,7 @@ const told = new Map(); // the same, as the model was told last in this conversa
 const notes = new Map(); // what is to be read under a field
 let skills = [];
 let loaded = false;
-let heat = () => {};
+let openText = () => {};
 
 // What the next prompt has; `news` are those of the errata that the model was not told yet.
 export function prompted() {
@@ -43,9 +43,9 @@ export function newConversation() {
   show();
 }
 
-// `showHeat` is called with a skill when its text is wanted.
-export function onText(showHeat) {
-  heat = showHeat;
+// `open` is called with a skill when its text is wanted.
+export function onText(open) {
+  openText = open;
 }
 
 // What is compiled, as the server has it now.
@@ -103,7 +103,7 @@ function card(skill) {
       el("span", { class: "quiet number" }, count(skill.tokens, "token"))),
     on ? el("div", { class: "fields" },
       ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)),
-      el("button", { type: "button", class: "plain", on: { click: () => heat(skill) } }, "Text and heat")) : null);
+      el("button", { type: "button", class: "plain", on: { click: () => openText(skill) } }, "Text")) : null);
 }
 
 function choose(name, on) {

@@ -1,0 +1,297 @@
+"""`notes rm`, `notes prune` and `notes fsck`: remove compiled skills, and check every file that notes keeps.
+
+The texts that skills came from are not touched, and fsck mends only what can be mended without a loss.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.options import SkillName, library
+from notes_cli.commands.remedies import advice, worded
+from notes_cli.errors import NotesError, reason, told
+
+if TYPE_CHECKING:
+    from notes_cli.library.check import Finding, Told
+    from notes_cli.library.tidy import LibraryFile
+    from notes_cli.sessions.folder import Sessions
+
+
+@click.command()
+@click.argument("names", type=SkillName(), nargs=-1, required=True, metavar="NAME...")
+@click.option("-y", "--yes", is_flag=True, expose_value=False, help="Changes nothing: it never asks.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
+    """Remove compiled skills, for all models they were compiled for, without asking. The texts are not touched, and
+    can be compiled again.
+
+    \b
+    Examples:
+      notes rm returns
+      notes ls -q | xargs notes rm
+    """
+    from notes_cli.errors import SegmentError
+    from notes_cli.text.names import typed
+
+    store = library()
+    known = set(store.names())
+    names = tuple(dict.fromkeys(map(typed, names)))
+    for name in names:  # all or nothing: a typing error removes nothing
+        if name not in known:
+            raise SegmentError(f"there is no compiled skill {name!r}. See: notes ls")
+    if dry_run:
+        files = [str(entry.path) for entry in store.entries() if entry.name in names]
+    else:
+        files = [str(path) for name in names for path in store.remove(name)]
+    if json_:
+        output.as_json({"version": 1, "removed": [] if dry_run else files, "would_remove": files if dry_run else []})
+    else:
+        for file in files:
+            output.data(file)
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """Bytes, as people write them."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from notes_cli.text.sizes import parse_size
+
+        try:
+            return parse_size(str(value))
+        except NotesError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Age(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A time, as people write it."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        from notes_cli.text.sizes import parse_age
+
+        try:
+            return value if isinstance(value, float) else parse_age(str(value))
+        except NotesError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.option("--older-than", type=Age(), metavar="AGE", help="What was not used, nor compiled, for so long: 30d, 12h.")
+@click.option("--max-size", type=Size(), metavar="SIZE", help="The least recently used, until all take no more: 20GB.")
+@click.option("--stale", is_flag=True, help="Those whose text has changed or whose file is gone, and damaged ones.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option(*("-y", "--yes"), is_flag=True, help="Do not ask.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+def prune_command(
+    older_than: float | None, max_size: int | None, stale: bool, dry_run: bool, yes: bool, json_: bool
+) -> int:
+    """Remove compiled skills by a rule, the least recently used first. It shows them and asks first.
+
+    Without a rule it keeps the library within `cache:` `max_size:` of config.yaml, as every compile does. What another
+    process uses or compiles stays. So does, unless --stale says that its file is gone, a text that is nowhere else: it
+    came from standard input, or its file is not there any more. `notes rm NAME` removes that.
+
+    \b
+    Examples:
+      notes prune --older-than 30d --dry-run
+      notes prune --max-size 10GB
+      notes prune --stale -y
+    """
+    from notes_cli.library import tidy
+
+    store = library()
+    if older_than is None and max_size is None and not stale:
+        max_size = store.max_size
+        if max_size is None:
+            raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE or --stale")
+    there = tidy.library_files(store.folder)
+    outdated = _outdated(there) if stale else []
+    wanted, alone = tidy.chosen(there, outdated, older_than, max_size)
+    for one in alone:
+        output.say(f"{one} stays: its text is nowhere else. To remove it: notes rm {one.name}")
+    if wanted and not dry_run and not yes:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise click.UsageError(
+                f"there is no terminal to ask on. Repeat with -y to remove {_count_files(wanted)}, or --dry-run"
+            )
+        _show_pruned(wanted)
+        if not output.confirm(f"Remove {_count_files(wanted)}?"):
+            output.say("nothing was removed")
+            return 1
+    done = tidy.Tidied([], [], 0) if dry_run or not wanted else tidy.remove_each(wanted, store.folder, outdated)
+    for one, why in done.spared:
+        output.say(f"{one} stays: {why}")
+    gone = wanted if dry_run else done.removed
+    if json_:
+        paths = [str(one.path) for one in gone]
+        removed = {"removed": [] if dry_run else paths, "would_remove": paths if dry_run else []}
+        stayed = [str(one.path) for one in (*alone, *(one for one, _ in done.spared))]
+        output.as_json({"version": 1, **removed, "stayed": stayed, "bytes": sum(one.nbytes for one in gone)})
+        return 0
+    for one in gone:
+        output.data(str(one.path))
+    if not gone:
+        output.say("there is nothing to remove")
+    elif dry_run:
+        _show_pruned(gone)
+    else:
+        output.say(f"removed {_count_files(gone)}")
+    return 0
+
+
+def _outdated(there: Sequence[LibraryFile]) -> list[LibraryFile]:
+    """Those that cannot be used as they are: a compile of their text would not give them again."""
+    from notes_cli.runtime.freshness import Stale, reasons
+
+    kinds = {Stale.TEXT, Stale.GONE, Stale.DAMAGED}
+    entries = library().entries()
+    bad = {entry.path for entry in entries if kinds & {reason.kind for reason in reasons(entry, [entry])}}
+    return [one for one in there if one.path in bad]
+
+
+def _show_pruned(wanted: Sequence[LibraryFile]) -> None:
+    for one in wanted:
+        output.say(str(one))
+    output.say(f"in all {_count_files(wanted)}")
+
+
+def _count_files(wanted: Sequence[LibraryFile]) -> str:
+    size = output.human_size(sum(one.nbytes for one in wanted))
+    return f"{'1 file' if len(wanted) == 1 else f'{len(wanted)} files'}, {size}"
+
+
+_Listed = TypeVar("_Listed")
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What came of a finding."""
+
+    finding: Finding
+    mended: str | None = None
+    failed: str | None = None
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Mend what can be mended: damaged files are set aside, leftovers removed.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+def fsck_command(repair: bool, json_: bool) -> int:
+    """Read every file of the library, the sessions and the profiles, and report what is damaged, left over by a process
+    that was killed, without use, or open to others. The exit status is 1 if anything is left to do.
+
+    --repair moves damaged segments and profiles into .damaged/ beside them, removes leftovers, and takes from others
+    the rights to what is yours. What cannot be made again, and what another process uses, is never touched. Each line
+    says what compiles or measures again what was lost.
+
+    \b
+    Examples:
+      notes fsck
+      notes fsck --repair
+    """
+    from notes_cli import config
+    from notes_cli.library.tidy import library_files
+    from notes_cli.sessions.folder import Sessions
+
+    paths = config.paths()
+    sessions = Sessions(paths.sessions)
+    segments, names = _if_ours(lambda: library_files(paths.library)), _if_ours(sessions.names)
+    size = sum(one.nbytes for one in segments)
+    with output.progress("checking", "MB", hidden=json_) as update:
+        read = 0
+
+        def told_size(nbytes: int) -> None:
+            nonlocal read
+            read += nbytes
+            update(min(read, size), size)
+
+        found = [_Outcome(one) for one in _findings(sessions, told_size)]
+    if repair:
+        for outcome in found:
+            _mend(outcome)
+    left = [one for one in found if one.mended is None and one.finding.kind != "busy"]
+    if json_:
+        checked = {"segments": len(segments), "bytes": size, "sessions": len(names)}
+        output.as_json({"version": 1, "checked": checked, "findings": list(map(_facts, found)), "pass": not left})
+        return 1 if left else 0
+    for outcome in found:
+        output.result(_line(outcome, repair))
+    count = f"{_count(len(segments), 'segment')}, {output.human_size(size)}, and {_count(len(names), 'session')}"
+    problems = _count(len(left), "problem") if left else "no problems"
+    more = ". Mend what can be: notes fsck --repair" if not repair and any(one.finding.mend for one in left) else ""
+    output.say(f"checked {count}: {problems}{' left' if repair and left else ''}{more}")
+    return 1 if left else 0
+
+
+def _if_ours(listed: Callable[[], list[_Listed]]) -> list[_Listed]:
+    """What is in a folder; nothing where it may not be looked at, which is a finding."""
+    try:
+        return listed()
+    except NotesError:
+        return []
+
+
+def _findings(sessions: Sessions, told_size: Told) -> Iterator[Finding]:
+    """All there are; a folder that may not be looked at is one."""
+    from notes_cli import config
+    from notes_cli.library.check import Finding, check_library, check_memory, check_profiles
+    from notes_cli.sessions.archive import check_sessions
+
+    paths = config.paths()
+    for folder, found in (
+        (paths.library, check_library(paths.library, told_size)),
+        (paths.sessions, check_sessions(sessions)),
+        (paths.profiles, check_profiles(paths.profiles)),
+        (paths.models, check_memory(paths.models)),
+    ):
+        try:
+            yield from found
+        except NotesError as error:
+            yield Finding("permission", folder, error.what, error.remedy)
+
+
+def _mend(outcome: _Outcome) -> None:
+    if outcome.finding.mend is None:
+        return
+    try:
+        outcome.mended = outcome.finding.mend()
+    except NotesError as error:
+        outcome.failed = worded(error)
+    except OSError as error:
+        outcome.failed = reason(error)
+
+
+def _facts(outcome: _Outcome) -> dict[str, object]:
+    one = outcome.finding
+    return {
+        "kind": one.kind,
+        "path": str(one.path),
+        "what": one.what,
+        "remedy": advice(one.remedy) or None,
+        "mendable": one.mend is not None,
+        "mended": outcome.mended,
+        "failed": outcome.failed,
+    }
+
+
+def _line(outcome: _Outcome, repair: bool) -> str:
+    one = outcome.finding
+    path = "" if str(one.path) in one.what else f"{one.path}: "
+    done = f"; {outcome.mended}" if outcome.mended else ""
+    if outcome.failed:
+        done = f"; it was not mended: {outcome.failed}"
+    later = one.mend is not None and not repair and one.kind == "damaged"
+    return output.line(f"{one.kind}: {told(f'{path}{one.what}{done}', '' if later else advice(one.remedy))}")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"

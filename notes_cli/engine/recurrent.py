@@ -1,0 +1,165 @@
+"""Splices that carry the state of recurrent layers on: capture what tokens do to a state, and apply it elsewhere.
+
+These hooks (native/notes_carry.h) are in a library only if it was built with the patch group `recurrent`. Without it a
+context does not support `carry` and gives the reason; nothing else here may be called then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from notes_cli.engine import native
+from notes_cli.engine.arguments import check, int32, integers, pointers
+from notes_cli.engine.context import Context
+from notes_cli.engine.segment import LayerRows, Tokens, Transition
+from notes_cli.errors import EngineError, UnsupportedError
+
+_FORMS = (None, "diagonal", "matrix")
+
+
+class _LayerTransition(ctypes.Structure):
+    """struct notes_transition: what a stretch of tokens does to the state of a recurrent layer."""
+
+    _fields_ = [
+        ("form", ctypes.c_int32),
+        ("n_a", ctypes.c_int32),
+        ("run", ctypes.c_int32),
+        ("head", ctypes.c_int32),
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+    ]
+
+
+_int32_p = ctypes.POINTER(ctypes.c_int32)
+if "recurrent" in native.PATCHES:
+    native.bind(
+        {
+            "notes_can_carry": [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
+            "notes_margins": [ctypes.c_void_p, _int32_p, _int32_p],
+            "notes_capture_begin": [ctypes.c_void_p, ctypes.c_int32],
+            "notes_captured": [ctypes.c_void_p, ctypes.POINTER(_LayerTransition), ctypes.c_int32],
+            "notes_capture_end": [ctypes.c_void_p],
+            "notes_carry": [
+                *(ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _int32_p, ctypes.c_int32),
+                *(ctypes.POINTER(native.LayerPointers), ctypes.POINTER(_LayerTransition)),
+                *(ctypes.c_int32, ctypes.c_int32),
+            ],
+        },
+        {"notes_can_carry": ctypes.c_bool, "notes_capture_end": None},
+    )
+
+
+def can_carry(context: Context, base: int, position: int, count: int) -> str | None:
+    """None if `count` rows computed at `base` can be placed at `position`, with the state of recurrent layers carried
+    through them, else the reason they cannot."""
+    return (
+        context.supports("carry")
+        or native.refusal("notes_can_carry", context.handle, base, position, count)
+        or (context.unmovable if position != base else None)
+    )
+
+
+def margins(context: Context) -> tuple[int, int]:
+    """Tokens at the beginning and at the end of a segment that must be decoded where its state is carried on."""
+    before, after = ctypes.c_int32(), ctypes.c_int32()
+    _call(context, "notes_margins", ctypes.byref(before), ctypes.byref(after))
+    return before.value, after.value
+
+
+@contextmanager
+def capturing(context: Context, sequence: int) -> Iterator[Callable[[], tuple[Transition, ...]]]:
+    """What is decoded in this sequence meanwhile is captured: call what is yielded for the transition of each recurrent
+    layer, from the beginning of the block to the last token decoded.
+
+    Raise UnsupportedError where this model's state cannot be captured, also when it is called.
+    """
+    _call(context, "notes_capture_begin", sequence)
+    try:
+        yield lambda: _captured(context, sequence)
+    finally:
+        with suppress(EngineError):  # the context is closed, and what it captured gone with it
+            native.call("notes_capture_end", context.handle)
+
+
+def _captured(context: Context, sequence: int) -> tuple[Transition, ...]:
+    count = len(context.layers)
+    out = (_LayerTransition * count)()
+    _call(context, "notes_captured", out, count)
+    kept = []
+    for entry, layer in zip(out, context.layers, strict=True):
+        size = layer.n_embd_v if entry.form else 0
+        a, b = np.empty(entry.n_a, np.float32), np.empty(size, np.float32)
+        kept.append((a, b))
+        if entry.form:
+            entry.a, entry.b = a.ctypes.data, b.ctypes.data
+    _call(context, "notes_captured", out, count)
+    rows = context.read(sequence, 0, context.length(sequence), base=0, dtype="f32")
+    return tuple(
+        Transition(layer.layer, here.k[0].astype(np.float32), a, b, entry.head)
+        for entry, layer, here, (a, b) in zip(out, context.layers, rows, kept, strict=True)
+        if layer.part == "state"
+    )
+
+
+def carry(
+    context: Context,
+    sequence: int,
+    position: int,
+    tokens: Tokens,
+    layers: Sequence[LayerRows],
+    transitions: Sequence[Transition],
+    base: int,
+) -> None:
+    """Place rows as `Context.splice` does, and carry the state of the recurrent layers, which the sequence has at
+    position - 1, through them. The recurrent layers in `layers` are ignored."""
+    ids = integers(tokens, "a token")
+    given, through = _arguments(layers, transitions, context.layers)
+    check(given, context.layers, len(ids))
+    rows, count = pointers(given)
+    _call(context, "notes_carry", sequence, position, int32(ids), len(ids), rows, through, count, base)
+
+
+def _call(context: Context, name: str, *arguments: Any) -> None:
+    """Call one of these hooks. Raise UnsupportedError where the library has none of them."""
+    if "recurrent" not in native.PATCHES:
+        raise UnsupportedError(str(context.supports("carry")))
+    native.call(name, context.handle, *arguments)
+
+
+def _arguments(
+    given: Sequence[LayerRows], transitions: Sequence[Transition], layers: Sequence[native.Layer]
+) -> tuple[list[LayerRows], Any]:
+    """The rows of notes_carry, which of a recurrent layer are what its transition has of the last tokens; and the
+    argument `transitions`, which lives as long as what it points into. Raise EngineError for a transition that is
+    missing or does not fit."""
+    by_layer = {transition.layer: transition for transition in transitions}
+    if len(given) != len(layers):
+        raise EngineError(f"there are rows of {len(given)} layers, and the context has {len(layers)}")
+    out = (_LayerTransition * len(layers))()
+    rows: list[LayerRows] = []
+    kept: list[Any] = []
+    out.kept = kept  # type: ignore[attr-defined]
+    for entry, layer, own in zip(out, layers, given, strict=True):
+        if layer.part != "state":
+            rows.append(own)
+            continue
+        found = by_layer.get(layer.layer)
+        if found is None:
+            raise EngineError(f"there is no transition of layer {layer.layer}")
+        size = layer.n_embd_v if len(found.b) else 0
+        if len(found.r) != layer.n_embd_k or len(found.b) != size or bool(size) != bool(layer.n_embd_v):
+            raise EngineError(f"the transition of layer {layer.layer} does not fit its state")
+        a, b = (np.ascontiguousarray(one, np.float32) for one in (found.a, found.b))
+        kept += [a, b]
+        if size:
+            entry.form = _FORMS.index("matrix" if found.head else "diagonal")
+            entry.n_a, entry.head, entry.run = len(a), found.head, size // max(1, len(a))
+            entry.a, entry.b = a.ctypes.data, b.ctypes.data
+        r = np.ascontiguousarray(found.r, np.float32)[None]
+        rows.append(LayerRows(layer.layer, r, np.zeros((1, layer.n_embd_v), np.float32), "state"))
+    return rows, out

@@ -1,0 +1,329 @@
+"""Models that other programs keep on this machine, by name. Nothing is ever written there.
+
+* The Hugging Face cache, which llama.cpp shares: `models--USER--REPO/` with refs, snapshots and blobs.
+* llama.cpp's older cache: files `USER_REPO_FILE.gguf`, beside them `manifest=USER=REPO=TAG.json`.
+* LM Studio: `PUBLISHER/MODEL/*.gguf`. They may be links to anywhere: its import makes such.
+* Ollama: manifests by name, which name the blob that is the GGUF.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from notes_cli.errors import reason
+
+Tell = Callable[[str], object]  # is told of what cannot be read
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-[0-9]{5}")
+_TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
+DOWNLOADING = (".incomplete", ".downloadInProgress")  # how Hugging Face and llama.cpp end a file until it is whole
+_UNFINISHED = (*DOWNLOADING, ".part", ".partial")
+_BESIDE = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # as llama.cpp tells them from models
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A model of a store."""
+
+    store: str
+    bases: tuple[str, ...]  # what it is called without its tag; the first is shown
+    tag: str  # "" for none
+    path: Path
+    problem: str = ""  # why it cannot be used
+    tags: frozenset[str] = frozenset()  # all tags that it answers to, in lower case
+
+    @property
+    def name(self) -> str:
+        """What to type for it."""
+        return f"{self.bases[0]}:{self.tag}" if self.tag else self.bases[0]
+
+    def called(self, base: str, tag: str | None) -> bool:
+        """Whether a name means this model, None being any tag."""
+        known = {name.casefold() for name in self.bases}
+        return base.casefold() in known and (tag is None or tag.casefold() in self.tags)
+
+
+def parse(word: str) -> tuple[str, str | None]:
+    """The base and the tag of a name."""
+    base, colon, tag = word.rpartition(":")
+    return (base, tag) if colon and "/" not in tag else (word, None)
+
+
+def listed(folder: Path, tell: Tell) -> list[str]:
+    """The names in a folder, none if it is not there."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        tell(unreadable(error))
+        return []
+
+
+def unreadable(error: OSError) -> str:
+    """What to tell of a folder that cannot be read."""
+    return f"cannot read {error.filename}: {reason(error)}"
+
+
+def fault(path: Path, within: Path | None = None) -> str:
+    """Why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
+    try:
+        real = path.resolve(strict=True)
+        if within is not None and not real.is_relative_to(within.resolve()):
+            return f"it is a link to {real}, outside of {within}"
+        return "" if stat.S_ISREG(real.stat().st_mode) else f"{path} is not a regular file"
+    except FileNotFoundError:
+        return f"its file is missing ({path})"
+    except RuntimeError:  # Python before 3.13, of links in a circle
+        return f"{path} is a link that leads nowhere"
+    except OSError as error:
+        return f"{path} cannot be read ({reason(error)})"
+
+
+def files(
+    store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = fault
+) -> Iterator[Named]:
+    """The models among files that share a base: one for the parts of a split one; what belongs beside a model is none.
+
+    Their tags are the quantizations that end their names, or their whole names where that would be one for two.
+    """
+    stems = {}
+    for path in paths:
+        name = path.name
+        unfinished = next((end for end in _UNFINISHED if name.endswith(f".gguf{end}")), "")
+        stem = name.removesuffix(unfinished).removesuffix(".gguf")
+        part = _PART.fullmatch(stem)
+        if stem == name or any(word in name for word in _BESIDE) or (part and part["number"] != "00001"):
+            continue
+        stems[path] = part["stem"] if part else stem, unfinished
+    shown = Counter(_shown(stem) for stem, _ in stems.values())
+    for path, (stem, unfinished) in stems.items():
+        tag = _shown(stem) if shown[_shown(stem)] == 1 else stem
+        ends = {stem, *(stem[at.end() :] for at in re.finditer("[-.]", stem))}
+        problem = "its download has not been finished" if unfinished else check(path)
+        yield Named(store, bases, tag, path, problem, frozenset(end.casefold() for end in ends))
+
+
+def _shown(stem: str) -> str:
+    """The quantization at the end of a file's name, else the name."""
+    found = _TAG.search(stem)
+    return found[1] if found else stem
+
+
+HUB = "Hugging Face"
+_REPO = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def hub_models(root: Path, tell: Tell) -> Iterator[Named]:
+    """All models of a cache; what is wrong with one is said in it."""
+    for name in listed(root, tell):
+        match = _REPO.fullmatch(name)
+        if match:
+            yield from _repository(root, root / name, hub_bases(match[1], match[2]), tell)
+
+
+def hub_bases(user: str, repo: str) -> tuple[str, ...]:
+    """What a repository is called."""
+    return tuple(f"{host}{user}/{repo}" for host in ("", "hf.co/", "huggingface.co/"))
+
+
+def _repository(root: Path, folder: Path, called: tuple[str, ...], tell: Tell) -> Iterator[Named]:
+    paths: list[Path] = []
+    for snapshot in _snapshots(folder, tell):
+        whole = folder / "snapshots" / snapshot
+        for place, _, names in os.walk(whole, onerror=lambda error: tell(unreadable(error))):  # links not followed
+            paths += [Path(place, name) for name in sorted(names)]
+    found = list(files(HUB, called, paths, lambda path: fault(path, root)))
+    yield from found
+    for blob in listed(folder / "blobs", tell):
+        if blob.endswith(DOWNLOADING) and (found or "gguf" in called[0].lower()):
+            yield Named(HUB, called, "", folder / "blobs" / blob, "a download of it has not been finished")
+
+
+def _snapshots(folder: Path, tell: Tell) -> list[str]:
+    """The commit that `main` refers to, or another reference; all that are there where nothing refers to one."""
+    there = [name for name in listed(folder / "snapshots", tell) if _COMMIT.fullmatch(name)]
+    references = listed(folder / "refs", tell)
+    for name in sorted(references, key=lambda name: name != "main"):
+        commit = _commit(folder / "refs" / name)
+        if commit in there:
+            return [commit]
+    return there
+
+
+def _commit(path: Path) -> str:
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            found = file.read(64).decode("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return found if _COMMIT.fullmatch(found) else ""
+
+
+LLAMA_CPP = "llama.cpp"
+_ALIKE = 3  # letters with which a repository and its files begin
+
+
+def llama_cpp_models(root: Path, tell: Tell) -> Iterator[Named]:
+    """All models in the folder; what is wrong with one is said in it."""
+    names = listed(root, tell)
+    known = [parts[1:3] for parts in (name.split("=") for name in names) if parts[0] == "manifest" and len(parts) == 4]
+    known.sort(key=lambda parts: -len("_".join(parts)))  # user_repo_more is not of user_repo
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        owner = next((parts for parts in known if name.startswith(f"{'_'.join(parts)}_")), None)
+        groups.setdefault((owner[0], owner[1]) if owner else ("", name), []).append(name)
+    for (user, repo), group in groups.items():
+        paths = [root / name for name in group]
+        if user:
+            yield from files(LLAMA_CPP, hub_bases(user, repo), paths)
+        else:
+            yield from (replace(one, tag="") for one in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
+
+
+def _guesses(name: str) -> Iterator[str]:
+    """The name of a file, and what it may have been downloaded as: a split of it in user, repository and file, where
+    the file begins as the repository does, as they are called on Hugging Face."""
+    yield name.split(".gguf")[0]
+    words = name.split("_")
+    for user in range(1, len(words) - 1):
+        for end in range(user + 1, len(words)):
+            repo, file = "_".join(words[user:end]), "_".join(words[end:])
+            if repo[:_ALIKE].casefold() == file[:_ALIKE].casefold():
+                yield from hub_bases("_".join(words[:user]), repo)
+
+
+LM_STUDIO = "LM Studio"
+
+
+def lm_studio_models(root: Path, tell: Tell) -> Iterator[Named]:
+    """All models in the folder; what is wrong with one is said in it."""
+    for publisher in listed(root, tell):
+        for model in listed(root / publisher, tell):
+            folder = root / publisher / model
+            yield from files(LM_STUDIO, (f"{publisher}/{model}",), (folder / name for name in listed(folder, tell)))
+
+
+OLLAMA = "Ollama"
+_HOSTS = ("ollama.com", "registry.ollama.ai")  # one and the same
+_DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
+_WORD = re.compile(r"\w[\w.:-]*", re.ASCII)
+_LIST = "application/vnd.ollama.manifest.list.v2+json"
+_LAYER = "application/vnd.ollama.image."
+MAX_BYTES = 4 << 20  # of a manifest; thousands of layers
+
+
+class _ManifestError(ValueError):
+    """A manifest that names no GGUF model."""
+
+
+def ollama_models(root: Path, tell: Tell) -> Iterator[Named]:
+    """All models of a store; what is wrong with one is said in it."""
+    seen = set()
+    for folder in ("manifests-v2", "manifests"):
+        for manifest in _manifests(root / folder, tell):
+            host, *rest = manifest.relative_to(root / folder).parts
+            host = _HOSTS[-1] if host.lower() in _HOSTS else host
+            logical = tuple(part.lower() for part in (host, *rest))
+            if logical not in seen:
+                seen.add(logical)
+                yield _ollama_model(root, manifest, host, *rest)
+
+
+def _manifests(root: Path, tell: Tell) -> Iterator[Path]:
+    """The files four folders deep whose names Ollama could have given."""
+    folders = [root]
+    for _ in range(4):
+        folders = [folder / name for folder in folders for name in listed(folder, tell) if _WORD.fullmatch(name)]
+    yield from folders
+
+
+def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: str, tag: str) -> Named:
+    base = f"{namespace}/{model}"
+    bases: tuple[str, ...] = (f"{host}/{base}",)
+    if host in _HOSTS:
+        bases = (base, *(f"{one}/{base}" for one in _HOSTS))
+        bases = (model, *bases) if namespace.lower() == "library" else bases
+    path, problem = manifest, ""
+    try:
+        path = _weights(root, _runnable(root, _read_json(root, manifest)))
+        problem = fault(path, root)
+    except _ManifestError as error:
+        problem = str(error)
+    return Named(OLLAMA, bases, tag, path, problem, frozenset((tag.casefold(),)))
+
+
+def _read_json(root: Path, path: Path) -> dict[str, Any]:
+    """A manifest, or the list of a model's manifests. Links may lead to blobs, not out of the store."""
+    try:
+        problem = fault(path, root)
+        if problem:
+            raise _ManifestError(f"its manifest cannot be used: {problem}")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise _ManifestError(f"its manifest {path} cannot be read ({reason(error)})") from error
+    if len(data) > MAX_BYTES:
+        raise _ManifestError(f"its manifest {path} is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _ManifestError(f"its manifest {path} is not valid")
+    return found
+
+
+def _runnable(root: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """The manifest for a GGUF, of a list that has one for each format."""
+    if found.get("mediaType") != _LIST:
+        return found
+    children = [child for child in _dicts(found.get("manifests")) if child.get("format") in ("gguf", "", None)]
+    children = [child for child in children if child.get("runner") != "mlx"]
+    if not children:
+        raise _ManifestError("it has no GGUF, only other formats")
+    if len(children) > 1:
+        raise _ManifestError("it has several GGUF models")
+    child = children[0]
+    if "digest" in child and "layers" not in child:
+        return _read_json(root, _blob(root, child["digest"]))
+    return child
+
+
+def _weights(root: Path, manifest: dict[str, Any]) -> Path:
+    """The file of the one layer that is a model."""
+    layers = [
+        (str(layer.get("mediaType")).removeprefix(_LAYER), layer.get("digest"))
+        for layer in _dicts(manifest.get("layers"))
+    ]
+    kinds = {kind for kind, _ in layers}
+    digests = {str(digest): digest for kind, digest in layers if kind == "model"}
+    if "adapter" in kinds:
+        raise _ManifestError("it has an adapter (LoRA), which notes does not apply")
+    if not digests and "tensor" in kinds:
+        raise _ManifestError("it has no GGUF, only single tensors (safetensors)")
+    if len(digests) != 1:
+        raise _ManifestError("its manifest names no model" if not digests else "it has several models")
+    return _blob(root, next(iter(digests.values())))
+
+
+def _blob(root: Path, digest: object) -> Path:
+    match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
+    if match is None:
+        raise _ManifestError(f"its manifest names {str(digest)[:80]!r}, which is no digest")
+    return root / "blobs" / f"sha256-{match[1].lower()}"
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,154 @@
+"""The tokens that are computed again with a change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date, timedelta
+
+import numpy as np
+import pytest
+from samples import SAMPLES
+
+from notes_cli.config import shipped_model
+from notes_cli.editing.selecting import counterfactual, influence
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.skill import Skill, load_skill, with_values
+
+from .conftest import OpenWorkspace, measured, skill_of
+
+
+@pytest.fixture
+def shipped(home: object) -> Iterator[Workspace]:
+    """A workspace on the model that ships."""
+    with Workspace(shipped_model(), ContextOptions(n_ctx=512, n_threads=1)) as workspace:
+        yield workspace
+
+
+def touched(segment: Segment, name: str) -> list[int]:
+    return [at for span in segment.fields if span.name == name for at in range(span.first, span.last)]
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        ("2026-06-01", "2021-01-05"),
+        ("2026-05-12", "2021-09-07"),
+        ("120", "115"),
+        ("100", "105"),
+        ("9", "4"),
+        ("gold", "other"),
+        ("other", "another"),
+        ("up to 5", "up to 9"),
+    ],
+)
+def test_the_other_value(value: str, other: str) -> None:
+    """Of the same kind, of the same length where it is a number, and never the value itself."""
+    assert counterfactual(value) == other
+
+
+def test_another_date_is_one() -> None:
+    """Of every day of a leap year: one that is in no calendar would be read as noise."""
+    days = [date(2024, 1, 1) + timedelta(day) for day in range(366)]
+    others = [date.fromisoformat(counterfactual(day.isoformat())) for day in days]
+    assert all(day != other for day, other in zip(days, others, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3", "gpt2", "lfm2"])
+def test_nothing_in_the_field_or_before_it(open_workspace: OpenWorkspace, skill: Skill, kind: str) -> None:
+    """One number a token: 0 up to the field's end, something after it, and no trace left in the context."""
+    workspace = open_workspace(kind)
+    told: list[tuple[int, int]] = []
+    segment = compile_skill(workspace, skill, measure=lambda done, of: told.append((done, of)))
+    assert told == [(1, 2), (2, 2)] and workspace.context.length(0) == 0
+    assert list(segment.influence) == ["date", "tier"]
+    for name, found in segment.influence.items():
+        last = touched(segment, name)[-1] + 1
+        assert found.shape == (len(segment),) and found.dtype == np.float32 and np.isfinite(found).all()
+        assert (found[:last] == 0).all() and (found[last:] >= 0).all() and found[last:].max() > 0
+
+
+def test_it_is_what_another_value_does_to_the_rows(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """The mean over the layers of how far V is from that of the skill compiled with the other value."""
+    workspace = open_workspace(kv="f32")
+    segment = measured(workspace, skill)
+    other = compile_skill(workspace, with_values(skill, {"date": "2021-01-05"}))
+    far = np.mean(
+        [
+            np.linalg.norm(a.v - b.v, axis=1) / np.linalg.norm(a.v, axis=1)
+            for a, b in zip(segment.layers, other.layers, strict=True)
+        ],
+        axis=0,
+    )
+    after = segment.fields[0].last
+    np.testing.assert_allclose(segment.influence["date"][after:], far[after:], rtol=1e-4, atol=1e-6)
+
+
+def test_it_is_the_same_again(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """To the bit, in a notebook that held other rows; and in an f32 cache nearly so."""
+    workspace = open_workspace()
+    first = measured(workspace, skill).influence
+    segment = compile_skill(workspace, skill)
+    with workspace.scratch() as notebook:
+        notebook.append(np.arange(9, dtype=np.int32))
+        notebook.flush()
+        again = influence(notebook, segment, "date")
+    assert (again == first["date"]).all()
+    exact = measured(open_workspace(kv="f32"), skill).influence["date"]
+    np.testing.assert_allclose(again, exact, atol=0.02 * float(exact.max()))
+
+
+def test_a_field_in_several_places_and_of_another_length(open_workspace: OpenWorkspace) -> None:
+    """All its places are 0, what is between them is not, and each token keeps its own number."""
+    workspace = open_workspace()
+    segment = measured(workspace, skill_of("A {{x}} is a {{x}}, they say.", x="cat"))
+    found, own = segment.influence["x"], touched(segment, "x")
+    assert (found[own] == 0).all() and (found[: own[0]] == 0).all()
+    after = [at for at in range(own[0], len(segment)) if at not in own]
+    assert (found[after] > 0).all()
+
+
+def test_recurrent_layers_alone_have_no_rows(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """Zeros: there is nothing that could be recomputed by token."""
+    assert not any(found.any() for found in measured(open_workspace("mamba"), skill).influence.values())
+
+
+def test_the_shipped_model_writes_on_what_follows(shipped: Workspace) -> None:
+    """Every token after each field of the sample skill feels it."""
+    segment = measured(shipped, load_skill(SAMPLES / "returns"))
+    for name, found in segment.influence.items():
+        last = touched(segment, name)[-1] + 1
+        assert (found[last:] > 0).all() and found[last:].max() > 0.1
+
+
+def test_in_the_library(open_workspace: OpenWorkspace, skill: Skill) -> None:
+    """Measured only if asked for; then kept by a compile that does not ask, and gone with a text that is another."""
+    workspace = open_workspace()
+    plain = compile_to_library(workspace, skill)
+    assert workspace.open(plain.path).influence == {}
+    told: list[int] = []
+
+    def asked(of: Skill) -> tuple[str, ...]:
+        return compile_to_library(workspace, of, measure=lambda done, _: told.append(done)).reasons
+
+    assert asked(skill) == ("the influence of its fields has not been measured",) and told == [1, 2]
+    kept = workspace.open(plain.path).influence
+    wanted = measured(workspace, skill).influence
+    assert all((kept[name] == wanted[name]).all() for name in ("date", "tier"))
+    assert not compile_to_library(workspace, skill).reasons and not asked(skill) and told == [1, 2]
+    assert workspace.open(plain.path).influence.keys() == kept.keys()
+    assert compile_to_library(workspace, replace(skill, description="Another.")).reasons
+    assert workspace.open(plain.path).influence == {}
+
+
+def test_a_skill_without_fields(open_workspace: OpenWorkspace) -> None:
+    """Nothing to measure is not something that is missing."""
+    workspace, told = open_workspace(), []
+    skill = Skill("s", "", "No fields.", (), "-")
+    for reasons in (1, 0):
+        compiled = compile_to_library(workspace, skill, measure=lambda done, of: told.append(done))
+        assert len(compiled.reasons) == reasons and told == []

@@ -1,0 +1,226 @@
+"""Files of one user, written all or nothing, and locks between processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from notes_cli.commands.remedies import worded
+from notes_cli.errors import NotesError
+from notes_cli.library import safe_files
+from notes_cli.library.safe_files import HeldError, check_private, locked, make_private, replacing
+
+from ..limits import belongs_to_another
+from ..refused import refused
+
+
+def test_what_is_not_there_is_fine(tmp_path: Path) -> None:
+    """It will be made when something is written."""
+    check_private(tmp_path / "home" / "library")
+    assert not (tmp_path / "home").exists()
+
+
+def test_make_leaves_what_is_there(tmp_path: Path) -> None:
+    """Nobody's folder is changed by making one in it; a file in its place is an error."""
+    (tmp_path / "here").mkdir(mode=0o755)
+    make_private(tmp_path / "here" / "a" / "b")
+    make_private(tmp_path / "here" / "a" / "b")
+    assert [(tmp_path / "here" / part).stat().st_mode & 0o777 for part in (".", "a", "a/b")] == [0o755, 0o700, 0o700]
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "a"):
+        with pytest.raises(OSError, match="file"):
+            make_private(path)
+
+
+def test_where_nothing_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in /proc, where the system says "no such file" of a folder whose parent is there."""
+
+    def nothing(path: Path, mode: int) -> None:
+        raise (
+            FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+            if path != tmp_path
+            else FileExistsError
+        )
+
+    monkeypatch.setattr(os, "mkdir", nothing)
+    with pytest.raises(FileNotFoundError, match="home"):
+        make_private(tmp_path / "home" / "library")
+    with pytest.raises(FileNotFoundError):
+        make_private(Path("relative") / "library")
+
+
+def test_the_folder_above_counts(tmp_path: Path) -> None:
+    """Who can write there can put another folder in its place; both are named in one command. Not so where only the
+    owner can rename, as in /tmp; and what others can only read above is left as it is."""
+    home, folder = tmp_path / "ho me", tmp_path / "ho me" / "library"
+    folder.mkdir(parents=True)
+    home.chmod(0o777)
+    folder.chmod(0o777)
+    with pytest.raises(NotesError) as caught:
+        check_private(folder)
+    assert worded(caught.value).endswith(f"run: chmod 700 '{home}' '{folder}'") and "\n" not in worded(caught.value)
+    folder.chmod(0o700)
+    with refused(NotesError, r"chmod 700 '[^']*ho me'$"):
+        check_private(folder)
+    home.chmod(0o1777)
+    check_private(folder)
+    home.chmod(0o755)
+    check_private(folder)
+    assert home.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("which", ["home", "home/library"])
+def test_another_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """What is in it is theirs, whatever its mode is."""
+    folder = tmp_path / "home" / "library"
+    make_private(folder)
+    belongs_to_another(tmp_path / which, monkeypatch)
+    with pytest.raises(NotesError, match=r"belongs to user 12345, not to you, and may be forged\..*NOTES_HOME=FOLDER"):
+        check_private(folder)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """The next write of the same file takes it away; files of others stay, whatever they are called."""
+    others = [".b.json.abc.tmp", ".a.json.abc", "a.json.abc.tmp", ".a.jsonx.abc.tmp"]
+    for name in (".a.json.abc.tmp", ".a.json.def.tmp", *others):
+        (tmp_path / name).write_bytes(b"half")
+    with replacing(tmp_path / "a.json") as temporary:
+        temporary.write_bytes(b"whole")
+    assert files(tmp_path) == sorted(["a.json", *others])
+
+
+def test_what_is_being_written_stays(tmp_path: Path) -> None:
+    """Two writers at once do not sweep each other's file; the last one wins, and nothing is left."""
+    with replacing(tmp_path / "a") as first:
+        first.write_bytes(b"first")
+        with replacing(tmp_path / "a") as second:
+            second.write_bytes(b"second")
+            assert first.exists() and first != second
+        assert (tmp_path / "a").read_bytes() == b"second" and first.exists()
+    assert (tmp_path / "a").read_bytes() == b"first" and files(tmp_path) == ["a"]
+
+
+def test_a_file_swept_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may sweep between creation and lock: then there is another file, of mode 0600 as ever."""
+    make, made = tempfile.mkstemp, []
+
+    def mkstemp(**options: object) -> tuple[int, str]:
+        handle, name = make(**options)  # type: ignore[call-overload]
+        if not made:
+            os.unlink(name)
+        made.append(name)
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    with replacing(tmp_path / "a") as temporary:
+        assert [str(temporary)] == made[1:]
+        temporary.write_bytes(b"x")
+    assert files(tmp_path) == ["a"] and stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+
+
+def test_a_failure_leaves_the_old_file_alone(tmp_path: Path) -> None:
+    """Any exception removes the temporary file."""
+    (tmp_path / "a").write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a") as temporary:
+        temporary.write_bytes(b"new")
+        raise KeyboardInterrupt
+    assert files(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_link_stays(tmp_path: Path) -> None:
+    """What it names is replaced, whether that is there already or not."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder/a")
+    for text in (b"one", b"two"):
+        with replacing(tmp_path / "link") as temporary:
+            temporary.write_bytes(text)
+        assert (tmp_path / "folder" / "a").read_bytes() == text
+    assert (tmp_path / "link").is_symlink() and files(tmp_path / "folder") == ["a"] and len(files(tmp_path)) == 2
+
+
+def test_what_is_no_file_stays(tmp_path: Path) -> None:
+    """A pipe, or a device as /dev/null, is not renamed over, by its own name or by a link to it."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match="no regular file"), replacing(tmp_path / name):
+            raise AssertionError("it must not be written")
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink() and len(files(tmp_path)) == 2
+
+
+HOLD = """
+import pathlib, sys
+from notes_cli.library.safe_files import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print(1, flush=True)
+    input()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds the lock until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "locks" / "a.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout and process.stdout.read(1)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with the number of the process, and that it is stopped if it is; then the wait goes on."""
+    monkeypatch.setattr(safe_files, "NOTICE", 0.01)
+    told: list[str] = []
+    path = tmp_path / "locks" / "a.lock"
+    with pytest.raises(HeldError, match=str(holder.pid)), locked(path, 0.3, told.append):
+        pass
+    assert told == [f"process {holder.pid}"]
+    os.kill(holder.pid, signal.SIGSTOP)
+    os.waitpid(holder.pid, os.WUNTRACED)
+
+    def go_on(who: str) -> None:
+        told.append(who)
+        os.kill(holder.pid, signal.SIGKILL)
+
+    with locked(path, told=go_on):
+        pass
+    assert told[1:] == [f"process {holder.pid} (stopped, goes on with: kill -CONT {holder.pid})"]
+
+
+def test_a_wait_can_be_ended(tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while it waits."""
+    monkeypatch.setattr(safe_files, "NOTICE", 0.01)
+
+    def interrupt(_: str) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    def raised(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, raised)
+    try:
+        with pytest.raises(KeyboardInterrupt), locked(tmp_path / "locks" / "a.lock", told=interrupt):
+            pass
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_free_lock_is_not_told_of(tmp_path: Path) -> None:
+    """Nothing is said, and the folder is ours alone."""
+    with locked(tmp_path / "locks" / "a.lock", told=pytest.fail):
+        assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,150 @@
+"""Answers have the length that was asked for, else the rest of the context, and a fresh server's first one, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from notes_cli.serve.kv_budget import TURN
+
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+from notes_cli.runtime.contexts import DEFAULT_CONTEXT
+from notes_cli.serve.app import Options
+from notes_cli.serve.jobs import Limits
+from notes_cli.serve.registry import ASK
+
+from .conftest import Json, Served, started
+from .test_ways import TOKEN, own_words
+
+TRAINED = 8192
+PROMPT = 3832  # tokens: with 600 more than the context that a server begins with
+WORDS = "x" * (PROMPT - 100)  # the tokenizer has no merges: a token each
+LONG = {"messages": [{"role": "user", "content": WORDS}]}
+
+
+@pytest.fixture
+def fresh(make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server that has answered nothing yet, whose context grows, and whose answers never end by themselves."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    context = ContextOptions(n_ctx=DEFAULT_CONTEXT, n_threads=1)
+    with started(tmp_path, options=Options(token=TOKEN), context=context, model=make_model("llama")) as found:
+        yield found
+
+
+def usage(served: Served, path: str, given: Json) -> tuple[list[str], int, int]:
+    """Why each answer ends, the tokens of the prompt, and those of all answers."""
+    reply = served.http.post(path, json={"temperature": 1, "seed": 3, **given})
+    found = reply.json()
+    assert reply.status_code == 200, found
+    reasons = [one["finish_reason"] for one in found["choices"]]
+    return reasons, found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_completion_in_a_context_that_grows(fresh: Served, count: int) -> None:
+    given = {"prompt": [65] * PROMPT, "max_tokens": 600, "n": count}
+    assert usage(fresh, "/v1/completions", given) == (["length"] * count, PROMPT, 600 * count)
+    assert fresh.at_context(fresh.scheduler.gauges)["cells_promised"] == 0
+
+
+@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+def test_a_chat_in_a_context_that_grows(fresh: Served, notes: Json) -> None:
+    reasons, prompt, written = usage(fresh, "/v1/chat/completions", {**LONG, "notes": notes, "max_tokens": 600})
+    assert (reasons, written) == (["length"], 600) and prompt + 600 > DEFAULT_CONTEXT > prompt + 128
+
+
+def test_a_chain_of_thought_in_a_context_that_grows(fresh: Served) -> None:
+    """It has as many tokens as it may, and so has the answer."""
+    given = {**LONG, "reasoning_effort": "low", "max_think": 400, "max_tokens": 300, "logit_bias": {"77": 100}}
+    reply = fresh.chat(**given, temperature=0)
+    written = reply["usage"]
+    assert written["completion_tokens_details"]["reasoning_tokens"] >= 400
+    assert written["completion_tokens"] == written["completion_tokens_details"]["reasoning_tokens"] + 300
+
+
+def test_a_question_of_notes_ask_in_a_context_that_grows(fresh: Served) -> None:
+    """Of the server's own user, over `--server`."""
+    asked = own_words(WORDS, max_tokens=600)
+    reply = fresh.http.post(ASK, json=asked, headers={"Authorization": f"Bearer {TOKEN}"})
+    events = [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line.startswith("data: ")]
+    [document] = [event["document"] for event in events if "document" in event]
+    assert (document["stopped"], document["tokens"]["answer"]) == ("length", 600)
+
+
+@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+def test_an_answer_ends_with_the_context(fresh: Served, notes: Json) -> None:
+    """Where nothing else was asked for: that of the model, however small the server's context is at first."""
+    given = {"messages": [{"role": "user", "content": "x" * 5900}], "notes": notes}
+    reasons, prompt, written = usage(fresh, "/v1/chat/completions", given)
+    assert (reasons, prompt + written) == (["length"], TRAINED) and written > TURN
+    assert fresh.at_context(fresh.scheduler.gauges)["cells_promised"] == 0
+
+
+@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+def test_a_long_answer_has_the_length_that_was_asked_for(fresh: Served, notes: Json) -> None:
+    given = {"messages": [{"role": "user", "content": "Why?"}], "notes": notes, "max_tokens": TURN + 500}
+    reasons, _, written = usage(fresh, "/v1/chat/completions", given)
+    assert (reasons, written) == (["length"], TURN + 500)
+
+
+@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+@pytest.mark.parametrize("asked", [{}, {"max_tokens": 2000}, {"max_tokens": 30}], ids=str)
+def test_a_server_may_bound_answers(
+    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: Json, asked: Json
+) -> None:
+    """By `--max-tokens`."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    with started(tmp_path, Limits(tokens=50)) as served:
+        given = {"messages": [{"role": "user", "content": "Why?"}], "notes": notes, **asked}
+        reasons, _, written = usage(served, "/v1/chat/completions", given)
+        assert (reasons, written) == (["length"], min(50, asked.get("max_tokens", 50)))
+
+
+def test_turns_of_sessions_that_outgrow_a_given_context(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end there, one after the other, and none fails."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    context = ContextOptions(n_ctx=512, n_threads=1)
+    with started(library, context=context, fixed_size=True) as served, ThreadPoolExecutor() as pool:
+
+        def ask(number: int) -> tuple[list[str], int, int]:
+            given = {"messages": [{"role": "user", "content": "Why?"}], "notes": {"session": f"full-{number}"}}
+            return usage(served, "/v1/chat/completions", given)
+
+        found = list(pool.map(ask, range(3)))
+        assert [(reasons, prompt + written) for reasons, prompt, written in found] == [(["length"], 512)] * 3
+        assert served.at_context(served.scheduler.gauges)["cells_promised"] == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
+def test_the_models_have_the_length_of_their_context(fresh: Served, path: str) -> None:
+    """By the names that vLLM and llama-server have for it."""
+    found = fresh.http.get(path).json()
+    for one in found.get("data", [found]):
+        assert one["max_model_len"] == one["meta"]["n_ctx"] == one["meta"]["n_ctx_train"] == TRAINED
+
+
+def test_a_context_of_a_given_size_is_the_length(library: Path) -> None:
+    with started(library, context=ContextOptions(n_ctx=512, n_threads=1), fixed_size=True) as served:
+        every = served.http.get("/v1/models").json()["data"]
+        assert [(one["max_model_len"], one["meta"]["n_ctx"]) for one in every] == [(512, 512)] * len(every)
+        assert {one["meta"]["n_ctx_train"] for one in every} == {4096}
+
+
+def test_nothing_bounds_a_state(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    with started(tmp_path, model=make_model("mamba")) as served:
+        (found,) = served.http.get("/v1/models").json()["data"]
+        assert "max_model_len" not in found and "n_ctx" not in found["meta"]
+
+
+@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_prompt_that_is_too_long(make_model: Callable[..., Path], tmp_path: Path, kind: str, notes: Json) -> None:
+    """Refused in the words, and with the code, by which clients know to shorten it."""
+    with started(tmp_path, model=make_model(kind, trained=1000)) as served:
+        error = served.chat([{"role": "user", "content": "x" * 990}], 400, notes=notes)
+        assert error["message"].startswith("This model's maximum context length is 1000 tokens. ")
+        assert "this request needs 10" in error["message"] and error["code"] == "context_length_exceeded"

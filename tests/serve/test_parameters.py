@@ -1,0 +1,94 @@
+"""Parameters of other servers: those that change no answer are ignored, and the others are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import QUESTION, Json, Served, started, told
+
+ASK: list[Json] = [{"role": "user", "content": QUESTION}]
+
+# As clients of llama.cpp's server, of vLLM, Ollama and OpenAI send them, with the values that they have by default.
+DEFAULTS: list[Json] = [
+    {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "typical_p": 1.0, "repeat_last_n": 64},
+    {"top_n_sigma": -1.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "dynatemp_range": 0.0, "min_keep": 0},
+    {"dry_multiplier": 0.0, "dry_base": 1.75, "dry_sequence_breakers": ["\n"], "ignore_eos": False, "lora": []},
+    {"n_keep": 4, "n_probs": 0, "t_max_predict_ms": -1, "reasoning_format": "auto", "thinking_budget_tokens": -1},
+    {"repetition_penalty": 1.0, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True, "priority": 3},
+    {"add_generation_prompt": True, "continue_final_message": False, "include_reasoning": True, "request_id": "1"},
+    {"keep_alive": "5m", "think": False, "prompt_cache_options": {"ttl": 1}, "stream_options": None},
+    dict.fromkeys(("guided_json", "structured_outputs", "moderation", "web_search_options", "temprature", "options")),
+]
+
+
+@pytest.mark.parametrize("given", DEFAULTS, ids=lambda given: next(iter(given)))
+def test_what_changes_nothing_is_ignored(served: Served, given: Json) -> None:
+    """The answer is that of a request without it, over both endpoints."""
+    assert told(served.chat(ASK, notes={"splice": ["returns"]}, **given)) == "accepted"
+    plain, same = (
+        served.http.post("/v1/completions", json={"prompt": "The date is", "max_tokens": 4, **more}).json()
+        for more in ({}, given)
+    )
+    assert same["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mirostat", 2),
+        ("typical_p", 0.9),
+        ("repeat_last_n", 32),
+        ("dry_multiplier", 0.8),
+        ("ignore_eos", True),
+        ("samplers", ["top_k"]),
+        ("repetition_penalty", 1.1),
+        ("guided_choice", ["a", "b"]),
+        ("stop_token_ids", [5]),
+        ("continue_final_message", True),
+        ("reasoning_format", "none"),
+        ("web_search_options", {}),
+        ("options", {"temperature": 1}),
+        ("temprature", 1),
+    ],
+)
+def test_what_would_change_an_answer_is_refused(served: Served, key: str, value: object) -> None:
+    error = served.chat(ASK, 400, **{key: value})
+    assert (error["code"], error["param"]) == ("unknown_parameter", key)
+
+
+def test_null_is_no_value_anywhere(served: Served) -> None:
+    """Of known and of unknown keys, in a request and inside of it."""
+    keys = ("temperature", "max_tokens", "stop", "tools", "tool_choice", "response_format", "logit_bias", "n", "seed")
+    more = dict.fromkeys((*keys, "stream", "logprobs", "grammar", "chat_template_kwargs", "mirostat", "n_keep", "x"))
+    words = [{"type": "text", "text": QUESTION, "cache_control": None, "x": None}]
+    user = {"role": "user", "content": words, "name": None, "tool_calls": None, "x": None}
+    notes = {"splice": ["returns"], "errata": None, "fields": None, "session": None, "match": None, "x": None}
+    assert told(served.chat([user], notes=notes, **more)) == "accepted"
+    inner = {"response_format": {"type": "text", "json_schema": None}, "chat_template_kwargs": {"x": None}}
+    assert told(served.chat([user], notes=notes, **inner)) == "accepted"
+
+
+def test_what_is_ignored_is_logged_once(
+    library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A line for what is new, however often it comes; null is nothing."""
+    with started(tmp_path_factory.mktemp("logged")) as served:
+        for _ in range(2):
+            served.chat(ASK, n_keep=4, mirostat=0, moderation=None, max_tokens=1)
+        served.http.post("/v1/completions", json={"prompt": "a", "n_keep": 4, "priority": 1, "max_tokens": 1})
+        served.chat(ASK, 400, keep_alive=1, mirostat=2)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "ignored" in line]
+    assert lines == [
+        "ignored, as it changes no answer here: n_keep, mirostat",
+        "ignored, as it changes no answer here: priority",
+    ]
+
+
+def test_pieces_of_tokens(served: Served) -> None:
+    """As llama-server has them: a text, or the bytes of what is none."""
+    ask = {"content": "is 漢", "with_pieces": True}
+    found = served.http.post("/tokenize", json=ask).json()["tokens"]
+    plain = served.http.post("/tokenize", json={"content": "is 漢"}).json()["tokens"]
+    assert [one["id"] for one in found] == plain
+    spelt = [one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"]) for one in found]
+    assert b"".join(spelt) == "is 漢".encode() and {type(one["piece"]) for one in found} == {str, list}

@@ -1,0 +1,63 @@
+"""Parts of a ledger's line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.explaining import edited, entry_why, why
+from notes_cli.sessions.lines import Origin, as_line, origin_of
+from notes_cli.sessions.state import fold
+
+from .ledgers import edit, turn
+
+PIECES = [
+    Piece("splice", "a", 0, 9, "spliced", Reason.MOVED, moved=-3, rewritten=2, blocks=4),
+    Piece("splice", "a", 0, 9, "spliced", Reason.BLOCK, "1 and 2", rewritten=9, blocks=8, passed=80, selected="block"),
+    Piece("splice", "a", 0, 9, "decoded", Reason.REFUSED, "it has recurrent layers; and more"),
+    Piece("splice", "a", 0, 9, "spliced", Reason.UNMOVED, passed=80, selected="selective", rewritten=1),
+    Piece("answer", "", 0, 9, "decoded", Reason.THOUGHT_END, "20"),
+    Piece("text", "", 0, 9, "decoded"),
+]
+
+
+@pytest.mark.parametrize("piece", PIECES, ids=lambda piece: piece.reason.name)
+def test_pieces_are_told_by_a_ledger_as_by_a_notebook(piece: Piece) -> None:
+    line = json.loads(json.dumps(as_line(Origin.of(piece))))
+    assert all(line.values())
+    assert origin_of(line) == Origin.of(piece) and why(origin_of(line)) == why(piece)
+
+
+def test_edits_are_told_by_what_they_did() -> None:
+    """All of it comes back with the ledger; that an erratum waits is known by the erratum."""
+    origin = Origin(rewritten=12, passed=90, selected="selective", erratum=True, contradicted=True)
+    line = {**edit("b", [(0, 1, [9])], [[0, 1]], "It is b."), **as_line(origin)}
+    entry = fold([turn(1, 2, 3), json.loads(json.dumps(line))]).entries[-1]
+    assert entry.origin == origin
+    assert (
+        edited(entry.origin)
+        == entry_why(entry)
+        == (
+            "12 rows recomputed; selected by a pass over 90 tokens of the corrected text; notes compile --influence "
+            "spares it; an erratum before the next question; an earlier erratum contradicts it: notes "
+            "session compact takes that out"
+        )
+    )
+
+
+def test_a_reason_of_a_newer_notes_is_none() -> None:
+    """What it is called may be anything, in a ledger that may be anybody's."""
+    for name in ("sent_by_mail", "{0}", "{reason.__class__}", "moved "):
+        origin = origin_of({"reason": name, "detail": "{x}", "moved": 3})
+        assert origin == Origin(detail="{x}", moved=3) and why(origin) == ""
+    assert why(origin_of({"reason": "refused", "detail": "{x}"})) == "decoded: {x}"
+
+
+@pytest.mark.parametrize("line", [{key: [1]} for key in ("reason", "detail", "moved", "blocks", "selected")])
+def test_what_is_no_origin(line: dict[str, Any]) -> None:
+    """Refused, as is everything in a ledger that is not what it must be."""
+    with pytest.raises((KeyError, TypeError)):
+        origin_of(line)

@@ -1,0 +1,59 @@
+"""Names of fields, and references to them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notes_cli.errors import SkillError
+from notes_cli.text.erratum import read_errata
+from notes_cli.text.keys import Known, Reference
+
+NAMES = st.sampled_from(["returns", "support", "規則"])
+FIELDS = st.sampled_from(["date", "Delivery time", "日期", "a-b"])
+
+
+def test_a_name_alone_is_enough_where_one_skill_has_it() -> None:
+    """And its skill may be named, too; the key is the name alone."""
+    known = Known([("returns", ["date", "tier"]), ("support", ["plan"])])
+    assert list(known) == ["date", "tier", "plan"] and len(known) == 3
+    for reference in ("date", "returns.date", "*.date", " returns . date"):
+        assert known.resolve(reference) == [Reference("returns", "date", "date")]
+    assert "support.date" not in known and "date" in known and 3 not in known
+
+
+def test_case_is_no_typo() -> None:
+    """A name in other case is the field that alone has it so; one that is exact goes before it, and two are a guess."""
+    known = Known([("returns", ["Owner", "Delivery time", "tier"]), ("support", ["Owner", "Tier", "Größe"])])
+    (found,) = known.resolve("delivery TIME")
+    assert found == Reference("returns", "Delivery time", "Delivery time") and "grÖsse" in known
+    assert [one.key for one in known.resolve("*.owner")] == ["returns.Owner", "support.Owner"]
+    assert known.resolve("support.owner")[0].key == "support.Owner"
+    assert [one.key for one in known.resolve("tier")] == ["tier"] and known.resolve("support.tier")[0].field == "Tier"
+    with pytest.raises(SkillError, match=r"several skills have a field 'owner': name one of returns\.Owner, support"):
+        known.resolve("owner")
+    for name, near in (("TIER", "(t|T)ier"), ("ownr", "(returns|support)\\.Owner"), ("delivery", "Delivery time")):
+        with pytest.raises(SkillError, match=f"Did you mean {near}\\? Known fields: "):
+            known.resolve(name)
+    (erratum,) = read_errata(["delivery time: 5 days"], known)
+    assert (erratum.field, erratum.value, erratum.key) == ("Delivery time", "5 days", "Delivery time")
+
+
+def test_no_skill_at_all() -> None:
+    """There is nothing to name."""
+    with pytest.raises(SkillError, match=r"no spliced skill has a field 'date'. Known fields: none"):
+        Known([]).resolve("date")
+
+
+@given(st.dictionaries(NAMES, st.lists(FIELDS, max_size=3, unique=True)), FIELDS)
+def test_every_field_has_one_key(skills: dict[str, list[str]], field: str) -> None:
+    """Its key finds it and nothing else; `*.` finds all of a name; a name alone is refused where several have it."""
+    known = Known(skills.items())
+    pairs = [(skill, name) for skill, names in skills.items() for name in names]
+    assert [(one.skill, one.field) for key in known for one in known.resolve(key)] == pairs
+    owners = [skill for skill, name in pairs if name == field]
+    assert [one.skill for one in known.find(f"*.{field}")] == [one.skill for one in known.find(field)] == owners
+    if len(owners) != 1:
+        with pytest.raises(SkillError):
+            known.resolve(field)
