@@ -1,4 +1,4 @@
-"""A request on its way through the scheduler, and what is told of it."""
+"""Jobs: the state of one request in the scheduler, and the events that it emits."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Room in the context: what those who are being answered may still take, and what is given up for them.
+"""Admission by KV cells: reserve them for running requests, evict idle prefixes, preempt answers.
 
-A prompt is read only when there are cells for all of it and for the beginning of its answer. A longer answer gets more
-as it goes on. What nobody works on is given up for that, the one that was used longest ago first; where nobody chose
-the size of the context, it is made larger, for those who are being answered alone.
+A prompt is prefilled only when there are cells for all of it and for the beginning of its answer. A longer answer gets
+more as it goes on. Idle prefixes are evicted for that, the least recently used first; a context whose size was not
+given is made larger, for running requests alone.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def turn_of_session(workspace: Workspace, state: State, request: Request) -> tup
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Room for a notebook: tokens that it may have at the moment."""
+    """Cells that are reserved for a notebook: tokens that it may have at the moment."""
 
     notebook: Notebook
     tokens: int
     more: int = 0  # cells for notebooks that will go on from it
     others: int = 0  # these notebooks: a sequence each
     kept: int = 0  # of the tokens, for the end of a chain of thought
-    preempted: bool = False  # its rows were given up for others
+    preempted: bool = False  # its rows were dropped, to be decoded again
 
     @property
     def promised(self) -> int:
-        """Cells that it may still take."""
+        """Cells that are reserved and not used yet."""
         return max(0, self.tokens - self.notebook.rows) + self.more
 
     @property
@@ -57,7 +57,7 @@ class Reservation:
 
 
 class KVBudget:
-    """The cells and sequences of a workspace's context, as they are promised."""
+    """Cells and sequences of a workspace's context that are free or reserved."""
 
     def __init__(self, workspace: Workspace, prefixes: Prefixes) -> None:
         self._workspace, self._prefixes = workspace, prefixes
@@ -76,7 +76,7 @@ class KVBudget:
 
     @property
     def free(self) -> int:
-        """Sequences that are free beside those that were promised."""
+        """Sequences that are free beside those that are reserved."""
         context = self._workspace.context
         ours = {one.notebook for one in self.reservations} | {one.notebook for one in self._prefixes.kept}
         taken = context.held - len(ours)  # by what has reserved some
@@ -87,12 +87,12 @@ class KVBudget:
         )
 
     def has(self, cells: int, sequences: int) -> bool:
-        """Whether so much is free beside what was promised."""
+        """Whether so much is free beside what is reserved."""
         context = self._workspace.context
         return sequences <= self.free and context.used + self.promised + cells <= context.cells
 
     def make_room(self, cells: int, sequences: int = 0) -> bool:
-        """See to so much room; False where there cannot be so much now."""
+        """Evict idle prefixes until so much is free, else grow the context; False where that does not suffice now."""
         while not self.has(cells, sequences):
             if not self._prefixes.evict():
                 return self._grow(cells, sequences)
@@ -100,7 +100,7 @@ class KVBudget:
 
     @contextmanager
     def reserving(self, cells: int, sequences: int = 1) -> Iterator[None]:
-        """Keep so much room free for what is no answer, if it can be had now."""
+        """Reserve so much for work that is no answer, if it can be had now."""
         cells, sequences = (cells, sequences) if self.make_room(cells, sequences) else (0, 0)
         self._reserved += cells
         self._sequences += sequences
@@ -111,7 +111,7 @@ class KVBudget:
             self._sequences -= sequences
 
     def can_allocate(self, cells: int) -> bool:
-        """Whether there may ever be so much, if nobody else needs any."""
+        """Whether the context can have so many cells, with no other request running."""
         return self._grows or cells <= self.cells
 
     def _grow(self, cells: int, sequences: int) -> bool:
@@ -128,7 +128,7 @@ class KVBudget:
         return False
 
     def reserve(self, notebook: Notebook, tokens: int, more: int = 0, others: int = 0, kept: int = 0) -> Reservation:
-        """Promise room that was seen to."""
+        """Reserve room that `make_room` has found."""
         self.reservations.append(Reservation(notebook, tokens, more, others, kept))
         return self.reservations[-1]
 

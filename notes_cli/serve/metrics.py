@@ -1,4 +1,4 @@
-"""What is counted while requests are answered. One thread writes, others may read."""
+"""Counters of the server: tokens, outcomes and times. The decode thread writes them, but for the outcomes."""
 
 from __future__ import annotations
 

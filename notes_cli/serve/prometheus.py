@@ -1,4 +1,4 @@
-"""What a scraper of Prometheus reads: how much was asked, read, reused and written, and how full the context is."""
+"""Metrics in Prometheus' text format: counters of requests and tokens, and gauges of the context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Now(Collector):
-    """What there is at the moment."""
+    """Counters and gauges at one moment."""
 
     def __init__(self, metrics: Metrics, gauges: dict[str, float]) -> None:
         self._metrics, self._gauges = metrics, gauges

@@ -1,4 +1,4 @@
-"""The skills at hand: segments by name, opened once for all who have them, and texts that are those of skills.
+"""Open segments by name, shared by all requests, and matching of texts in messages against compiled ones.
 
 Texts are looked up in what the files say of themselves, so only what is placed is open. A skill that is compiled again
 is another segment from then on; whoever has the old one keeps it, and its file.

@@ -1,4 +1,4 @@
-"""Turns: a request's prompt read, and the answers to it written, as a task of the loop."""
+"""Prefill a prepared prompt and generate its answers, as a task of the loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IDLE = 32  # notebooks that are kept beside those that are being answered
 
 @dataclass(slots=True)
 class _Answer:
-    """The answers to a request, as they are told."""
+    """The texts of the answers to a request, so far."""
 
     tell: Callable[[JobEvent], object]
     texts: dict[int, str] = field(default_factory=dict)  # by the number of the choice
@@ -76,7 +76,7 @@ class _Reply:
 
 
 class Turns:
-    """What requests need to be answered, in the thread that has the context."""
+    """Tasks that answer requests, for the decode thread."""
 
     def __init__(self, state: ServerState, room: KVBudget, metrics: Metrics) -> None:
         self._state, self._budget, self._metrics = state, room, metrics

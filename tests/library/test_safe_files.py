@@ -9,7 +9,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -180,6 +182,19 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.communicate()
+
+
+def test_another_thread_may_give_it_back(tmp_path: Path) -> None:
+    """As a server does, which opens a session in one thread and ends its turn in another."""
+    path, held = tmp_path / "a.lock", ExitStack()
+    held.enter_context(locked(path))
+    with pytest.raises(HeldError), locked(path, wait=0):
+        pass
+    other = threading.Thread(target=held.close)
+    other.start()
+    other.join()
+    with locked(path, wait=0):
+        pass
 
 
 def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,25 @@ def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> No
     assert workspace.context.n_ctx == 2048
     workspace.make_room(10)
     assert workspace.context.n_ctx == 2048
+
+
+def test_another_thread_may_ask_for_the_identity(make_workspace: MakeWorkspace) -> None:
+    """While the context is made again: it is never that of one that is half made, or gone."""
+    workspace = make_workspace(n_ctx=256, trained=8192)
+    identity = workspace.identity
+    over, found = threading.Event(), [identity]
+
+    def ask() -> None:
+        while not over.is_set():
+            found.append(workspace.identity)
+
+    other = threading.Thread(target=ask)
+    other.start()
+    for size in range(512, 8192, 512):
+        workspace.make_room(size)
+    over.set()
+    other.join()
+    assert len(found) > 1 and all(one == identity for one in found)
 
 
 def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) -> None:

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from notes_cli.serve.kv_budget import TURN
 
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.app import Options
 from notes_cli.serve.jobs import Limits
+from notes_cli.serve.kv_budget import TURN
 from notes_cli.serve.registry import ASK
 
 from .conftest import Json, Served, started
