@@ -226,6 +226,7 @@ def test_one_value_of_a_repeatable_setting(notes: Notes, home: Path, compiled: P
     assert notes("ask", "x", "-n", 1, "--json").json["tokens"]["spliced"] > 0
 
 
+@pytest.mark.model
 def test_a_model_that_is_a_number(home: Path) -> None:
     """It is the name of a file, not of a descriptor."""
     home.mkdir()
@@ -234,6 +235,7 @@ def test_a_model_that_is_a_number(home: Path) -> None:
     assert outcome.code == 1 and outcome.err.startswith("notes: 3: no such model") and outcome.err.count("\n") == 1
 
 
+@pytest.mark.model
 def test_a_model_of_nobody(home: Path) -> None:
     """A home that there is not is a path like any other."""
     outcome = run_here("ask", "x", "-m", "~nobody-here/a.gguf")

@@ -56,6 +56,7 @@ def test_json_as_a_setting(notes: Notes, home: Path) -> None:
     assert notes("session", "show", "nobody").json["error"]["status"] == 1
 
 
+@pytest.mark.model
 def test_the_model_that_ships_says_what_it_is(home: Path) -> None:
     """Once a call, on stderr, with how to name another; not for scripts, and not where it was named."""
     asked = run_here(*ASK)
@@ -183,6 +184,7 @@ def test_a_variable_of_several_values(
     assert [one["kind"] for one in asked.json["pieces"]].count("erratum") == 1
 
 
+@pytest.mark.model
 def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable is a key, or one a line; of those that a flag leaves unused it is said."""
     found: list[tuple[str, ...]] = []

@@ -204,6 +204,7 @@ def doubled(start: str, double: str, times: int = 60) -> str:
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("source", "says"),
     [
