@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test: $(DEV) $(MODELS) ## Run all tests, with a part of the zoo
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/pytest -n auto
+
+counts: $(DEV) ## Lines, files, functions that one question enters, import circles, stilted phrases: now, at most, and the goal
+	@$(BIN)/python -m bench.counts --entered
 
 lint: $(DEV) ## Check style and types, and mend what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

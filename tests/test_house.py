@@ -16,6 +16,7 @@ import markers
 import pytest
 
 import notes_cli
+from bench import counts
 from notes_cli.cli import cli
 
 from .refused import FLAG
@@ -310,3 +311,33 @@ def test_markers_follow_helpers(tmp_path: Path, helper: str, body: str, found: s
             used = markers.names_used(names["test_it"])  # type: ignore[arg-type]
             assert {marker for marker, some in markers.NAMES.items() if some & used} == found
         assert markers.loads_llama(path) is ("model" in found)
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, float]:
+    return counts.counted()
+
+
+@pytest.mark.parametrize("name", [name for name in counts.LIMITS if name not in counts.ENTERED])
+def test_counts_only_go_down(counted: dict[str, float], name: str) -> None:
+    """Where a count has gone down, its limit in bench/counts.py follows."""
+    limit, goal = counts.LIMITS[name]
+    assert goal <= counted[name] <= limit or counted[name] <= goal, f"{name}: {counted[name]:,g}, at most {limit:,g}"
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    """Circles, also for type checkers and in functions, and stilted phrases, also in comments of several lines."""
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, source in {
+        "a": "from package.b import x",
+        "b": "def f():\n    import package.c",
+        "c": "if TYPE_CHECKING:\n    from package import a",
+        "d": "from package import a",
+    }.items():
+        (package / f"{name}.py").write_text(source)
+    assert counts.circles(package) == [["package.a", "package.b", "package.c"]]
+    good = '"""Reads a file."""\n# It is read\n# once.\nx = "told"  # of bytes\n'
+    assert list(counts.remarks(good)) == ["Reads a file.", "It is read once.", "of bytes"] and not counts.stilted(good)
+    bad = '"""What a file is."""\n# Nobody\n# is told.\ndef f():\n    """Whether it is."""\n    # what it was\n'
+    assert len(counts.stilted(bad)) == len(list(counts.remarks(bad))) == 4

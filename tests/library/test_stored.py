@@ -96,7 +96,7 @@ def untouched(book: Notebook, before: list[bytes]) -> bool:
     return len(book) == len(BEFORE) == book.context.length(book.sequence) == book.context.used and rows(book) == before
 
 
-KINDS = [("f16", "on"), ("f16", "off"), ("f32", "on"), ("f32", "off"), ("bf16", "off"), ("q8_0", "on"), ("q4_0", "on")]
+KINDS = [("f16", "on"), ("f16", "off"), ("f32", "off"), ("bf16", "off"), ("q4_0", "on")]
 
 
 @pytest.mark.parametrize(("kv", "flash"), KINDS)
@@ -104,7 +104,7 @@ def test_the_same_rows_as_from_memory(model: Model, path: Path, kv: str, flash: 
     """Whatever the cache's type and layout: what comes from the file is what comes from memory, to the bit."""
     segment = open_segment(path)
     with context(model, kv, flash) as ctx:
-        for seam in (0, 1, 700):
+        for seam in (0, 700):
             stored = open_stored(path)
             assert placed(ctx, stored, seam) == placed(ctx, segment, seam)
             assert isinstance(stored.layers, Stored) and stored.layers.file is not None  # nobody read them into memory
