@@ -111,7 +111,7 @@ def test_a_session_whose_model_has_gone(notes: Notes, begun: Path, monkeypatch: 
     moved = begun.rename(begun.with_name("moved.gguf"))
     lost = notes("ask", "And?", "--session", "mine")
     assert lost.code == 1 and lost.err.count("\n") == 1
-    assert f"begun with tiny llama F32 ({begun}), which is not there. Name its file: -m FILE" in lost.err
+    assert f"begun with tiny llama F32 ({begun})" in lost.err
     assert notes("ask", "And?", "-n", 2, "--session", "mine", "-m", moved).code == 0
     monkeypatch.setenv("NOTES_MODEL", str(moved))
     assert notes("ask", "And?", "-n", 2, "--session", "mine").code == 0
@@ -136,7 +136,7 @@ def test_the_trained_context(notes: Notes, model: Path, make_model: Callable[...
     refused = notes("ask", "Why? " * 600, "-c", 0, "-n", 2, "-m", small)
     assert refused.code == 1 and "512" in refused.err
     wrong = notes("ask", "Why?", "-c", 5)
-    assert wrong.code == 2 and "5 is not a whole number from 16 to 2,147,483,647, nor 0" in wrong.err
+    assert wrong.code == 2 and "5 is not a whole number from 16 to" in wrong.err
 
 
 def test_an_answer_without_a_limit(notes: Notes) -> None:

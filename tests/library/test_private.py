@@ -77,5 +77,5 @@ def test_another_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
     folder = tmp_path / "home" / "library"
     make(folder)
     belongs_to_another(tmp_path / which, monkeypatch)
-    with pytest.raises(NotesError, match=r"belongs to user 12345, not to you, and may be forged\..*NOTES_HOME=FOLDER"):
+    with pytest.raises(NotesError, match=r"user 12345, .*NOTES_HOME=FOLDER"):
         check(folder)
