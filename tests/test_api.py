@@ -134,7 +134,7 @@ def test_a_forked_process_waits_for_no_thread_and_writes_into_no_session(model: 
             except SessionError as error:
                 os._exit(0 if "held by the process" in str(error) else 2)
             os._exit(3)
-        for _ in range(600):
+        for _ in range(2400):
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pickle
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .refused import FLAG
 VALUES: dict[str, Any] = {"tokens": 8192, "scale": 0.5, "options": {"n_ctx": 8192, "influence": True}}
 
 
+@cache
 def remedies() -> dict[Help, set[frozenset[str]]]:
     """Of each kind, the names of the values that it is given somewhere in the package."""
     found: dict[Help, set[frozenset[str]]] = {}

@@ -7,12 +7,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import click
+import markers
 import pytest
 
 import notes_cli
+from bench import counts
 from notes_cli.cli import cli
 
 from .refused import FLAG
@@ -68,10 +72,13 @@ PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", 
 PURE += ("engine.architectures", "library.segment_files", "library.models", "runtime.naming")
 
 
+parsed = cache(ast.parse)
+
+
 def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:
     """The modules of a package: path and syntax tree."""
     for path in sorted(package.rglob("*.py")):
-        yield path.relative_to(package).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+        yield path.relative_to(package).as_posix(), parsed(path.read_text(encoding="utf-8"))
 
 
 def room(path: str) -> str:
@@ -271,3 +278,60 @@ def test_files_and_documents_that_break_a_rule(tmp_path: Path) -> None:
     )
     assert missing(tmp_path) == ["tests/none.py"]
     assert unknown(tmp_path) == ["CONTRIBUTING.md: --nowhere"]
+
+
+def test_texts_and_files_are_tested_without_llama_cpp() -> None:
+    """Almost all files of these folders are quick; a file that loads llama.cpp is left out of `make quick`."""
+    files = [path for name in ("text", "library") for path in (ROOT / "tests" / name).glob("test_*.py")]
+    slow = sorted(path.name for path in files if markers.skipped_when_quick(path))
+    assert slow == ["test_histories.py", "test_quantized.py", "test_reasoning.py", "test_stored.py"]
+    assert f'-m "{markers.QUICK}"' in (ROOT / "Makefile").read_text(encoding="utf-8"), "by which llama.cpp is hidden"
+
+
+HELPERS: list[tuple[str, str, set[str]]] = [
+    ("import subprocess\ndef helper(): subprocess.run(['true'])", "helper()", {"process"}),
+    ("import pty, os\nclass Helper:\n    def start(self): return os.forkpty()", "Helper().start()", {"process"}),
+    ("", "(lambda: zoo_model('x'))()", {"zoo"}),
+    ("from notes_cli.engine.model import Model", "pass", {"model"}),
+    ("from notes_cli.text.skill import Skill", "pass", set()),
+]
+
+
+@pytest.mark.parametrize(("helper", "body", "found"), HELPERS)
+def test_markers_follow_helpers(tmp_path: Path, helper: str, body: str, found: set[str]) -> None:
+    """A test has the markers of what it calls, also in a class, a helper or a lambda."""
+    path = tmp_path / "test_it.py"
+    path.write_text(f"{helper}\ndef test_it(): {body}\n")
+    names: dict[str, object] = {"__name__": "test_it"}
+    with patch.object(markers, "TESTS", tmp_path):
+        if "engine" not in helper:
+            exec(compile(path.read_text(), path, "exec"), names)
+            used = markers.names_used(names["test_it"])  # type: ignore[arg-type]
+            assert {marker for marker, some in markers.NAMES.items() if some & used} == found
+        assert markers.loads_llama(path) is ("model" in found)
+
+
+@pytest.mark.process  # git lists what is stored
+def test_counts_only_go_down() -> None:
+    """Where a count has gone down, its limit in bench/counts.py follows."""
+    found = counts.counted()
+    assert {name: count for name, count in found.items() if count > counts.LIMITS[name].limit} == {}
+    assert {*found, *counts.ENTERED} == {*counts.LIMITS} and found["package lines"] > 0
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    """Circles, also for type checkers and in functions, and stilted phrases, also in comments of several lines."""
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, source in {
+        "a": "from package.b import x",
+        "b": "def f():\n    import package.c",
+        "c": "if TYPE_CHECKING:\n    from package import a",
+        "d": "from package import a",
+    }.items():
+        (package / f"{name}.py").write_text(source)
+    assert counts.circles(package) == [["package.a", "package.b", "package.c"]]
+    good = '"""Reads a file."""\n# It is read\n# once.\nx = "told"  # of bytes\n'
+    assert list(counts.remarks(good)) == ["Reads a file.", "It is read once.", "of bytes"] and not counts.stilted(good)
+    bad = '"""What a file is."""\n# Nobody\n# is told.\ndef f():\n    """Whether it is."""\n    # what it was\n'
+    assert len(counts.stilted(bad)) == len(list(counts.remarks(bad))) == 4

@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from notes_cli.cli import run
-from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Measured, Profile, Profiles
-from notes_cli.runtime.workspace import Workspace
 
 TEXT = """# Returns
 
@@ -151,6 +149,9 @@ def compiled(notes: Notes, skill: Path) -> Path:
 
 def saved(notes: Notes) -> str:
     """A profile of the tiny model, as `notes calibrate` would have written it; its name."""
+    from notes_cli.engine.options import ContextOptions
+    from notes_cli.runtime.workspace import Workspace
+
     path = Path(os.environ["NOTES_MODEL"])
     with Workspace(path, ContextOptions(n_ctx=256, n_threads=1)) as workspace:
         measured = [Measured("method", "field", "direct", 40, 39, 38, 0.99, 30.0, 10.0)]

@@ -27,7 +27,7 @@ def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
     """From an empty folder: compiled and asked, told where its text is; a file or a skill of the name goes first."""
     done = run_here("compile", "store-handbook")
     assert done.code == 0
-    assert f"store-handbook is a sample that came with notes: {config.resource('skills')}" in done.err
+    assert str(config.resource("skills")) in done.err
     assert run_here("ask", "Which carrier delivers the parcels?", "--splice", "store-handbook").code == 0
     assert list(empty.iterdir()) == []
     Path("style-guide").write_text("Be kind.\n")
@@ -102,7 +102,7 @@ def test_what_a_field_is_where_there_is_none(empty: Path) -> None:
     assert "no fields like fee: 12" in run_here("compile", "plain.txt").err
     for flag in ("--field", "--erratum"):
         outcome = run_here("ask", "x", "--splice", "plain", flag, "a=b")
-        assert outcome.code == 1 and "A field is a `key: value` line, a {{placeholder}}" in outcome.err
+        assert outcome.code == 1 and "a {{placeholder}}" in outcome.err
 
 
 def test_a_missing_model_leads_to_what_is_installed() -> None:

@@ -51,7 +51,7 @@ def test_quantized_v_without_flash_attention(notes: Notes, skill: Path, compiled
     for command in (ASK, ("compile", skill), ("verify", "returns")):
         refused = notes(*command, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "off")
         assert refused.code == 2
-        assert "-ctv q8_0 needs flash attention. Leave out -fa off" in refused.err
+        assert "-ctv q8_0 needs flash attention" in refused.err
         assert refused.out == "" or refused.json["error"]["status"] == 2
     assert notes(*ASK, "-ctk", "q8_0", "-fa", "off").json["tokens"]["spliced"] > 0
 
@@ -63,4 +63,4 @@ def test_a_type_that_does_not_fit_the_model(
     monkeypatch.setenv("NOTES_MODEL", str(make_model("llama")))
     refused = notes("ask", "Why?", "-ctk", "q4_0")
     assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
-    assert "q4_0 with block size 32 does not divide n_embd_head_k=16" in refused.err
+    assert "q4_0 with block size 32 does not divide" in refused.err

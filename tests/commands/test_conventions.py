@@ -115,6 +115,7 @@ def test_colour_as_a_setting(notes: Notes, compiled: Path, home: Path, monkeypat
     assert "\x1b" not in notes("ls").out and notes("ls", "--color", "red").code == 2
 
 
+@pytest.mark.model
 def test_quiet(home: Path, skill: Path) -> None:
     """-q: no notice, no hint, no thought; the result and errors are as ever."""
     loud, soft = run_here("ask", "Why?", "-n", 2, "--splice", skill), run_here("ask", "Why?", "-n", 2, "-q")
@@ -167,6 +168,7 @@ def test_verbose_tells_of_times_and_twice_of_llama_cpp(notes: Notes, home: Path)
         assert "tokens/s" in notes("ask", "Why?", "-n", 3).err
 
 
+@pytest.mark.model
 def test_version_names_the_native_build() -> None:
     """One line, whose second word is the version."""
     out = run_here("--version").out

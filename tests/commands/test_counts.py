@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import notes_cli as notes
+from bench import counts
 from notes_cli.engine import native
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.assembling import APART
@@ -108,6 +109,13 @@ def test_settings_load_no_other_commands(model: Path, home: Path) -> None:
     commands = {name for name in modules if name.startswith("notes_cli.commands.")}
     assert {"notes_cli.commands.ask", "notes_cli.commands.serve"} <= commands
     assert not commands & {f"notes_cli.commands.{name}" for name in ("compile", "verify", "session", "setup")}
+
+
+def test_an_answer_enters_few_functions() -> None:
+    """With a skill and an erratum, on the model that ships."""
+    for name, count in counts.entered().items():
+        limit = counts.LIMITS[name].limit
+        assert 0 < count <= limit, f"{name}: {count:g}, at most {limit:g}"
 
 
 def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

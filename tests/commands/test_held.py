@@ -116,6 +116,7 @@ def test_nonsense(notes: Notes, options: tuple[str, ...], code: int, says: str) 
     assert code == 0 or (found.out == "" and found.err.count("\n") == 1)
 
 
+@pytest.mark.model
 def test_in_python() -> None:
     """As on the command line; a stream gives the text as it comes."""
     with api.open() as model:

@@ -196,9 +196,7 @@ def test_adapters_are_part_of_it(notes: Notes, compiled: Path, tmp_path: Path) -
     write_segment(other_file, replace(segment, identity=replace(segment.identity, adapters="0123456789abcdef")))
     refused = notes(*ASK[:3], other_file, *ASK[4:])
     assert refused.code == 1
-    assert (
-        "compiled with adapters (LoRA): 0123456789ab, this context uses none. Run: notes compile --from" in refused.err
-    )
+    assert "adapters (LoRA): 0123456789ab" in refused.err
     assert notes(*shlex.split(refused.err.split("Run: ")[1])[1:]).code == 0
 
 

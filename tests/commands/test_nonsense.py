@@ -16,67 +16,6 @@ from notes_cli.commands import terminal
 from .conftest import Notes, Outcome, command_line, run_apart, run_here
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["asq", "x"], "Did you mean ask?"),
-        (["frobnicate"], "Commands: compile, ask"),
-        (["ask", "--splize", "x"], "No such option '--splize'"),
-        (["ask"], "the question is empty"),
-        (["ask", "  "], "the question is empty"),
-        (["ask", "x", "--temp", "nan"], "nan is not a number"),
-        (["ask", "x", "--temp", "inf"], "inf is not a number"),
-        (["ask", "x", "--temp", "-1"], "-1 is not a number"),
-        (["ask", "x", "-n", "0"], "0 is not a whole number"),
-        (["ask", "x", "-n", "99999999999"], "99999999999 is not a whole number"),
-        (["ask", "x", "-n", "1.5"], "'1.5' is not a whole number"),
-        (["ask", "x", "-c", "4294967296"], "4294967296 is not a whole number"),
-        (["ask", "x", "-t", "100000"], "100000 is not a whole number from 1 to 512"),
-        (["ask", "x", "--seed", "-1"], "-1 is not a whole number"),
-        (["ask", "x", "--rope-freq-base", "0"], "0 is not a number above 0"),
-        (["ask", "x", "--top-p", "2"], "2 is not a number from 0 to 1"),
-        (["ask", "x", "-ctk", "q3_0"], "'q3_0'"),
-        (["ask", "x", "--choices", "yes"], "two or more different answers, got 'yes'"),
-        (["ask", "x", "--choices", "yes,,no"], "two or more different answers"),
-        (["ask", "x", "--choices", "yes, yes"], "two or more different answers"),
-        (["verify"], "NAME"),
-        (["verify", "x", "--choices", "a"], "two or more different answers"),
-        (["compile"], "SOURCE"),
-        (["rm"], "NAME"),
-        (["inspect", "a", "b"], "unexpected extra argument"),
-        (["ask", "x", "-m", ""], "'-m' / '--model': it is empty"),
-        (["compile", ""], "'[SOURCE...]': it is empty"),
-        (["compile", "x", "--name", ""], "'--name': it is empty"),
-        (["serve", "--api-key", ""], "'--api-key': it is empty"),
-        (["verify", "x", "--question", ""], "'--question': it is empty"),
-        (["ask", "x", "--splice"], "requires an argument. See: notes ask --help"),
-        (["session", "import", "--name"], "requires an argument. See: notes session import --help"),
-        (["ask", "May", "I", "return", "this?"], 'Write: notes ask "May I return this?". See: notes ask'),
-        (
-            ["ask", "-f", "a", "--file", "b"],
-            "there are two values of --file, 'a' and 'b'. Leave one out. See: notes ask",
-        ),
-        (["ask", "-p", "a", "-p", "b"], "two values of --prompt, 'a' and 'b'"),
-        (["ask", "x", "-s", "a", "-s", ""], "two values of --system, 'a' and ''"),
-        (["ask", "x", "--session", "a", "--session", "b"], "two values of --session"),
-        (["ask", "x", "--choices", "a,b", "--choices", "c,d"], "two values of --choices, 'a,b' and 'c,d'"),
-        (["ask", "x", "-j", "{}", "--json-schema", "true"], "two values of --json-schema"),
-        (
-            ["ask", "x", "--grammar", "a ::= " + "b" * 50, "--grammar", "b"],
-            f"two values of --grammar, 'a ::= {'b' * 34}' and",
-        ),
-        (["ask", "--batch", "-", "--batch", "x"], "two values of --batch"),
-        (["export", "returns"], "name the FILE or FOLDER that returns is to be written to"),
-    ],
-)
-def test_wrong_usage(notes: Notes, home: Path, arguments: list[str], message: str) -> None:
-    """Exit 2, one line on stderr that says what is wrong and where to read on, nothing on stdout, no file."""
-    outcome = notes(*arguments)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert message in outcome.err and "See: notes" in outcome.err and outcome.err.count("\n") == 1
-    assert not home.exists()
-
-
 def test_a_question_that_is_no_text(notes: Notes) -> None:
     """Bytes that are not UTF-8, piped or as an argument: exit 2, one line."""
     outcome = notes("ask", stdin=b"\x00\xff\xfe binary")
@@ -196,36 +135,13 @@ def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
     assert (outcome.code, outcome.err.splitlines()[1:]) == (0, [])  # but that the answer was cut
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("model: [", "not valid YAML"),
-        ("- a", "setting: value"),
-        ("ctx-size: many", "'many' is not a whole number"),
-        ("choices: [a, b]", "must be one value"),
-        ("model: {a: b}", "model in config.yaml must be one value"),
-        ("model:", "model in config.yaml has no value"),
-        ("erratum: [{a: b}]", "erratum in config.yaml must be a list of values"),
-        ("temp: warm", "temp in config.yaml: 'warm' is not a number"),
-        ("think: perhaps", "think in config.yaml: 'perhaps' is not a valid boolean"),
-        ("seed: 1\nask: {seed: x, seed: y}", "the key 'seed' is there already"),
-    ],
-)
-def test_a_config_that_cannot_be_used(notes: Notes, home: Path, config: str, message: str) -> None:
-    """One line that names the fault; --help still works."""
-    home.mkdir()
-    (home / "config.yaml").write_text(config)
-    outcome = notes("ask", "x", "-n", 1)
-    assert outcome.code in (1, 2) and message in outcome.err and outcome.err.count("\n") == 1
-    assert notes("--help").code == 0
-
-
 def test_one_value_of_a_repeatable_setting(notes: Notes, home: Path, compiled: Path) -> None:
     """`splice: returns` needs no list."""
     (home / "config.yaml").write_text("splice: returns\n")
     assert notes("ask", "x", "-n", 1, "--json").json["tokens"]["spliced"] > 0
 
 
+@pytest.mark.model
 def test_a_model_that_is_a_number(home: Path) -> None:
     """It is the name of a file, not of a descriptor."""
     home.mkdir()
@@ -234,6 +150,7 @@ def test_a_model_that_is_a_number(home: Path) -> None:
     assert outcome.code == 1 and outcome.err.startswith("notes: 3: no such model") and outcome.err.count("\n") == 1
 
 
+@pytest.mark.model
 def test_a_model_of_nobody(home: Path) -> None:
     """A home that there is not is a path like any other."""
     outcome = run_here("ask", "x", "-m", "~nobody-here/a.gguf")
@@ -308,7 +225,7 @@ def test_what_needs_no_writing_does_not_write(
             assert unprivileged("ask", "x", "-n", 1, "--splice", name).code == 0
         skill.write_text("date: 2026-07-01")
         once = unprivileged("ask", "x", "-n", 1, "--splice", skill)
-        assert once.code == 0 and f"{skill} is compiled for this question only: cannot write to the library" in once.err
+        assert once.code == 0 and f"{skill} is compiled for this question only" in once.err
         assert unprivileged("session", "show", "mine").code == 0
         out = tmp_path / "mine.notes.tar"
         assert unprivileged("session", "export", "mine", out).code == 0 and out.exists()

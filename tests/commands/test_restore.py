@@ -98,7 +98,7 @@ def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_p
     ):
         refused = notes(*arguments, "--strict")
         assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1)
-        assert "cannot be spliced here: preceded by a different context" in refused.err and REASONS[kind] in refused.err
+        assert "preceded by a different context" in refused.err and REASONS[kind] in refused.err
     assert notes("session", "show", "mine", "--json").json["turns"] == turns
     (home / "config.yaml").write_text("strict: true\n")
     assert notes(*later).code == 1

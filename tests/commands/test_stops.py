@@ -300,10 +300,10 @@ def commands(skill: Path, folder: Path) -> list[list[object]]:
 
 @pytest.mark.parametrize("how", [">&-", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full", "| head -c 1"])
 def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Path, tmp_path: Path, how: str) -> None:
-    """No traceback for any command. A result that could not be printed is a failure, after the work is done; a message
-    that could not is none; a reader who had enough is none of our errors."""
+    """No traceback: of any command where the disk is full, of a third of them elsewhere. A result that could not be
+    printed is a failure, after the work is done; a message that could not is none; nor is a reader who had enough."""
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
-    for arguments in commands(skill, tmp_path):
+    for arguments in commands(skill, tmp_path)[:: 1 if how == "> /dev/full" else 3]:
         script = f'"$@" {how}; exit ${{PIPESTATUS[0]}}'
         done = subprocess.run(
             ["bash", "-c", script, "-", *command_line(*arguments)], capture_output=True, stdin=subprocess.DEVNULL

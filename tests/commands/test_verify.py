@@ -126,14 +126,6 @@ def test_nothing_to_ask(notes: Notes, tmp_path: Path) -> None:
     assert notes("verify", "plain", "--question", "Why?", "--choices", "a,b").code == 0
 
 
-def test_unknown_skill_and_field(notes: Notes, compiled: Path) -> None:
-    """Each is one line on stderr and exit 1."""
-    for arguments, message in (("retruns", "Did you mean returns?"), ("returns --erratum x=1", "date, tier")):
-        outcome = notes("verify", *arguments.split())
-        assert (outcome.code, outcome.out) == (1 + ("magic" in message), "")
-        assert message in outcome.err and outcome.err.count("\n") == 1
-
-
 EDIT = ("verify", "returns", "--field", "date=2026-07-01", "--choices", "a,b", "--question", "Why?")
 
 
@@ -179,33 +171,6 @@ def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.Monk
     assert notes("verify", "returns", *ask, "--method", "erratum", "--method", "suffix").code == 0
     assert notes("verify", "returns", *ask, "--method", "field").code == 1  # what was noted of the old value decides
     assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto's is right, whatever stale is
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("verify",), "NAMEs of skills, or --session NAME"),
-        (("verify", "returns", "--session", "mine"), "and not both"),
-        (("verify", "--session", "mine", "--erratum", "tier=b"), "a session is verified as it is"),
-        (("verify", "returns", "--method", "field"), "give --field NAME=VALUE"),
-        (("verify", "returns", "--field", "tier=b", "--erratum", "tier=b"), "do not go together"),
-    ],
-)
-def test_wrong_usage(notes: Notes, arguments: tuple[str, ...], message: str) -> None:
-    """Exit 2 and one line."""
-    outcome = notes(*arguments)
-    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
-
-
-def test_edits_that_are_none(notes: Notes, compiled: Path) -> None:
-    """An unknown field, the value that the text has: one line, exit 1; of an unknown method 2."""
-    for extra, code, message in (
-        (("--field", "dat=x"), 1, "no spliced skill has a field 'dat'"),
-        (("--field", "tier=b", "--method", "magic"), 2, "no edit method 'magic'"),
-        (("--field", "tier=gold"), 1, "the text says tier=gold already"),
-    ):
-        outcome = notes("verify", "returns", *extra)
-        assert (outcome.code, outcome.out) == (code, "") and message in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_a_model_that_refuses_methods(

@@ -109,10 +109,10 @@ def test_a_large_file_of_nothing(tmp_path: Path) -> None:
     path = tmp_path / "long.gguf"
     path.write_bytes(value(ARRAY, struct.pack("<IQ", STRING, 2**33)))
     os.truncate(path, 2**37)  # sparse
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(ModelError, match=f"more than {MAX_HEAD >> 20} MiB"):
         read_header(path)
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_texts_stay_readable_by_older_versions(
     write_segment(tmp_path / "photo.gguf", photo)
     monkeypatch.setattr(container, "FORMAT", 1)
     assert open_segment(tmp_path / "text.gguf").media == ()
-    with pytest.raises(NewerError, match="has segment format 2, this version of notes reads 1"):
+    with pytest.raises(NewerError, match="segment format 2"):
         open_segment(tmp_path / "photo.gguf")
 
 
@@ -81,7 +81,7 @@ def test_a_text_with_images_keeps_each_file_once(tmp_path: Path, photo: Segment)
     assert data.count(DATA) == data.count(files[1]) == 1
     missing = replace(segment, pictures=(pictures[0], pictures[2]))
     write_segment(tmp_path / "photo.gguf", missing)
-    with pytest.raises(SegmentError, match="does not hold the images that its rows are of"):
+    with pytest.raises(SegmentError, match="the images"):
         open_segment(tmp_path / "photo.gguf")
 
 

@@ -87,7 +87,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
     with refused(NotesError, r"cdcd.*Measure again \(notes calibrate\)"):
         profiles.find(profile.identity, profile.cache)
     path.write_text(json.dumps({**data, "cache": "f32/f32"}))
-    with pytest.raises(NotesError, match=r"a cache of 'f32/f32', this one is q8_0/f16"):
+    with pytest.raises(NotesError, match=r"'f32/f32', .* q8_0/f16"):
         profiles.find(profile.identity, profile.cache)
 
 
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_older_profile(tmp_path: Path, profile: Profile) 
     profiles = Profiles(tmp_path / "profiles")
     path = profiles.save(profile, "notes 1")
     before = path.read_bytes()
-    with small_files(100), pytest.raises(NotesError, match=r"cannot write .*: File too large\. Nothing was changed"):
+    with small_files(100), pytest.raises(NotesError, match="File too large"):
         profiles.save(profile, "notes 2")
     assert [*path.parent.iterdir()] == [path] and path.read_bytes() == before
 

@@ -193,7 +193,7 @@ def test_scales_that_are_no_numbers(
 
 def test_what_is_no_whole_block(tmp_path: Path, make_segment: Make) -> None:
     """Neither written nor read."""
-    with pytest.raises(SegmentError, match="have 48 numbers, which are no whole blocks"):
+    with pytest.raises(SegmentError, match="48 numbers"):
         write_segment(tmp_path / "a.gguf", replace(make_segment(k=48, v=64), kv="q8_0"))
     write_segment(tmp_path / "a.gguf", replace(make_segment(n=3, k=64, v=64), kv="q8_0"))
     data = (tmp_path / "a.gguf").read_bytes()
@@ -202,7 +202,7 @@ def test_what_is_no_whole_block(tmp_path: Path, make_segment: Make) -> None:
     )
     assert struct.unpack_from("<QQI", data, place) == (64, 3, 8)
     (tmp_path / "a.gguf").write_bytes(data[:place] + struct.pack("<Q", 48) + data[place + 8 :])
-    with pytest.raises(DamagedError, match="rows of 48 numbers, which are no whole blocks"):
+    with pytest.raises(DamagedError, match="48 numbers"):
         open_segment(tmp_path / "a.gguf")
 
 
@@ -224,7 +224,7 @@ def test_a_type_of_a_later_format(tmp_path: Path, make_segment: Make, monkeypatc
     kind = struct.pack("<QQI", 32, 3, 8)
     assert data.count(kind) == 2
     (tmp_path / "a.gguf").write_bytes(data.replace(kind, struct.pack("<QQI", 32, 3, 20)))
-    with pytest.raises(NewerError, match="segment format 3, this version of notes reads 2"):
+    with pytest.raises(NewerError, match="segment format 3"):
         peek(tmp_path / "a.gguf")
 
 
@@ -238,7 +238,7 @@ def test_tensors_are_as_the_head_says(
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.library.container.metadata", lambda *parts: _other(says, *parts))
         write_segment(tmp_path / "a.gguf", replace(make_segment(k=32, v=32), kv=holds))
-    with pytest.raises(DamagedError, match=r"is not kept as notes.kv says|notes.kv is 'q4_0'"):
+    with pytest.raises(DamagedError, match=r"notes\.kv"):
         open_segment(tmp_path / "a.gguf")
 
 

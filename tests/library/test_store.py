@@ -94,7 +94,7 @@ def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_seg
 
 def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -> None:
     """A typo costs one look."""
-    with pytest.raises(SegmentError, match=r"no compiled skill 'retruns'. Did you mean returns\?"):
+    with pytest.raises(SegmentError, match="Did you mean returns"):
         filled.find("retruns", identity)
     with refused(SegmentError, r"'zzz'\. Compile it first: notes compile zzz\. What is compiled: notes ls"):
         filled.resolve("zzz")

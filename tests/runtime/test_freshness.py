@@ -137,6 +137,7 @@ def test_every_reason(
     assert why(library, "piped") == []
 
 
+@pytest.mark.model
 def test_what_the_profile_of_a_model_asks_for(
     library: Library, compiled: Callable[..., Path], identity: Identity, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_what_the_profile_of_a_model_asks_for(
     assert [kind for kind, _ in why(library, profiles=profiles)] == [Stale.PROFILE]
 
 
+@pytest.mark.model
 def test_a_profile_that_carries_states_wants_them_captured(
     library: Library, identity: Identity, make_segment: MakeSegment, tmp_path: Path
 ) -> None:

@@ -138,7 +138,7 @@ def test_other_limits_or_another_projector_compile_it_again(seeing: Workspace, t
     with Workspace(model, options) as blind:
         assert stale(blind, skill, path) == []
         assert blind.open(path).name == "photo"
-        with pytest.raises(ModelError, match="is to look at an image, which takes its projector"):
+        with pytest.raises(ModelError, match="projector"):
             logits(blind, Prompt("What?", [blind.open(path)]), splice=False)
         with pytest.raises(ModelError, match="takes its projector"):
             compile_to_library(blind, photo(tmp_path, 2, "other"))
@@ -200,7 +200,7 @@ def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
 def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
     """Refused with a reason, before anything is computed."""
     skill = photo(tmp_path)
-    with pytest.raises(SkillError, match="is an image, and is compiled in no blocks"):
+    with pytest.raises(SkillError, match="in no blocks"):
         compile_to_library(seeing, skill, blocks=2)
     image = compiled(seeing, skill)
     with pytest.raises(EngineError, match="no part can be taken out"):
@@ -322,12 +322,12 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
     ]
     assert "no rows of such a one are edited" in str(plan.settings.why)
     for name in ("field", "suffix", "block", "recompute", "field+erratum"):
-        with pytest.raises(UnsupportedError, match="has an image, and its fields cannot be edited by"):
+        with pytest.raises(UnsupportedError, match="fields cannot be edited"):
             ask(seeing, replace(request, method=Method.parse(name)))
     assert ask(seeing, replace(request, fields={}, errata=["shop=Ben"])).counts.spliced == len(segment)
-    with pytest.raises(SkillError, match="has an image, and is compiled in no blocks"):
+    with pytest.raises(SkillError, match="in no blocks"):
         compile_to_library(seeing, pictured(tmp_path), blocks=2)
-    with pytest.raises(UnsupportedError, match="influence of its fields cannot be measured"):
+    with pytest.raises(UnsupportedError, match="influence of its fields"):
         compile_to_library(seeing, pictured(tmp_path), measure=lambda done, of: None)
 
 
@@ -344,7 +344,7 @@ def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path
     prompt = Prompt("", [segment], parse_errata(["shop=Ben"], [segment]))
     _, case = verify(seeing, prompt, ["What is the total?"]).cases
     assert case.errata and case.cosine > 0.99 and case.corrected is None
-    with pytest.raises(UnsupportedError, match="of a skill with an image nothing is edited"):
+    with pytest.raises(UnsupportedError, match="nothing is edited"):
         verify_edits(seeing, replace(prompt, errata=[], fields={"shop": "Ben"}), ["What is the total?"], ["all"])
     with pytest.raises(UnsupportedError, match="images are not compiled together"):
         whole_of([segment, segment])

@@ -108,7 +108,7 @@ def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypat
     before = path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(compiling, "NEAR", 1.1)
-        with pytest.raises(UnsupportedError, match="rules cannot be kept as q8_0: the logits after it would have"):
+        with pytest.raises(UnsupportedError, match="rules cannot be kept as q8_0"):
             compile_to_library(workspace, skill, kv="q8_0")
     assert path.read_bytes() == before
 
@@ -123,7 +123,7 @@ def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypat
 def test_where_rows_cannot_be_kept_so(make_workspace: MakeWorkspace) -> None:
     """Rows of 48 numbers, and none that are rotated nor not: one line, before anything is computed."""
     workspace = make_workspace("mistral", embd=96, kv_heads=2)
-    with pytest.raises(UnsupportedError, match="those of layer 0 have 48 numbers, and q8_0 takes 32 at a time"):
+    with pytest.raises(UnsupportedError, match="48 numbers, and q8_0"):
         plan(workspace, text_of(TEXT), kv="q8_0")
     workspace = make_workspace("mamba")
     with pytest.raises(UnsupportedError, match="cannot be kept as f16/q8_0: it has none"):

@@ -61,7 +61,7 @@ def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) 
             workspace.make_room(tokens, room)
     with refused(EngineError, r"--rope-scaling yarn --rope-freq-scale 0\.25"):
         workspace.make_room(3000)
-    with pytest.raises(EngineError, match=r"4,096 tokens was asked for, but tiny llama was trained for 1,000"):
+    with pytest.raises(EngineError, match="trained for 1,000"):
         make_workspace(n_ctx=4096, fixed_size=True, trained=1000)
 
 

@@ -51,7 +51,7 @@ def test_every_example(
             lines = example.splitlines()
             length = next(n for n in range(1, len(lines) + 1) if "\n".join(lines[:n]).count("'") % 2 == 0)
             command, shown = "\n".join(lines[:length]), "\n".join(lines[length:])
-            found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60).stdout
+            found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300).stdout
             assert matches(shown, found), f"{command}\n{found}"
             seen += 1
     assert seen >= 12

@@ -37,7 +37,7 @@ ASK = [{"role": "user", "content": QUESTION}]
 LONG: Json = {"prompt": [5, 6, 7], "max_tokens": 1500}
 
 
-def wait(holds: Callable[[], bool], seconds: float = 10) -> None:
+def wait(holds: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came to be"

@@ -115,7 +115,7 @@ def test_a_server_that_loads_ends_at_once() -> None:
         assert process.stderr and next(iter(process.stderr)) == "loading\n"
         process.terminate()
         try:
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=120)
         finally:
             process.kill()
         assert process.returncode == 0 and "ended" in said and "Traceback" not in said

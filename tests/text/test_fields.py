@@ -297,7 +297,7 @@ def test_a_declared_field_wins_over_a_line_of_another_name() -> None:
 
 def test_a_line_that_contradicts_the_front_matter_is_refused() -> None:
     """Two values for one field are an error, not a choice."""
-    with pytest.raises(SkillError, match="front matter says date is '1', but a line of the text says '2'"):
+    with pytest.raises(SkillError, match=r"date is '1', .* '2'"):
         find_fields("date: 2", {"date": "1"})
 
 

@@ -31,7 +31,7 @@ def test_case_is_no_typo() -> None:
     assert [one.key for one in known.resolve("*.owner")] == ["returns.Owner", "support.Owner"]
     assert known.resolve("support.owner")[0].key == "support.Owner"
     assert [one.key for one in known.resolve("tier")] == ["tier"] and known.resolve("support.tier")[0].field == "Tier"
-    with pytest.raises(SkillError, match=r"several skills have a field 'owner': name one of returns\.Owner, support"):
+    with pytest.raises(SkillError, match=r"name one of returns\.Owner, support"):
         known.resolve("owner")
     for name, near in (("TIER", "(t|T)ier"), ("ownr", "(returns|support)\\.Owner"), ("delivery", "Delivery time")):
         with pytest.raises(SkillError, match=f"Did you mean {near}\\? Known fields: "):
@@ -42,7 +42,7 @@ def test_case_is_no_typo() -> None:
 
 def test_no_skill_at_all() -> None:
     """There is nothing to name."""
-    with pytest.raises(SkillError, match=r"no spliced skill has a field 'date'. Known fields: none"):
+    with pytest.raises(SkillError, match="Known fields: none"):
         Known([]).resolve("date")
 
 

@@ -163,9 +163,9 @@ def test_broken_and_large_images_are_refused(folder: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("text", ["![a](" * 100_000, "![" * 200_000, "`" * 200_000, "` `` " * 80_000, "<!--" * 100_000])
 def test_hostile_texts_take_no_time(folder: Path, text: str) -> None:
     """Half marks by the hundred thousand are found to be none in about the time of reading them."""
-    started = time.perf_counter()
+    started = time.process_time()
     assert find_images(text + " ![a](a.png", folder) == ()
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_field_in_a_path_is_text_before(folder: Path) -> None:

@@ -110,7 +110,7 @@ def test_placed_late(chatml: ChatTemplate) -> None:
 
 def test_no_such_place(chatml: ChatTemplate) -> None:
     """Refused, not taken for the usual one."""
-    with pytest.raises(NotesError, match=r"no place 'middle'\. Choose early or late"):
+    with pytest.raises(NotesError, match="no place 'middle'"):
         build(chatml, asking("Q?", skills=["a"], place="middle"))
 
 
@@ -196,5 +196,5 @@ def test_user_text_is_never_special(chatml: ChatTemplate) -> None:
 def test_a_template_that_takes_contents_apart() -> None:
     """What it prints of a text next to the text itself is not known here, so it is refused."""
     source = "{% for m in messages %}{{ m.content }}{{ m.content[:-1] }}{% endfor %}"
-    with pytest.raises(ModelError, match="takes apart what is in messages, tools or calls"):
+    with pytest.raises(ModelError, match="takes apart"):
         build(ChatTemplate(source), asking("Q?"))
