@@ -233,8 +233,8 @@ def _hook(name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Call a hook that returns a status or a count; raise what it says when it fails."""
-    result = int(_hook(name, arguments))
+    """Call a hook that returns a status, a count or nothing (0 then). Raise the error that it reports."""
+    result = int(_hook(name, arguments) or 0)
     if result == E_UNSUPPORTED:
         raise UnsupportedError(last_error())
     if result == E_ABORTED:

@@ -48,6 +48,7 @@ def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
         assert (tokens["erratum"] > 0) == bool(errata)
 
 
+@pytest.mark.patches("recurrent")
 def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: str, tmp_path: Path) -> None:
     """After a system text and after another skill: one sentence that names the place and the model's reason."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
@@ -82,6 +83,7 @@ def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, t
     assert found.json["probabilities"] == pytest.approx(wanted["probabilities"], rel=0.05, abs=0.01)
 
 
+@pytest.mark.patches("recurrent")
 def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_path: Path, home: Path) -> None:
     """With the reason, before anything is decoded: in the first turn, in a later one, as a setting; what is restored is
     not refused, and a turn that was is not kept."""
@@ -108,6 +110,7 @@ def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_p
     assert "warning" not in notes("ask", "And?", "--session", "mine", "-n", 2).err  # of a turn long ago
 
 
+@pytest.mark.patches("recurrent")
 def test_compile_says_what_the_model_allows(notes: Notes, skill: Path, kind: str) -> None:
     """At once, not at the first question."""
     assert f"It can be restored at the start of a prompt, and is decoded elsewhere: {REASONS[kind]}" in (
@@ -150,6 +153,7 @@ def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
     assert shown["tokens"] == notes("ls", "--json").json[0]["tokens"] == SKILL_TOKENS
 
 
+@pytest.mark.patches("recurrent")
 def test_doctor_says_what_the_model_cannot(notes: Notes, kind: str) -> None:
     """What it can, restore among it, and why not splice."""
     found = notes("doctor", "--json").json
@@ -162,6 +166,7 @@ def test_doctor_says_what_the_model_cannot(notes: Notes, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"], indirect=True)
+@pytest.mark.patches("recurrent")
 def test_a_state_is_carried_where_that_is_asked_for(notes: Notes, compiled: Path, skill: Path) -> None:
     """Captured by a compile that is told so, told by inspect and --explain, and taken back by --no-carry."""
     ask = (*ASK, "-s", "Be kind.", "--explain", "--json")

@@ -131,6 +131,7 @@ KINDS = [("llama", "f16"), ("qwen3", "f32"), ("gemma3", "f16"), ("qwen3", "q8_0"
 @pytest.mark.parametrize("layers", [-1, 1])
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize(("kind", "kv"), KINDS)
+@pytest.mark.patches("speed")
 def test_rows_and_logits_are_those_of_this_machine(
     make_model: MakeModel, server: Server, kind: str, kv: str, flash: str, layers: int
 ) -> None:
@@ -192,6 +193,7 @@ def test_messages_are_counted(make_model: MakeModel, server: Server, flash: str)
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.patches("speed")
 def test_rows_of_several_buffers_from_a_file(
     make_model: MakeModel, make_segment: MakeSegment, server: Server, tmp_path: Path, flash: str
 ) -> None:
@@ -280,6 +282,7 @@ print("not reached")
 
 
 @pytest.mark.parametrize("what", ["stream", "idle", "compile"])
+@pytest.mark.patches("fixes")
 def test_a_server_that_is_lost_is_one_line(make_model: MakeModel, tmp_path: Path, what: str) -> None:
     """While it answers, between two turns, and before a compile: status 1, and what is on disk is whole."""
     path = make_model()

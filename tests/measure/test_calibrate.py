@@ -61,7 +61,7 @@ def test_fields_decide_on_the_shipped_model() -> None:
     assert {("place", "early"), ("place", "late")} <= named
 
 
-@pytest.mark.parametrize("kind", ["llama", "lfm2"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("lfm2", marks=pytest.mark.patches("recurrent"))])
 def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: Path, kind: str) -> None:
     """It is stopped after each step, and measures one step a call; in the end the figures are those of one call. What
     was kept of other cases, of another version or in a damaged file is not used."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from notes_cli.engine import recurrent
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Carry, Segment
 from notes_cli.errors import EngineError
@@ -159,8 +160,7 @@ def test_an_interrupted_carry_is_not_gone_on_with(
     workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state has been written over that nobody can bring back: the notebook refuses what would follow it."""
-    context = workspace.context
-    carry = context.carry
+    carry = recurrent.carry
 
     def interrupted(*given: Any) -> None:
         carry(*given)
@@ -170,7 +170,7 @@ def test_an_interrupted_carry_is_not_gone_on_with(
     book.append(workspace.model.tokenize(SYSTEM))
     book.open_carry(segment)
     book.flush()
-    monkeypatch.setattr(context, "carry", interrupted)
+    monkeypatch.setattr(recurrent, "carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
         book.carry(segment)
     assert not book.intact

@@ -76,6 +76,7 @@ def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segm
 
 
 @pytest.mark.parametrize("errata", [[], [ERRATUM]])
+@pytest.mark.patches("speed")
 def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segment, errata: list[Erratum]) -> None:
     """Nothing up to the end of the skill is decoded, and the logits are the very ones of decoding it all."""
     book = assemble(workspace, Prompt("Why?", [segment], errata))
@@ -118,6 +119,7 @@ def test_every_part_that_is_restored_counts(make_workspace: MakeWorkspace, skill
     assert float(((found - wanted) ** 2).sum() / (wanted**2).sum()) > 1e-6
 
 
+@pytest.mark.patches("speed", "recurrent")
 def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment) -> None:
     """With a system text before it the skill is decoded, and the reason names both what differs and why it matters."""
     book = assemble(workspace, Prompt("Why?", [segment], [ERRATUM], "Be kind."))
@@ -153,6 +155,7 @@ def test_without_a_left_context(make_workspace: MakeWorkspace, skill: Skill, tmp
     np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
 
 
+@pytest.mark.patches("speed")
 def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Segment) -> None:
     """Answers are scored ahead and forgotten: scores are those of a recompute, and going on gives the same logits."""
     prompt = Prompt("Why?", [segment], [ERRATUM])
@@ -240,6 +243,7 @@ def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> 
 # ---- rows that may be moved, but not everywhere
 
 
+@pytest.mark.patches("speed")
 def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """Within a stretch of positions rows are moved; across its end the skill is decoded, exactly, with the reason."""
     workspace = make_workspace("mistral3")
