@@ -44,7 +44,7 @@ LEVELS += (
     "editing library",
     "text engine",
     "config",
-    "documents images",
+    "documents images guidance",
     "errors lib",
 )
 
@@ -59,6 +59,7 @@ ONLY = {
     "matplotlib": {"commands"},
     "yaml": {"documents"},
     "PIL": {"images"},
+    "llguidance": {"guidance", "engine"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},

@@ -38,7 +38,18 @@ UNUSED = {
         "notes_cli.commands.remedies",
         "notes_cli.engine.eye",
     ),
-    *("platformdirs", "jinja2", "logging", "socket", "multiprocessing", "asyncio", "subprocess", "secrets", "tempfile"),
+    *(
+        "llguidance",
+        "platformdirs",
+        "jinja2",
+        "logging",
+        "socket",
+        "multiprocessing",
+        "asyncio",
+        "subprocess",
+        "secrets",
+    ),
+    "tempfile",
     *("numpy.ctypeslib", "numpy.ma", "numpy.random", "numpy.fft", "numpy.testing", "gguf", "yaml"),
 }
 
