@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,15 +11,13 @@ import pytest
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
-from notes_cli.serve.app import Options
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.kv_budget import TURN
-from notes_cli.serve.registry import ASK
 
 from .conftest import Json, Served, started
-from .test_ways import TOKEN, own_words
 
 TRAINED = 8192
+WAYS: list[Json] = [{}, {"ask": True}, {"session": "s"}]
 PROMPT = 3832  # tokens: with 600 more than the context that a server begins with
 WORDS = "x" * (PROMPT - 100)  # the tokenizer has no merges: a token each
 LONG = {"messages": [{"role": "user", "content": WORDS}]}
@@ -31,7 +28,7 @@ def fresh(make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.M
     """A server that has answered nothing yet, whose context grows, and whose answers never end by themselves."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     context = ContextOptions(n_ctx=DEFAULT_CONTEXT, n_threads=1)
-    with started(tmp_path, options=Options(token=TOKEN), context=context, model=make_model("llama")) as found:
+    with started(tmp_path, context=context, model=make_model("llama")) as found:
         yield found
 
 
@@ -51,7 +48,7 @@ def test_a_completion_in_a_context_that_grows(fresh: Served, count: int) -> None
     assert fresh.at_context(fresh.scheduler.gauges)["cells_promised"] == 0
 
 
-@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+@pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 def test_a_chat_in_a_context_that_grows(fresh: Served, notes: Json) -> None:
     reasons, prompt, written = usage(fresh, "/v1/chat/completions", {**LONG, "notes": notes, "max_tokens": 600})
     assert (reasons, written) == (["length"], 600) and prompt + 600 > DEFAULT_CONTEXT > prompt + 128
@@ -66,16 +63,7 @@ def test_a_chain_of_thought_in_a_context_that_grows(fresh: Served) -> None:
     assert written["completion_tokens"] == written["completion_tokens_details"]["reasoning_tokens"] + 300
 
 
-def test_a_question_of_notes_ask_in_a_context_that_grows(fresh: Served) -> None:
-    """Of the server's own user, over `--server`."""
-    asked = own_words(WORDS, max_tokens=600)
-    reply = fresh.http.post(ASK, json=asked, headers={"Authorization": f"Bearer {TOKEN}"})
-    events = [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if line.startswith("data: ")]
-    [document] = [event["document"] for event in events if "document" in event]
-    assert (document["stopped"], document["tokens"]["answer"]) == ("length", 600)
-
-
-@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+@pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 def test_an_answer_ends_with_the_context(fresh: Served, notes: Json) -> None:
     """Where nothing else was asked for: that of the model, however small the server's context is at first."""
     given = {"messages": [{"role": "user", "content": "x" * 5900}], "notes": notes}
@@ -84,7 +72,7 @@ def test_an_answer_ends_with_the_context(fresh: Served, notes: Json) -> None:
     assert fresh.at_context(fresh.scheduler.gauges)["cells_promised"] == 0
 
 
-@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+@pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 def test_a_long_answer_has_the_length_that_was_asked_for(fresh: Served, notes: Json) -> None:
     given = {"messages": [{"role": "user", "content": "Why?"}], "notes": notes, "max_tokens": TURN + 500}
     reasons, _, written = usage(fresh, "/v1/chat/completions", given)
@@ -140,7 +128,7 @@ def test_nothing_bounds_a_state(make_model: Callable[..., Path], tmp_path: Path)
         assert "max_model_len" not in found and "n_ctx" not in found["meta"]
 
 
-@pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
+@pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_prompt_that_is_too_long(make_model: Callable[..., Path], tmp_path: Path, kind: str, notes: Json) -> None:
     """Refused in the words, and with the code, by which clients know to shorten it."""
