@@ -41,7 +41,7 @@ LEVELS += (
     "text engine",
     "config",
     "shipped",
-    "documents images",
+    "documents images guidance",
     "errors lib",
     "classes expressions",
 )
@@ -57,6 +57,7 @@ ONLY = {
     "matplotlib": {"commands"},
     "yaml": {"documents"},
     "PIL": {"images"},
+    "llguidance": {"guidance", "engine"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},

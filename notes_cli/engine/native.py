@@ -177,14 +177,12 @@ _signatures: dict[str, list[Any]] = {
     "notes_used": [ctypes.c_void_p],
     "notes_cells": [ctypes.c_void_p, ctypes.c_int32, _int32_p, ctypes.c_int32],
     "notes_watch": [ctypes.c_void_p, ctypes.c_int32],
-    "notes_grammar_steps": [],
     "notes_guard": [ctypes.c_char_p, ctypes.c_char_p],
 }
 _results: dict[str, Any] = {
     "notes_supports": ctypes.c_bool,
     "notes_can_keep": ctypes.c_bool,
     "notes_can_move": ctypes.c_bool,
-    "notes_grammar_steps": ctypes.c_int64,
     "notes_guard": None,
     "notes_traffic": None,
     "notes_force_staging": None,
@@ -284,11 +282,6 @@ def staged(*, lines: bool, late: bool) -> Iterator[None]:
         yield
     finally:
         _library.notes_force_staging(0)
-
-
-def grammar_steps() -> int:
-    """Steps that the last call of a grammar sampler in this thread has made."""
-    return int(_library.notes_grammar_steps())
 
 
 def set_guard(before: str | None, after: str | None) -> None:

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from notes_cli.classes import dataclass
 from notes_cli.engine import native
-from notes_cli.engine.grammar import CANDIDATE, Grammar
+from notes_cli.engine.constraint import Constraint
 from notes_cli.engine.native import free_once, llama
 from notes_cli.errors import EngineError
 
+# struct llama_token_data
+CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 LAST_SEED = 0xFFFFFFFE  # the next one is LLAMA_DEFAULT_SEED (include/llama.h), for which llama.cpp draws another
 
 
@@ -62,14 +64,13 @@ class SamplerOptions:
 class Sampler:
     """A chain in the order of llama.cpp's command line: penalties, top-k, top-p, min-p, temperature, draw.
 
-    With a grammar the chain is asked first, and again among what the grammar allows only where its choice is not: most
-    are, and to ask the grammar about a whole vocabulary takes longer than all the rest.
+    With a constraint the chain chooses among the tokens that it allows.
     """
 
-    def __init__(self, options: SamplerOptions, grammar: Grammar | None = None) -> None:
-        """It takes the grammar over, and closes it."""
+    def __init__(self, options: SamplerOptions, constraint: Constraint | None = None) -> None:
+        """The constraint follows the tokens of this sampler alone."""
         self.options = options
-        self._grammar = grammar
+        self._constraint = constraint
         native.fits(options.top_k, "top_k")
         self._chain: Any = None
         self._closed = False
@@ -97,25 +98,25 @@ class Sampler:
         return chain
 
     def next(self, logits: NDArray[np.float32]) -> int:
-        """Draw a token from its logits, [n_vocab], and remember it for the penalties and the grammar. Raise EngineError
-        where the grammar allows none."""
+        """Draw a token from its logits, [n_vocab], and remember it for the penalties and the constraint. Raise
+        EngineError where the constraint allows none."""
         if self._closed:
             raise EngineError("this sampler is closed")
         logits = self._biased(logits)
-        plain = self.options.temperature <= 0 and not self.options.penalizes
-        token = int(logits.argmax()) if plain else self._drawn(logits)  # plain: what the chain would choose
-        if self._grammar and not self._grammar.allows(token):
-            token = self._grammar.choose(logits) if plain else self._allowed(self._grammar, logits)
-        if self._grammar:
-            self._grammar.accept(token)
-        if not plain:
+        tokens = None if self._constraint is None else self._constraint.allowed(logits)
+        if self.options.temperature <= 0 and not self.options.penalizes:  # the chain would choose the same
+            token = _likeliest(logits, tokens)
+        else:
+            token = self._drawn(logits, tokens)
             llama.llama_sampler_accept(self._chain, token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
         return token
 
     def likeliest(self, logits: NDArray[np.float32]) -> int:
         """The token that comes next if nothing is drawn. Nothing is remembered."""
         logits = self._biased(logits)
-        return self._grammar.choose(logits) if self._grammar else int(logits.argmax())
+        return _likeliest(logits, None if self._constraint is None else self._constraint.allowed(logits))
 
     def _biased(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         if self.options.bias:
@@ -124,34 +125,28 @@ class Sampler:
                 logits[token] += more
         return logits
 
-    def _allowed(self, grammar: Grammar, logits: NDArray[np.float32]) -> int:
-        """Draw among what the grammar allows."""
-        left = grammar.among(logits)
-        while np.isfinite(left.max()):
-            token = self._drawn(left)
-            if grammar.allows(token):
-                return token
-            left[token] = -np.inf
-        return grammar.choose(logits)  # raises
-
-    def _drawn(self, logits: NDArray[np.float32]) -> int:
-        """What the chain chooses."""
+    def _drawn(self, logits: NDArray[np.float32], tokens: NDArray[np.int32] | None) -> int:
+        """The choice of the chain, among these tokens or all."""
         self._chain = self._chain or self._made(len(logits))
-        candidates = np.zeros(len(logits), CANDIDATE)
-        candidates["id"], candidates["logit"] = np.arange(len(logits)), logits
+        ids = np.arange(len(logits), dtype=np.int32) if tokens is None else tokens
+        candidates = np.zeros(len(ids), CANDIDATE)
+        candidates["id"], candidates["logit"] = ids, logits[ids]
         data = candidates.ctypes.data_as(ctypes.POINTER(llama.llama_token_data))
-        array = llama.llama_token_data_array(data, len(logits), -1, False)
+        array = llama.llama_token_data_array(data, len(ids), -1, False)
         llama.llama_sampler_apply(self._chain, ctypes.byref(array))
         return int(array.data[array.selected].id)
 
     def close(self) -> None:
         self._closed = True
         free_once(self, "_chain", llama.llama_sampler_free)
-        if self._grammar is not None:
-            self._grammar.close()
 
     def __enter__(self) -> Sampler:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _likeliest(logits: NDArray[np.float32], tokens: NDArray[np.int32] | None) -> int:
+    """The likeliest of these tokens, or of all; the first of several."""
+    return int(logits.argmax() if tokens is None else tokens[logits[tokens].argmax()])

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from notes_cli.classes import dataclass
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
-from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
 from notes_cli.library.files import ERRATA
@@ -138,22 +137,26 @@ def held_to(workspace: Workspace, request: Request) -> str | None:
     """The grammar that the answer is held to; None without one. Raise GrammarError for one that cannot be used."""
     if request.json_schema is None and request.grammar is None:
         return None
-    from notes_cli.text.grammar import check_grammar
+    from notes_cli.guidance import Grammar
+    from notes_cli.text.grammar import gbnf_grammar
     from notes_cli.text.schema import schema_grammar
 
     given = [request.json_schema is not None, request.grammar is not None, request.choices is not None]
     if sum(given) > 1:
         raise GrammarError("an answer can be held to one of: a JSON schema, a grammar, choices", "Leave the others out")
-    grammar = request.grammar if request.json_schema is None else schema_grammar(request.json_schema)
-    assert grammar is not None
-    check_grammar(grammar)
+    if request.grammar is None:
+        grammar = schema_grammar(request.json_schema)
+    else:  # a server has read it already
+        grammar = request.grammar if isinstance(request.grammar, Grammar) else gbnf_grammar(request.grammar)
     check_usable(workspace, grammar)
     return grammar
 
 
 def check_usable(workspace: Workspace, grammar: str) -> None:
-    """Raise GrammarError for a grammar that was read and cannot be used: a rule begins with itself."""
-    Grammar(workspace.model, grammar).close()
+    """Raise GrammarError for a grammar that was read and cannot be used with the vocabulary of the model."""
+    from notes_cli.engine.constraint import Constraint
+
+    Constraint(workspace.model, grammar)
 
 
 def open_asked(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> list[Segment]:

@@ -13,8 +13,8 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from notes_cli.classes import dataclass
+from notes_cli.engine.constraint import Constraint
 from notes_cli.engine.decision import Decision, deciding
-from notes_cli.engine.grammar import Grammar
 from notes_cli.engine.loop import Logits, Task
 from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
@@ -285,7 +285,8 @@ class Speaker:
         model, reasoning = self.workspace.model, self.workspace.reasoning
         shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        with Sampler(self.sampling, None if grammar is None else Grammar(model, grammar)) as sampler:
+        constraint = None if grammar is None else Constraint(model, grammar)
+        with Sampler(self.sampling, constraint) as sampler:
             writer = Writer(notebook, sampler, limit)
             while writer.goes_on:
                 if len(notebook) + keep > notebook.size:

@@ -147,7 +147,7 @@ def _form(workspace: Workspace, arranged: Arranged) -> Form | None:
 def _text(
     workspace: Workspace, arranged: Arranged, notebook: Notebook, index: int, seed: int, hear: Hear
 ) -> Task[Written]:
-    from notes_cli.engine.grammar import Grammar
+    from notes_cli.engine.constraint import Constraint
     from notes_cli.engine.sampler import Sampler
     from notes_cli.engine.writing import Writer
     from notes_cli.text.reasoning import Until
@@ -160,8 +160,8 @@ def _text(
         if text:
             hear(TextDelta(index, text, tokens=told.take()))
 
-    grammar = None if wanted.grammar is None else Grammar(model, wanted.grammar)
-    with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), grammar) as sampler:
+    constraint = None if wanted.grammar is None else Constraint(model, wanted.grammar)
+    with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), constraint) as sampler:
         writer = Writer(notebook, sampler, arranged.max_tokens)
         while writer.goes_on and not end.found:
             (logits,) = yield [notebook]

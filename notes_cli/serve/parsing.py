@@ -20,7 +20,7 @@ from notes_cli.images import read_picture
 from notes_cli.runtime.thinking import THINK
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.erratum import OfField, of_fields
-from notes_cli.text.grammar import check_grammar
+from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall
 from notes_cli.text.schema import ANY_OBJECT, calls_grammar, schema_grammar
 from notes_cli.text.tools import parameters_of, strict_ones
@@ -326,7 +326,7 @@ def _grammar(given: Reader, forms: bool) -> str | None:
         raise Refused(400, "an answer can be held to a JSON schema or to a grammar, not to both", param="grammar")
     if not forms and (schema is not None or grammar is not None):
         raise no_forms()
-    return _read("grammar", lambda: grammar or "") if schema is None and grammar else _held(schema)
+    return _read("grammar", lambda: gbnf_grammar(grammar or "")) if schema is None and grammar else _held(schema)
 
 
 def no_forms() -> Refused:
@@ -348,11 +348,9 @@ def _held(schema: Any) -> str | None:
 def _read(param: str, made: Callable[[], str]) -> str:
     """A grammar that can be read. Raise Refused."""
     try:
-        grammar = made()
-        check_grammar(grammar)
+        return made()
     except GrammarError as error:
         raise Refused(400, str(error), param=param, code="invalid_value") from error
-    return grammar
 
 
 def _notes(data: Any) -> Noted:

@@ -1,9 +1,8 @@
-"""JSON schemas as grammars (GBNF): each text that the grammar lets through is JSON, and valid.
+"""JSON schemas as grammars of llguidance: each keyword is enforced, or the schema is refused with its name and place.
 
-The other way round not all that is valid can be written: properties come in the order of the schema, one that it does
-not name only where it says what such a one is, and each value in one form. A keyword that restricts a value and has no
-rule here is a GrammarError that names it, never passed over. (The converter that comes with llama.cpp's binding passes
-over most of them, and its patterns let quotes through: docs/LOG.md.)
+llguidance refuses most keywords that it does not enforce, but not those of other drafts or of none, and differs from
+JSON Schema in some (patterns, large numbers, February). So a schema is written anew: what restricts nothing is left
+out, what it lacks is put in other keywords where that can be done, and objects have no members that are not described.
 """
 
 from __future__ import annotations
@@ -11,92 +10,104 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from notes_cli.errors import GrammarError
-from notes_cli.text.digits import Bound, mirrored, positive, whole_between
-from notes_cli.text.grammar import MAX_RULES, MAX_TEXT, MAX_WAYS, ROOT, WaysError, check_grammar, times
-from notes_cli.text.pattern import PLAIN, pattern_rule, set_rule, text_rule, without
+from notes_cli.guidance import HEAD, Grammar, check_grammar, problem_of
 
-FEW = 32  # texts to choose from that are written out as they are
-MAX_DEPTH = 64  # schemas in schemas, and $ref by $ref
-MAX_STEPS = 200_000  # schemas, values and names that are looked at: a few seconds of work
+Schema = Any  # JSON: an object, true or false
+Rule = Callable[[Any, dict[str, Any], str], None]  # of a reader: writes a keyword anew, in a copy of the schema
+
+MAX_DEPTH = 50  # schemas in schemas
+MAX_LEVELS = (
+    256  # of all definitions that refer to others: llguidance has them all on its stack, 8 MB of which hold 1,000
+)
+MAX_STEPS = 50_000  # schemas, values and names: some 300 ms of work
+MAX_SEARCH = 300  # of these, in which one that cannot be enforced is looked for
+MAX_TRIES = 8  # to leave one out after the other of a tool that is not strict
 MAX_PATTERN = 1000  # characters
-MAX_REF = 1000  # characters
-PLACE = 200  # characters of a place in the schema that are told
-LETTERS = 100  # of rules: so many are built in a step
+MAX_PATTERNS = 16  # patternProperties of one object, each of which is compared with each other
+MAX_MULTIPLE = 10_000  # of multipleOf
+EXACT = 2**53  # up to which whole numbers are exact as floating point numbers, which llguidance has bounds as
+PLACE = 200  # last characters of a place in the schema that are shown
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+OPTIONS = {  # how llguidance writes JSON: one blank, or a line and its indentation, between tokens; no \u0061 for a
+    "whitespace_pattern": " |\n( {0,12}|\t{0,4})",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 
-# Keywords that restrict nothing, and those that a type is told by.
-_NOTES = {"$schema", "$id", "id", "$comment", "$defs", "definitions", "title", "description", "default", "examples"}
-_NOTES |= {"example", "deprecated", "readOnly", "writeOnly", "discriminator"}
-_OF_TYPE: dict[str, tuple[str, ...]] = {
-    "object": ("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+_ANNOTATIONS = {
+    "$schema",
+    "$id",
+    "id",
+    "$anchor",
+    "$comment",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "default",
+}
+_ANNOTATIONS |= {"example", "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "externalDocs", "xml"}
+_ANNOTATIONS |= {"contentEncoding", "contentMediaType", "contentSchema"}
+_OF_TYPE = {
+    "object": ("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
     "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-_OF_TYPE["integer"] = _OF_TYPE["number"]
-_GENERAL = {"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"}
-_KNOWN = _NOTES | _GENERAL | {keyword for keywords in _OF_TYPE.values() for keyword in keywords}
-
-_DAYS = '("0" [1-9] | "1" [0-9] | "2" [0-8])'  # that each month has
-_DATE = (
-    f'[1-9] [0-9]{{3}} "-" (("0" [1-9] | "1" [0-2]) "-" {_DAYS} | ("0" [13-9] | "1" [0-2]) "-" ("29" | "30")'
-    ' | ("0" [13578] | "1" [02]) "-31")'
-)
-_HOUR = '([01] [0-9] | "2" [0-3])'
-_TIME = f'{_HOUR} ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{{1,6}})? ("Z" | [+-] {_HOUR} ":" [0-5] [0-9])'
-_BYTE = '("25" [0-5] | "2" [0-4] [0-9] | "1" [0-9] [0-9] | [1-9]? [0-9])'
-_WORD = "[A-Za-z0-9]{1,20}"
-_HOST = f'({_WORD} ("-" {_WORD}){{0,2}} "."){{1,4}} [A-Za-z]{{2,10}}'
-_PATH = "[A-Za-z0-9._~-]*"
-_HEX = "[0-9a-fA-F]"
-FORMATS = {  # what is between the quotes
+_OF_TYPE["object"] += ("minProperties", "maxProperties")
+_COMBINED = ("allOf", "anyOf", "oneOf", "$ref")
+_GENERAL = {"type", "enum", "const", "not", "nullable", *_COMBINED}
+_KNOWN = _GENERAL.union(*_OF_TYPE.values())
+_LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_DAYS = r"(?:0[1-9]|1[0-9]|2[0-8])"  # that each month has
+_DATE = rf"[1-9][0-9]{{3}}-(?:(?:0[1-9]|1[0-2])-{_DAYS}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+_HOUR = r"(?:[01][0-9]|2[0-3])"
+_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
+_UNRESERVED = r"[A-Za-z0-9._~-]"
+_FORMATS = {  # as patterns, where llguidance has none, or takes dates that are none
     "date": _DATE,
     "time": _TIME,
-    "date-time": f'{_DATE} "T" {_TIME}',
-    "uuid": f'{_HEX}{{8}} "-" {_HEX}{{4}} "-" {_HEX}{{4}} "-" {_HEX}{{4}} "-" {_HEX}{{12}}',
-    "ipv4": f'{_BYTE} "." {_BYTE} "." {_BYTE} "." {_BYTE}',
-    "hostname": _HOST,
-    "email": f'{_WORD} ([._+-] {_WORD}){{0,4}} "@" {_HOST}',
-    "uri": f'"http" "s"? "://" {_HOST} ("/" {_PATH}){{0,8}} ("?" [A-Za-z0-9._~=&-]*)? ("#" {_PATH})?',
+    "date-time": f"{_DATE}T{_TIME}",
+    "uri-reference": rf"/?(?:{_UNRESERVED}+(?:/{_UNRESERVED}+)*/?)?(?:\?[A-Za-z0-9._~=&-]*)?(?:#{_UNRESERVED}*)?",
+    "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
+    "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
 }
-_CHAR = (  # one character of a string; half of a surrogate pair is none
-    f"{set_rule(PLAIN)} | " + r'"\\" (["\\/bfnrt] | "u" ([0-9A-Ca-cE-Fe-f] [0-9A-Fa-f]{3} | [Dd] [0-7] [0-9A-Fa-f]{2}))'
-)
-_BASICS = {
-    "ws": r'| " " | "\n" [ \t]{0,20}',  # between the parts of an object or an array
-    "char": _CHAR,
-    "string": r'"\"" char* "\""',
-    "whole": '"-"? ("0" | [1-9] [0-9]{0,14})',
-    "number": 'whole ("." [0-9]{1,16})? ([eE] [+-]? [0-9]{1,2})?',
-    "value": 'object | array | string | number | "true" | "false" | "null"',
-    "object": '"{" ws (string ":" ws value ("," ws string ":" ws value)* ws)? "}"',
-    "array": '"[" ws (value ("," ws value)* ws)? "]"',
-}
-_ANY = {"object": "object", "array": "array", "string": "string", "number": "number", "integer": "whole"}
-_ANY |= {"boolean": '("true" | "false")', "null": '"null"'}
+_HELD_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # by llguidance
+_LIKE = {"iri": "uri", "iri-reference": "uri-reference", "idn-email": "email", "idn-hostname": "hostname"}
+_WIDTHS = {"int32": 2**31 - 1, "int64": EXACT}  # of OpenAPI
+_FREE_FORMATS = {"password", "binary", "float", "double"}  # restrict nothing
+FORMATS = sorted({*_FORMATS, *_HELD_FORMATS, *_LIKE, *_WIDTHS, *_FREE_FORMATS})
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-def schema_grammar(schema: Any) -> str:
-    """The grammar of the JSON texts that are valid by a schema (JSON, read already). Raise GrammarError for what is no
-    schema, or has no rule here."""
-    return _Converter(schema).grammar()
+def schema_grammar(schema: Schema) -> Grammar:
+    """The grammar of JSON texts that are valid by a schema (JSON, read already). Raise GrammarError for one that is
+    none, or that cannot be enforced."""
+    definitions: dict[str, Schema] = {}
+    reader = _Reader(schema, definitions)
+    return _checked(reader, reader.root())
 
 
-def calls_grammar(parameters: Mapping[str, Any], strict: Collection[str] = ()) -> str:
+def calls_grammar(parameters: Mapping[str, Any], strict: Collection[str] = ()) -> Grammar:
     """The grammar of one call as JSON, `{"name": ..., "arguments": {...}}`. `parameters`: schemas by names of tools.
 
     A tool that names no parameters is called with `{}`. For the tools in `strict` each keyword is enforced, and
     GrammarError, with the tool and the place in its schema, is raised where that cannot be done; for the others the
-    arguments are held to what has a rule here, and the model has read the rest in the definition.
+    arguments are held to the keywords that can be, and the model has read the rest in the definition.
     """
-    return _Converter(None).calls(parameters, strict)
+    definitions: dict[str, Schema] = {}
+    calls = []
+    for name, schema in parameters.items():
+        found = _arguments(name, _parameters(schema), definitions, strict=name in strict)
+        members = {"name": {"type": "string", "const": name}, "arguments": found}
+        calls.append({"type": "object", "properties": members, "required": [*members], "additionalProperties": False})
+    return check_grammar(_grammar(calls[0] if len(calls) == 1 else {"anyOf": calls}, definitions))
 
 
 def read_schema(text: str) -> Any:
@@ -107,614 +118,632 @@ def read_schema(text: str) -> Any:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
 
 
-class _TooLarge(GrammarError):
-    """A schema that takes more work, or more rules, than are allowed."""
+def _grammar(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+    """The grammar of a schema that was written anew."""
+    whole = {"x-guidance": OPTIONS, "$defs": definitions, **(schema if isinstance(schema, dict) else {})}
+    return f"{HEAD}start: %json {json.dumps(whole)}"
 
 
-class _Converter:
-    """The rules of one schema, as they are needed."""
+def _checked(reader: _Reader, schema: Schema) -> Grammar:
+    """The grammar of what a reader has written. Raise GrammarError where llguidance cannot use it."""
+    grammar = _grammar(schema, reader.definitions)
+    if problem := problem_of(grammar):
+        raise _wrong(reader.failing(), f"cannot be enforced: {problem}")
+    return Grammar(grammar)
 
-    def __init__(self, schema: Any) -> None:
-        self._schema = schema
-        self._rules: dict[str, str] = dict(_BASICS)
-        self._named: dict[str, str] = {}  # rules by what they say
-        self._places: dict[str, str] = {}  # of rules in the schema
-        self._referred: dict[str, str] = {}  # rules by $ref
-        self._values: dict[int, tuple[Any, set[Any]]] = {}  # those that a schema lists, by the schema's id
-        self._loose = False  # whether keywords without a rule are left out
-        self._steps = self._letters = 0
 
-    def grammar(self) -> str:
-        return self._from(self._root(self._schema))
-
-    def calls(self, parameters: Mapping[str, Any], strict: Collection[str]) -> str:
-        """The grammar of one call; each schema is one by itself, whose references begin at its own head."""
-        found = []
-        for name, schema in parameters.items():
-            self._schema, self._referred, self._loose = _arguments(schema), {}, name not in strict
-            try:
-                members = {"name": text_rule(json.dumps(name)), "arguments": self._root(self._schema)}
-            except _TooLarge as error:
-                raise GrammarError(f"the tool {name}: {error.what}") from error
-            except GrammarError as error:
+def _arguments(name: str, schema: Schema, definitions: dict[str, Schema], *, strict: bool) -> Schema:
+    """The schema of a tool's arguments, written anew; of one that is not strict as much as can be enforced."""
+    free: set[str] = set()  # places where llguidance cannot enforce something
+    for _ in range(MAX_TRIES):
+        reader = _Reader(schema, dict(definitions), loose=not strict, free=free)
+        try:
+            found = reader.root()
+            _checked(reader, found)
+        except _TooLarge as error:
+            raise GrammarError(f"the tool {name}: {error.what}") from error
+        except GrammarError as error:
+            if strict:
                 remedy = 'Without "strict" its arguments are held to the rest of its schema'
                 raise GrammarError(f"the tool {name}: {error.what}", remedy) from error
-            written = [(f"{text_rule(_quoted(key, '') + ':')} ws {rule}", True) for key, rule in members.items()]
-            found.append(self._rule(self._members(written, "", name), name))
-        return self._from(" | ".join(found))
+            free.add(reader.failing())
+            continue
+        if isinstance(found, dict):
+            definitions.update(reader.definitions)
+            return found
+    return ANY_OBJECT
 
-    def _root(self, schema: Any) -> str:
+
+def _parameters(parameters: Any) -> Schema:
+    """The schema of a tool's arguments: `{}` where it names none, for what is written there would be made up."""
+    none = {"type": "object", "additionalProperties": False}
+    if not isinstance(parameters, dict):
+        return none
+    named = {key for key, value in parameters.items() if value or key == "additionalProperties"}
+    if not named - _ANNOTATIONS - {"type"}:
+        return none
+    return {**parameters, "type": "object"}
+
+
+class _TooLarge(GrammarError):
+    """A schema that takes more work than is allowed."""
+
+
+class _Reader:
+    """One schema on the way to what llguidance reads."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        definitions: dict[str, Schema],
+        *,
+        loose: bool = False,
+        free: Collection[str] = (),
+    ) -> None:
+        """`definitions` gets those that the schema refers to. `loose`: leave out what cannot be enforced, and all but
+        the type at the places that are `free`."""
+        wrapper = (
+            isinstance(schema, dict) and "schema" in schema and {*schema} <= {"name", "strict", "schema", "description"}
+        )
+        self._schema = schema["schema"] if wrapper else schema
+        self.definitions = definitions
+        self._loose, self._free = loose, free
+        self._referred: dict[tuple[str, bool], str] = {}  # names of definitions, by $ref, and whether they are open
+        self._visited: list[tuple[str, Schema]] = []  # places, and what became of the schemas there
+        self._steps = self._levels = 0
+        self._deepest = 0  # of the definition that is read
+        self._refers = False  # whether it refers to others
+
+    def root(self) -> Schema:
+        """The schema, written anew."""
         try:
-            return self._visit(schema, "", 0)
+            found = self._visit(self._schema, "", 0)
+            json.dumps(found).encode()
         except RecursionError:
-            raise _TooLarge("the JSON schema is nested too deeply, or has a number that is too long") from None
-
-    def _from(self, root: str) -> str:
-        """The grammar of all rules that one leads to."""
-        needed = self._needed(root)
-        rules = {name: rule for name, rule in self._rules.items() if name in needed}
-        text = "\n".join([f"{ROOT} ::= {root}", *(f"{name} ::= {rule}" for name, rule in rules.items())]) + "\n"
-        try:
-            check_grammar(text)
-        except WaysError as error:
-            what = f"the JSON schema allows more than {MAX_WAYS:,} ways to go on at one place"
-            raise _TooLarge(f"{what} (at {self._places.get(error.rule) or '/'})") from error
-        return text
-
-    def _needed(self, root: str) -> set[str]:
-        """The rules that a rule leads to."""
-        found: set[str] = set()
-        waiting = [root]
-        while waiting:
-            words = re.sub(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]', " ", waiting.pop())
-            for name in re.findall(r"[A-Za-z][A-Za-z0-9-]*", words):
-                if name in self._rules and name not in found:
-                    found.add(name)
-                    waiting.append(self._rules[name])
+            raise _TooLarge(f"{_START} is nested too deeply") from None
+        if found is False:
+            raise _wrong("", "allows no value")
         return found
+
+    def failing(self) -> str:
+        """The place of the smallest schema that llguidance cannot enforce; the head of one that is large."""
+        if self._steps < MAX_SEARCH:
+            for at, schema in self._visited:
+                if problem_of(_grammar(schema, self.definitions)):
+                    return at
+        return ""
 
     def _spend(self, steps: int) -> None:
         """Raise GrammarError where a stranger's schema takes more work than any that is meant."""
         self._steps += steps
         if self._steps > MAX_STEPS:
-            raise _TooLarge(f"the JSON schema is too large: it takes more than {MAX_STEPS:,} steps to read")
+            raise _TooLarge(f"{_START} is too large: it has more than {MAX_STEPS:,} schemas, values and names")
 
-    def _rule(self, body: str, at: str) -> str:
-        """The name of a rule that says this, called after its place in the schema. Raise GrammarError where there is
-        more already than a grammar may have."""
-        self._spend(len(body) // LETTERS)
-        if body not in self._named:
-            self._letters += len(body)
-            if self._letters > MAX_TEXT or len(self._rules) > MAX_RULES:
-                most = f"{MAX_RULES:,} rules or {MAX_TEXT:,} characters"
-                raise _TooLarge(f"the JSON schema is too large: its grammar has more than {most}")
-            place = "-".join(re.findall(r"[A-Za-z0-9]+", at.replace("/properties/", "/")))[-40:].strip("-")
-            self._named[body] = name = f"r{len(self._rules)}-{place}".rstrip("-")
-            self._places[name] = at.removesuffix("/rest").removesuffix("/more")
-            self._rules[name] = body
-        return self._named[body]
-
-    def _visit(self, schema: Any, at: str, depth: int) -> str:
-        """A symbol for the values that a schema allows. `at`: where it is."""
-        for fewer in [schema, *_looser(schema)] if self._loose else [schema]:
-            try:
-                return self._enforced(fewer, at, depth)
-            except _TooLarge:
-                raise
-            except GrammarError:
-                if not self._loose:
-                    raise
-        return "value" if at else "object"  # arguments are at the head
-
-    def _enforced(self, schema: Any, at: str, depth: int) -> str:
-        """A symbol for the values that a schema allows, each keyword enforced."""
+    def _visit(self, schema: Schema, at: str, depth: int, *, open_: bool = False) -> Schema:
+        """A schema, written anew. `at`: where it is. `open_`: objects may have members that it does not describe, since
+        others describe them."""
+        at = at[-PLACE:]
+        self._spend(1)
+        self._deepest = max(self._deepest, depth)
         if depth > MAX_DEPTH:
             raise _wrong(at, f"is nested more than {MAX_DEPTH} levels deep")
-        at = at[-PLACE:]  # names of strangers may be long, and each level would have them all once more
-        self._spend(1)
-        if schema is True or schema == {}:
-            return "value"
+        if isinstance(schema, bool):
+            return schema
         if not isinstance(schema, dict):
-            raise _wrong(at, "allows no value" if schema is False else "is neither an object nor true")
-        if at and "$id" in schema:
-            raise _wrong(at, "uses '$id' below its head, which is not supported")
-        self._spend(len(schema) // 10)
-        for keyword in schema:
-            if keyword not in _KNOWN and not keyword.startswith("x-"):
-                raise _wrong(at, f"uses {keyword!r}, which is not supported")
+            if self._loose:
+                return True
+            raise _wrong(at, "is neither an object nor true or false")
+        kept = {key: value for key, value in schema.items() if self._matters(key, at)}
+        for keyword, rule in _RULES:
+            if keyword in kept:
+                try:
+                    rule(self, kept, at)
+                except _TooLarge:
+                    raise
+                except GrammarError:
+                    if not self._loose:
+                        raise
+                    kept.pop(keyword, None)
+        if not kept:
+            return True
+        self._type(kept, at)
+        if not kept:
+            return True
+        found = self._parts(kept, at, depth, open_)
+        self._visited.append((at, found))
+        return found
+
+    def _matters(self, keyword: str, at: str) -> bool:
+        """Whether a keyword restricts a value. Raise GrammarError for one that is not known."""
+        if keyword in _ANNOTATIONS or keyword.startswith("x-") or (at in self._free and keyword != "type"):
+            return False
+        if keyword not in _KNOWN and not self._loose:
+            raise _wrong(at, f"uses {keyword[:80]!r}, which is not supported")
+        return keyword in _KNOWN
+
+    def _type(self, schema: dict[str, Any], at: str) -> None:
+        """Set the types that the keywords are about where none is given: else any value of another type is valid."""
+        if "type" not in schema and not _GENERAL & {*schema}:
+            schema["type"] = [kind for kind, keywords in _OF_TYPE.items() if {*keywords} & {*schema}]
+        kinds = schema.get("type", [])
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not isinstance(kinds, list) or any(kind not in TYPES for kind in kinds):
+            if not self._loose:
+                raise _wrong(at, f"has the type {schema['type']!r}, which is none")
+            del schema["type"]
+        elif "integer" in kinds and "number" not in kinds:  # not digits without an end
+            schema.setdefault("minimum", -EXACT)
+            schema.setdefault("maximum", EXACT)
+
+    def _parts(self, schema: dict[str, Any], at: str, depth: int, open_: bool) -> Schema:
+        """The schema with its parts written anew, in the order in which llguidance reads them."""
+        combined = any(key in schema for key in _COMBINED)
+        own = {"properties", "required", "additionalProperties", "patternProperties"} & {*schema}
+        closes = not open_ and "additionalProperties" not in schema
+        inner = open_ or (combined and bool(own or "allOf" in schema or len({*schema} & {*_COMBINED}) > 1))
+        names = self._described(schema) if closes and (own or inner) else None
+        if closes and not inner and "patternProperties" in schema:
+            names = [*schema.get("properties", {}), *schema.get("required", [])]
+        found: dict[str, Any] = {}
+
+        def visit(part: Schema, place: str, *, is_open: bool = False) -> Schema:
+            return self._visit(part, f"{at}/{place}", depth + 1, open_=is_open)
+
+        for key, value in schema.items():
+            if key in ("properties", "patternProperties"):
+                for name in _strings(schema.get("required")):
+                    if value.get(name) is False and not self._loose:
+                        raise _wrong(f"{at}/{key}/{name}", "allows no value")
+                members = {name: visit(part, f"{key}/{name}") for name, part in value.items()}
+                found[key] = {name: part or self._loose for name, part in members.items()}
+            elif key in ("allOf", "anyOf", "oneOf"):
+                parts = [visit(part, f"{key}/{number}", is_open=inner) for number, part in enumerate(value)]
+                if key == "oneOf" and not self._loose and self._overlap(value, open_=inner):
+                    raise _wrong(at, "uses 'oneOf' with alternatives that a value could fit two of: write 'anyOf'")
+                if key == "oneOf" and "anyOf" in found:
+                    found["allOf"] = [*found.get("allOf", []), {"anyOf": parts}]
+                else:
+                    found[key if key == "allOf" else "anyOf"] = parts
+            elif key == "$ref":
+                try:
+                    found[key] = self._reference(value, at, inner)
+                except GrammarError as error:
+                    if not self._loose or isinstance(error, _TooLarge):
+                        raise
+            elif key in ("items", "additionalProperties"):
+                found[key] = visit(value, key)
+            elif key == "prefixItems":
+                found[key] = [visit(part, f"{key}/{number}") for number, part in enumerate(value)]
+            else:
+                found[key] = value
+        if names:
+            found["properties"] = dict.fromkeys(names, True) | found.get("properties", {})
+        if names or (own and names is not None):
+            found["additionalProperties"] = False
+        if "prefixItems" in found and "items" not in found and found.get("minItems", 0) <= len(found["prefixItems"]):
+            found["items"] = False
+        return found
+
+    def _described(self, schema: Schema) -> list[str] | None:
+        """The names of all members; none where a reference among them cannot be followed."""
+        try:
+            return self._names(schema, set())
+        except GrammarError:
+            if not self._loose:
+                raise
+            return None
+
+    def _names(self, schema: Schema, seen: set[int]) -> list[str] | None:
+        """The names of all members that a schema describes; None where it describes those of any name."""
+        self._spend(1)
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return []
+        seen.add(id(schema))
+        if schema.get("additionalProperties", False) is not False or "patternProperties" in schema:
+            return None
+        names = [*schema["properties"]] if isinstance(schema.get("properties"), dict) else []
+        if isinstance(schema.get("required"), list):
+            names += [name for name in schema["required"] if isinstance(name, str)]
+        parts = [part for key in ("allOf", "anyOf", "oneOf") for part in _list(schema.get(key))]
         if "$ref" in schema:
-            return self._ref(schema, at, depth)
-        for keyword in ("allOf", "anyOf", "oneOf"):
-            if keyword in schema:
-                return self._combined(schema, keyword, at, depth)
-        types = self._types(schema, at)
-        if "const" in schema or "enum" in schema:
-            return self._constants(schema, types, at)
-        if types is None:
-            return "value"
-        ways: Mapping[str, Callable[[dict[str, Any], str, int], str]] = {
-            "object": self._object,
-            "array": self._array,
-            "string": self._string,
-            "number": self._number,
-            "integer": self._whole,
-        }
-        found = []
-        for kind in types:
-            used = [keyword for keyword in _OF_TYPE.get(kind, ()) if keyword in schema]
-            found.append(ways[kind](schema, at, depth) if used else _ANY[kind])
-        return found[0] if len(found) == 1 else self._rule(" | ".join(found), at)
+            parts.append(self._resolved(schema["$ref"], ""))
+        for part in parts:
+            more = self._names(part, seen)
+            if more is None:
+                return None
+            names += more
+        self._spend(len(names))
+        return [*dict.fromkeys(names)]
 
-    def _types(self, schema: Mapping[str, Any], at: str) -> list[str] | None:
-        """The types that a value may have; None for any."""
-        if "type" not in schema:
-            told = [
-                kind for kind in TYPES if kind != "integer" and any(key in schema for key in _OF_TYPE.get(kind, ()))
-            ]
-            return told or None
-        given = schema["type"]
-        types = given if isinstance(given, list) else [given]
-        for kind in types:
-            if kind not in TYPES:
-                raise _wrong(at, f"has the type {kind!r}, which is none")
-        if not types:
-            raise _wrong(at, "allows no value")
-        return [kind for kind in dict.fromkeys(types) if not (kind == "integer" and "number" in types)]
+    # References.
 
-    def _alone(self, schema: Mapping[str, Any], keyword: str, at: str, also: Iterable[str] = ()) -> None:
-        """Raise GrammarError if something beside a keyword restricts the value, too."""
-        beside = [key for key in schema if key in _KNOWN - _NOTES and key != keyword and key not in also]
-        if beside:
-            raise _wrong(at, f"uses {beside[0]!r} beside {keyword!r}, which is not supported")
-
-    # References and combinations.
-
-    def _ref(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
-        self._alone(schema, "$ref", at)
-        ref = schema["$ref"]
+    def _reference(self, ref: Any, at: str, open_: bool) -> str:
+        """The reference to the definition that becomes of what a reference refers to."""
         target = self._resolved(ref, at)
-        if ref not in self._referred:
-            name = self._referred[ref] = f"r{len(self._rules)}-ref"
-            self._rules[name] = ""  # it may refer to itself
-            self._rules[name] = self._visit(target, str(ref).lstrip("#") or "/", depth + 1)
-        return self._referred[ref]
+        name = self._referred.get((ref, open_))
+        if name is None:
+            name = self._referred[ref, open_] = f"d{len(self.definitions)}"
+            self.definitions[name] = True  # its place, for it may refer to itself
+            before, self._deepest, self._refers = (self._deepest, self._refers), 0, False
+            self.definitions[name] = self._visit(target, str(ref).lstrip("#"), 0, open_=open_)
+            if self._refers:
+                self._levels += 1 + self._deepest
+            self._deepest, self._refers = before
+            if self._levels > MAX_LEVELS:
+                raise _TooLarge(f"{_START} has definitions that refer to others through more than {MAX_LEVELS} levels")
+        self._refers = True
+        return f"#/$defs/{name}"
 
-    def _resolved(self, ref: Any, at: str) -> Any:
-        """What a reference inside of the schema means."""
-        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-            raise _wrong(at, f"refers to {ref!r}: only #/... is supported, a place in this schema")
-        if len(ref) > MAX_REF:
-            raise _wrong(at, f"refers to a place by more than {MAX_REF:,} characters")
-        self._spend(1 + ref.count("/") // 10)
+    def _resolved(self, ref: Any, at: str) -> Schema:
+        """The schema that a reference refers to."""
+        base = self._schema.get("$id") if isinstance(self._schema, dict) else None
+        own = ref[len(base) :] if isinstance(ref, str) and isinstance(base, str) and ref.startswith(f"{base}#") else ref
+        if not isinstance(own, str) or not (own == "#" or own.startswith("#/")):
+            raise _wrong(at, f"refers to {str(ref)[:80]!r}: only #/... is supported, a place in this schema")
         target = self._schema
-        for part in ref.split("/")[1:]:
+        self._spend(1 + own.count("/"))
+        for part in own.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(target, dict) and key in target:
                 target = target[key]
-            elif isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            elif isinstance(target, list) and re.fullmatch("[0-9]{1,6}", key) and int(key) < len(target):
                 target = target[int(key)]
             else:
-                raise _wrong(at, f"refers to {ref!r}, which is not there")
+                raise _wrong(at, f"refers to {ref[:80]!r}, which is not there")
         return target
 
-    def _followed(self, schema: Any, at: str) -> Any:
+    def _followed(self, schema: Schema) -> Schema:
         """A schema without a reference at its head."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
-                return schema
-            self._alone(schema, "$ref", at)
-            schema = self._resolved(schema["$ref"], at)
-        raise _wrong(at, "refers to itself")
+                break
+            schema = self._resolved(schema["$ref"], "")
+        return schema
 
-    def _combined(self, schema: Mapping[str, Any], keyword: str, at: str, depth: int) -> str:
-        parts = schema[keyword]
-        if not isinstance(parts, list) or not parts:
-            raise _wrong(at, f"needs a list of schemas for {keyword!r}")
-        if keyword == "allOf":
-            return self._all(schema, parts, at, depth)
-        beside = {key: schema[key] for key in schema if key in _KNOWN - _NOTES and key not in (keyword, "type")}
-        if beside:
-            raise _wrong(at, f"uses {next(iter(beside))!r} beside {keyword!r}, which is not supported")
-        if "type" in schema:
-            parts = [self._typed(part, schema["type"], f"{at}/{keyword}/{i}") for i, part in enumerate(parts)]
-        if keyword == "oneOf":
-            self._check_apart(parts, at)
-        found = [self._visit(part, f"{at}/{keyword}/{i}", depth + 1) for i, part in enumerate(parts)]
-        return found[0] if len(found) == 1 else self._rule(" | ".join(dict.fromkeys(found)), at)
+    # Alternatives of which exactly one must fit.
 
-    def _typed(self, part: Any, given: Any, at: str) -> Any:
-        """An alternative of a schema that has a type of its own."""
-        part = self._followed(part, at)
-        if isinstance(part, bool):
-            return {"type": given} if part else part
-        if not isinstance(part, dict) or part.get("type", given) != given or {*part} & {"anyOf", "oneOf", "allOf"}:
-            raise _wrong(at, f"is an alternative of the type {given!r} and combines others, which is not supported")
-        return {**part, "type": given}
+    def _overlap(self, parts: Sequence[Schema], *, open_: bool) -> bool:
+        """Whether a value that is written for one of these schemas could fit another, as far as is plain."""
+        heads = [self._followed(part) for part in parts]
+        self._spend(len(heads) ** 2 // 10)
+        return any(
+            not self._apart(one, other, open_=open_) for one in heads for other in heads if one is not other
+        ) or len({id(head) for head in heads}) < len(heads)
 
-    def _all(self, schema: Mapping[str, Any], parts: Sequence[Any], at: str, depth: int) -> str:
-        """One schema, or objects that have different properties."""
-        if len(parts) == 1 and not any(key in schema for key in _KNOWN - _NOTES - {"allOf"}):
-            return self._visit(parts[0], f"{at}/allOf/0", depth + 1)
-        kept = ("type", "properties", "required")
-        beside = {key: value for key, value in schema.items() if key != "allOf"}
-        merged: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
-        seen: set[int] = set()  # by reference one may come again and again
-        for number, part in enumerate([beside, *parts]):
-            where = at if number == 0 else f"{at}/allOf/{number - 1}"
-            part = self._followed(part, where)
-            if not isinstance(part, dict) or part.get("type", "object") != "object":
-                raise _wrong(where, "is no object, and only objects are supported as several of 'allOf'")
-            for key in part:
-                if key not in kept and key not in _NOTES and not key.startswith("x-"):
-                    raise _wrong(where, f"uses {key!r} in 'allOf', which is not supported")
-            if id(part) in seen:
-                continue
-            seen.add(id(part))
-            properties, required = _properties(part, where), _required(part, where)
-            self._spend(len(properties) + len(required))
-            for name, value in properties.items():
-                if merged["properties"].get(name, value) != value:
-                    raise _wrong(where, f"has another schema of {name!r} than the rest of 'allOf'")
-                merged["properties"][name] = value
-            merged["required"] += required
-        return self._object(merged, at, depth)
-
-    def _check_apart(self, parts: Sequence[Any], at: str) -> None:
-        """Raise GrammarError unless no value fits two of the alternatives, as oneOf demands."""
-        heads = [self._followed(part, f"{at}/oneOf/{number}") for number, part in enumerate(parts)]
-        for number, head in enumerate(heads):
-            if any(not self._apart(head, other) for other in heads[:number]):
-                raise _wrong(at, "uses 'oneOf' with alternatives that a value could fit two of: write 'anyOf'")
-
-    def _apart(self, one: Any, other: Any) -> bool:
-        """Whether it is plain that no value fits both."""
-        self._spend(1)
+    def _apart(self, one: Schema, other: Schema, *, open_: bool) -> bool:
+        """Whether no value that is written for the first fits the other."""
         if not isinstance(one, dict) or not isinstance(other, dict):
             return False
-        kinds = [self._types(schema, "") for schema in (one, other)]
-        if kinds[0] and kinds[1]:
-            wide = [{"number" if kind == "integer" else kind for kind in types or ()} for types in kinds]
-            if not wide[0] & wide[1]:
-                return True
-        values = [self._listed(schema) for schema in (one, other)]
+        values = [_listed(schema) for schema in (one, other)]
         if values[0] is not None and values[1] is not None:
-            self._spend(min(len(values[0]), len(values[1])) // 10)
-            return values[0].isdisjoint(values[1])
-        required = [_required(schema, "") for schema in (one, other)]
-        self._spend(sum(map(len, required)) // 10)
-        properties = [_properties(schema, "") for schema in (one, other)]
-        tags = [tuple(found.get(key) for found in properties) for key in {*required[0]} & {*required[1]}]
-        return kinds[0] == kinds[1] == ["object"] and any(self._apart(a, b) for a, b in tags if a and b)
-
-    def _listed(self, schema: Mapping[str, Any]) -> set[Any] | None:
-        """What tells the values apart that a schema lists; None where it lists none. True is not 1, and 1.0 is."""
-        values = _constants(schema)
-        if values is None:
-            return None
-        if id(schema) not in self._values:
-            self._spend(len(values))
-            numbers = (one if _is_number(one) else json.dumps(one, sort_keys=True) for one in values)
-            self._values[id(schema)] = schema, set(numbers)  # with the schema, whose id would be another's soon
-        return self._values[id(schema)][1]
-
-    # Values.
-
-    def _constants(self, schema: Mapping[str, Any], types: Sequence[str] | None, at: str) -> str:
-        keyword = "const" if "const" in schema else "enum"
-        self._alone(schema, keyword, at, ("type",))
-        values = _constants(schema)
-        self._spend(len(values or ()))
-        if not values:
-            raise _wrong(at, f"allows no value: 'enum' is {schema.get('enum')!r}")
-        fitting = [value for value in values if "type" not in schema or _kinds(value) & {*(types or ())}]
-        if not fitting:
-            raise _wrong(at, f"allows no value: {keyword!r} has none of the type {schema['type']!r}")
-        try:
-            texts = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in fitting]
-            "".join(texts).encode()
-        except (ValueError, UnicodeEncodeError) as error:
-            raise _wrong(at, f"has a value for {keyword!r} that is not JSON: {error}") from error
-        return self._rule(self._one_of([*dict.fromkeys(texts)], at, 0), at)
-
-    def _one_of(self, texts: Sequence[str], at: str, depth: int) -> str:
-        """One of several texts. What many have in common at their beginning is written once: llama.cpp follows every
-        alternative that there is at a place."""
-        if len(texts) <= FEW or depth > MAX_DEPTH:
-            return " | ".join(map(text_rule, texts))
-        groups: dict[str, list[str]] = {}
-        for text in texts:
-            groups.setdefault(text[:1], []).append(text)
-        ways = []
-        for group in groups.values():
-            if len(group) == 1:
-                ways.append(text_rule(group[0]))
-                continue
-            ends = [*zip(min(group), max(group), strict=False)]  # between which all others are
-            shared = next((place for place, (one, other) in enumerate(ends) if one != other), len(ends))
-            rest = self._rule(self._one_of([text[shared:] for text in group], at, depth + 1), at)
-            ways.append(f"{text_rule(group[0][:shared])} {rest}")
-        return " | ".join(ways)
-
-    def _object(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
-        properties, required = dict(_properties(schema, at)), dict.fromkeys(_required(schema, at))
-        self._spend(len(properties) + len(required))
-        more = schema.get("additionalProperties")
-        if more is None and not properties and not required:
-            more = True
-        for name in required:
-            if name not in properties:
-                if more is False:
-                    raise _wrong(at, f"requires {name!r}, which it does not allow")
-                properties[name] = more if isinstance(more, dict) else True
-        members = []
-        for name, value in properties.items():
-            if value is False and name not in required:
-                continue
-            rule = self._visit(value, f"{at}/properties/{name}", depth + 1)
-            members.append((f"{text_rule(_quoted(name, at) + ':')} ws {rule}", name in required))
-        others = self._others(properties, more, at, depth)
-        self._check_counts(schema, len(required), None if others else len(members), at)
-        return self._rule(self._members(members, others, at), at)
-
-    def _others(self, properties: Iterable[str], more: Any, at: str, depth: int) -> str:
-        """A member of another name than these; empty if there may be none."""
-        if more in (None, False):
-            return ""
-        value = self._visit(more, f"{at}/additionalProperties", depth + 1)
-        names = list(properties)
-        self._spend(sum(map(len, names)) // 10)  # each is taken apart, letter by letter
-        key = self._other_names(names, at)
-        return self._rule(f'"\\"" {key} "\\":" ws {value}', f"{at}/more")
-
-    def _other_names(self, names: Sequence[str], at: str) -> str:
-        """The names but these, without escapes: with them one could be spelled in another way."""
-        plain = self._rule(set_rule(PLAIN), "plain")
-        following: dict[str, list[str]] = {}
-        for name in names:
-            if name:
-                following.setdefault(name[0], []).append(name[1:])
-        self._spend(1 + len(names) // 10)
-        ways = [f"{text_rule(first)} {self._other_names(rest, at)}" for first, rest in following.items()]
-        self._spend(sum(map(len, ways)) // LETTERS)
-        rest = without(PLAIN, [(ord(first), ord(first)) for first in following])
-        ways += [f"{set_rule(rest)} {plain}*", *([] if "" in names else ['""'])]
-        return f"({' | '.join(ways)})"
-
-    def _members(self, members: Sequence[tuple[str, bool]], others: str, at: str) -> str:
-        """An object with these members in their order, each required or not, then any number of others."""
-        comma = '"," ws'
-        first = f"({others} ({comma} {others})*)?" if others else '""'
-        after = f"({comma} {others})*" if others else '""'
-        for member, required in reversed(members):
-            further = self._rule(after, f"{at}/rest")
-            first, after = (
-                f"{member} {further}" if required else f"{member} {further} | {self._rule(first, f'{at}/rest')}",
-                f"{comma} {member} {further}" if required else f"({comma} {member})? {further}",
-            )
-        return f'"{{" ws {self._rule(first, f"{at}/rest")} ws "}}"'
-
-    def _check_counts(self, schema: Mapping[str, Any], least: int, most: int | None, at: str) -> None:
-        """Raise GrammarError for bounds of how many members there are, unless they hold in any case."""
-        low, high = self._bounds(schema, "minProperties", "maxProperties", at)
-        if low > least or (high is not None and (most is None or high < most)):
-            raise _wrong(at, "uses 'minProperties' or 'maxProperties', which is not supported")
-
-    def _bounds(self, schema: Mapping[str, Any], low: str, high: str, at: str) -> tuple[int, int | None]:
-        least, most = schema.get(low, 0), schema.get(high)
-        for keyword, value in ((low, least), (high, most)):
-            if value is not None and (not _is_whole(value) or value < 0):
-                raise _wrong(at, f"needs a whole number for {keyword!r}, not {value!r}")
-        if most is not None and most < least:
-            raise _wrong(at, f"allows no value: {low!r} is {least} and {high!r} is {most}")
-        return int(least), None if most is None else int(most)
-
-    def _array(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
-        items, first = schema.get("items", True), schema.get("prefixItems", [])
-        if isinstance(items, list):  # as drafts before 2020 have it
-            first, items = items, schema.get("additionalItems", True)
-        elif "additionalItems" in schema:
-            raise _wrong(at, "uses 'additionalItems' without a list of 'items', which is not supported")
-        if not isinstance(first, list):
-            raise _wrong(at, "needs a list of schemas for 'prefixItems'")
-        least, most = self._bounds(schema, "minItems", "maxItems", at)
-        most = most if items is not False else min(len(first), len(first) if most is None else most)
-        if schema.get("uniqueItems") and (most is None or most > 1):
-            raise _wrong(at, "uses 'uniqueItems', which is not supported")
-        if most is not None and most < least:
-            raise _wrong(at, f"allows no value: it has at most {most} items, and 'minItems' is {least}")
-        fixed = [self._visit(one, f"{at}/prefixItems/{i}", depth + 1) for i, one in enumerate(first[:most])]
-        more_least, more_most = max(0, least - len(fixed)), None if most is None else most - len(fixed)
-        if first and "items" not in schema and "minItems" not in schema:
-            more_most = 0  # no more than those that are described
-        item = self._visit(items, f"{at}/items", depth + 1) if more_most != 0 else ""
-        further = f'("," ws {item})'
-        head = ' "," ws '.join(fixed)
-        if not item:
-            body = head
-        elif fixed:
-            body = f"{head} {times(further, more_least, more_most)}"
-        else:
-            rest = times(further, max(0, more_least - 1), None if more_most is None else more_most - 1)
-            body = f"{item} {rest}" if more_least else f"({item} {rest})?"
-        return self._rule(f'"[" ws {body} ws "]"', at)
-
-    def _string(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
-        least, most = self._bounds(schema, "minLength", "maxLength", at)
-        used = [key for key in ("pattern", "format") if key in schema]
-        if len(used) == 2 or (used and (least or most is not None)):
-            raise _wrong(at, f"uses {used[0]!r} beside another bound of a string, which is not supported")
-        if "pattern" in schema:
-            if not isinstance(schema["pattern"], str):
-                raise _wrong(at, "needs a text for 'pattern'")
-            if len(schema["pattern"]) > MAX_PATTERN:
-                raise _wrong(at, f"has a pattern of more than {MAX_PATTERN:,} characters")
-            self._spend(len(schema["pattern"]) ** 2 // 100)  # a class is compared with itself
-            try:
-                body = f"({pattern_rule(schema['pattern'])})"
-            except GrammarError as error:
-                raise _wrong(at, f"has {error.what}") from error
-        elif "format" in schema:
-            if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
-                known = ", ".join(FORMATS)
-                raise _wrong(at, f"uses the format {schema['format']!r}, which is not supported (known: {known})")
-            body = FORMATS[schema["format"]]
-        else:
-            body = times("char", least, most)
-        return self._rule(f'"\\"" {body} "\\""', at)
-
-    def _whole(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
-        if schema.get("multipleOf", 1) != 1:
-            raise _wrong(at, "uses 'multipleOf', which is not supported")
-        low, high = None, None
-        for keyword, rounded, strict in (
-            ("minimum", math.ceil, 0),
-            ("exclusiveMinimum", math.floor, 1),
+            self._spend((len(values[0]) + len(values[1])) // 10)
+            return _keys(values[0]).isdisjoint(_keys(values[1]))
+        kinds = [_kinds(schema) for schema in (one, other)]
+        if not kinds[0] & kinds[1]:
+            return True
+        if kinds[0] != {"object"} or any(
+            key in schema for key in (*_COMBINED, "patternProperties") for schema in (one, other)
         ):
+            return False
+        mine, others = (schema.get("properties", {}) for schema in (one, other))
+        needed = _strings(other.get("required"))
+        if (
+            not open_
+            and not one.get("additionalProperties")
+            and any(name not in mine and name not in _strings(one.get("required")) for name in needed)
+        ):
+            return True  # the other needs a member that the first has not
+        tags = [name for name in needed if name in mine and name in others and name in _strings(one.get("required"))]
+        return any(self._apart(self._followed(mine[name]), self._followed(others[name]), open_=True) for name in tags)
+
+    # Rules of keywords.
+
+    def values(self, schema: dict[str, Any], at: str) -> None:
+        keyword = "const" if "const" in schema else "enum"
+        values = [schema["const"]] if keyword == "const" else schema["enum"]
+        if not isinstance(values, list) or not values:
+            raise _wrong(at, f"allows no value: 'enum' is {str(values)[:80]}")
+        for value in values:
+            self._value(value, keyword, at)
+
+    def _value(self, value: Any, keyword: str, at: str) -> None:
+        """Raise GrammarError for a value that cannot be written as it is."""
+        self._spend(1)
+        for part in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
+            self._value(part, keyword, at)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise _wrong(at, f"has a value for {keyword!r} that is not JSON: {value}")
+        if isinstance(value, int) and abs(value) > EXACT:
+            raise _wrong(at, f"has {value} for {keyword!r}: whole numbers beyond {EXACT:,} are not supported")
+        if isinstance(value, str):
+            _check_text(value, at)
+            if match := re.search(r"[\x00-\x07\x0b\x0e-\x1f\x7f]", value):
+                raise _wrong(
+                    at, f"has the control character {match[0]!r} in a value for {keyword!r}, which is not supported"
+                )
+
+    def lists(self, schema: dict[str, Any], at: str) -> None:
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            if keyword in schema and not _list(schema[keyword]):
+                raise _wrong(at, f"needs a list of schemas for {keyword!r}")
+
+    def objects(self, schema: dict[str, Any], at: str) -> None:
+        for keyword in ("properties", "patternProperties"):
+            named = schema.get(keyword, {})
+            if not isinstance(named, dict):
+                raise _wrong(at, f"needs an object for {keyword!r}")
+            for name in named:
+                self._spend(len(name) // 100)
+                _check_text(name, at)
+        required = schema.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise _wrong(at, "needs a list of names for 'required'")
+        for name in required:
+            _check_text(name, at)
+        self._spend(len(required))
+        if schema.get("additionalProperties") is False and not schema.get("patternProperties"):
+            for name in required:
+                if schema.get("properties", {}).get(name, False) is False:
+                    raise _wrong(at, f"requires {name!r}, which it does not allow")
+
+    def patterned(self, schema: dict[str, Any], at: str) -> None:
+        if len(schema["patternProperties"]) > MAX_PATTERNS:
+            raise _wrong(at, f"has more than {MAX_PATTERNS} 'patternProperties'")
+        schema["patternProperties"] = {
+            self._pattern(name, at): value for name, value in schema["patternProperties"].items()
+        }
+
+    def names(self, schema: dict[str, Any], at: str) -> None:
+        """`propertyNames`, in the keywords of members."""
+        rule = self._followed(schema.pop("propertyNames"))
+        if rule is True or rule == {}:
+            return
+        listed = _listed(rule)
+        used = {key for key in rule if key not in _ANNOTATIONS and key != "type"} if isinstance(rule, dict) else {""}
+        beside = {"properties", "patternProperties"} & {*schema}
+        more = schema.get("additionalProperties", True)
+        if beside or (used - {"enum", "const"} and used - {"pattern"} and used - {"minLength", "maxLength"}):
+            raise _wrong(at, "uses 'propertyNames' with more than a pattern, lengths or values, which is not supported")
+        schema["additionalProperties"] = False
+        if listed is not None:
+            schema["properties"] = dict.fromkeys(_strings(listed), more)
+        elif "pattern" in used:
+            schema["patternProperties"] = {rule["pattern"]: more}
+        else:
+            lengths = dict.fromkeys(("minLength", "maxLength"), "") | {key: str(rule[key]) for key in used}
+            schema["patternProperties"] = {f"^[^]{{{lengths['minLength'] or 0},{lengths['maxLength']}}}$": more}
+
+    def counts(self, schema: dict[str, Any], at: str) -> None:
+        """Numbers of characters, items and members."""
+        for keyword in _LENGTHS:
+            value = schema.get(keyword, 0)
+            if not _is_whole(value) or not 0 <= value < 2**31:
+                raise _wrong(at, f"needs a whole number for {keyword!r}, not {str(value)[:80]}")
             if keyword in schema:
-                bound = rounded(_number(schema, keyword, at)) + strict
-                low = bound if low is None else max(low, bound)
-        for keyword, rounded, strict in (("maximum", math.floor, 0), ("exclusiveMaximum", math.ceil, -1)):
-            if keyword in schema:
-                bound = rounded(_number(schema, keyword, at)) + strict
-                high = bound if high is None else min(high, bound)
-        if low is not None and high is not None and low > high:
-            raise _wrong(at, "allows no value: its bounds leave none")
-        if low is None and high is None:
-            return "whole"
-        return self._rule(" | ".join(whole_between(low, high)), at)
+                schema[keyword] = int(value)
+        for kind in ("Length", "Items", "Properties"):
+            least, most = schema.get(f"min{kind}", 0), schema.get(f"max{kind}", math.inf)
+            if least > most:
+                raise _wrong(at, f"allows no value: 'min{kind}' is {least} and 'max{kind}' is {most}")
+        if schema.get("minProperties", 0) > max(1, len(_strings(schema.get("required")))):
+            raise _wrong(at, "uses 'minProperties' above 1, which is not supported: the same name could come twice")
 
-    def _number(self, schema: Mapping[str, Any], at: str, depth: int) -> str:
-        """A number between whole ones; it has no exponent then."""
-        if "multipleOf" in schema:
-            if schema["multipleOf"] == 1:
-                return self._whole(schema, at, depth)
-            raise _wrong(at, "uses 'multipleOf', which is not supported")
-        low = _tighter(schema, "minimum", "exclusiveMinimum", max, at)
-        high = _tighter(schema, "maximum", "exclusiveMaximum", min, at)
-        if low is None and high is None:
-            return "number"
-        found = [*positive(low, high, ""), *positive(mirrored(high), mirrored(low), "-")]
-        if not found:
-            raise _wrong(at, "allows no value: its bounds leave none")
-        return self._rule(" | ".join(found), at)
+    def items(self, schema: dict[str, Any], at: str) -> None:
+        """Lists of `items`, as drafts before 2020 have them."""
+        if isinstance(schema.get("items"), list):
+            schema["prefixItems"] = schema.pop("items")
+            if "additionalItems" in schema:
+                schema["items"] = schema["additionalItems"]
+        schema.pop("additionalItems", None)  # it says nothing without such a list
+        if not isinstance(schema.get("prefixItems", []), list):
+            raise _wrong(at, "needs a list of schemas for 'prefixItems'")
+        if not schema.get("prefixItems", True):
+            del schema["prefixItems"]
+        if schema.get("items") is False and schema.get("minItems", 0) > len(schema.get("prefixItems", [])):
+            raise _wrong(at, f"allows no value: 'minItems' is {schema['minItems']}, and there are fewer")
+
+    def unique(self, schema: dict[str, Any], at: str) -> None:
+        if schema.pop("uniqueItems") is not False and schema.get("maxItems", 2) > 1:
+            raise _wrong(at, "uses 'uniqueItems', which is not supported")
+
+    def bounds(self, schema: dict[str, Any], at: str) -> None:
+        """Bounds of numbers: those of integers within what is exact."""
+        for keyword in _BOUNDS:
+            if keyword in schema and not _is_number(schema[keyword]):
+                raise _wrong(at, f"needs a number for {keyword!r}, not {str(schema[keyword])[:80]}")
+        whole = schema.get("type") == "integer"
+        for keyword, sign in (("minimum", -1), ("exclusiveMinimum", -1), ("maximum", 1), ("exclusiveMaximum", 1)):
+            value = schema.get(keyword, 0)
+            if abs(value) <= EXACT:
+                continue
+            if value * sign > 0 and whole:  # all that are written are within it
+                schema[keyword] = EXACT * sign
+            else:
+                raise _wrong(at, f"has {value} for {keyword!r}: bounds beyond {EXACT:,} are not supported")
+
+    def multiple(self, schema: dict[str, Any], at: str) -> None:
+        value = schema["multipleOf"]
+        if not _is_number(value) or value <= 0:
+            raise _wrong(at, f"needs a number above 0 for 'multipleOf', not {str(value)[:80]}")
+        if not 1e-6 <= value <= MAX_MULTIPLE:
+            raise _wrong(at, f"has {value} for 'multipleOf': from 0.000001 to {MAX_MULTIPLE:,} is supported")
+
+    def pattern(self, schema: dict[str, Any], at: str) -> None:
+        schema["pattern"] = self._pattern(schema["pattern"], at)
+
+    def _pattern(self, pattern: Any, at: str) -> str:
+        """A regular expression of ECMAScript as llguidance reads it."""
+        if not isinstance(pattern, str):
+            raise _wrong(at, "needs a text for 'pattern'")
+        if len(pattern) > MAX_PATTERN:
+            raise _wrong(at, f"has a pattern of more than {MAX_PATTERN:,} characters")
+        _check_text(pattern, at)
+        try:
+            return _in_rust(pattern)
+        except ValueError as error:
+            looks = "looks ahead or back, or sets flags" if str(error) == "(?" else f"uses {error}"
+            raise _wrong(at, f"has the pattern {pattern[:80]!r}, which {looks}: that is not supported") from None
+
+    def format(self, schema: dict[str, Any], at: str) -> None:
+        name = schema["format"]
+        name = _LIKE.get(name, name) if isinstance(name, str) else name
+        if name not in FORMATS:
+            what = f"uses the format {str(name)[:80]!r}, which is not supported (known: {', '.join(FORMATS)})"
+            raise _wrong(at, what)
+        if name in _HELD_FORMATS:
+            schema["format"] = name
+            return
+        del schema["format"]
+        if name in _FORMATS:
+            own = f"^(?:{_FORMATS[name]})$"
+            if "pattern" in schema:
+                schema["allOf"] = [*_list(schema.get("allOf")), {"pattern": own, "type": "string"}]
+            else:
+                schema["pattern"] = own
+        elif name in _WIDTHS and _kinds(schema) <= {"integer", "number"}:
+            schema["maximum"] = min(schema.get("maximum", EXACT), _WIDTHS[name])
+            schema["minimum"] = max(schema.get("minimum", -EXACT), -_WIDTHS[name])
+
+    def excluded(self, schema: dict[str, Any], at: str) -> None:
+        """`not`, of types."""
+        other = schema.pop("not")
+        types = (
+            [*_list(other.get("type"), str)] if isinstance(other, dict) and {*other} <= {*_ANNOTATIONS, "type"} else []
+        )
+        if not types or "integer" in types:
+            raise _wrong(at, "uses 'not', which is not supported but for types")
+        types += ["integer"] * ("number" in types)
+        kept = [kind for kind in _list(schema.get("type"), str) or set(TYPES) - {"integer"} if kind not in types]
+        if not kept:
+            raise _wrong(at, "allows no value")
+        schema["type"] = [kind for kind in TYPES if kind in kept]
+
+    def nullable(self, schema: dict[str, Any], at: str) -> None:
+        """`nullable` of OpenAPI: null is a value, too."""
+        if schema.pop("nullable") is True and "type" in schema:
+            schema["type"] = [*dict.fromkeys([*_list(schema["type"], str), "null"])]
+            if None not in schema.get("enum", [None]):
+                schema["enum"] = [*schema["enum"], None]
 
 
-def _number(schema: Mapping[str, Any], keyword: str, at: str) -> int | float:
-    value = schema[keyword]
-    if not _is_number(value):
-        raise _wrong(at, f"needs a number for {keyword!r}, not {value!r}")
-    return value  # type: ignore[no-any-return]
+_RULES: Sequence[tuple[str, Rule]] = (
+    *((keyword, _Reader.lists) for keyword in ("allOf", "anyOf", "oneOf")),
+    ("const", _Reader.values),
+    ("enum", _Reader.values),
+    ("not", _Reader.excluded),
+    ("nullable", _Reader.nullable),
+    ("required", _Reader.objects),
+    ("properties", _Reader.objects),
+    ("patternProperties", _Reader.objects),
+    ("propertyNames", _Reader.names),
+    ("patternProperties", _Reader.patterned),
+    *((keyword, _Reader.counts) for keyword in _LENGTHS),
+    *((keyword, _Reader.items) for keyword in ("items", "prefixItems", "additionalItems")),
+    ("uniqueItems", _Reader.unique),
+    *((keyword, _Reader.bounds) for keyword in _BOUNDS),
+    ("multipleOf", _Reader.multiple),
+    ("pattern", _Reader.pattern),
+    ("format", _Reader.format),
+)
+
+_PARTS = re.compile(  # of a regular expression
+    r"\\u\{([0-9A-Fa-f]{1,6})\}|\\u([0-9A-Fa-f]{4})|\\x([0-9A-Fa-f]{2})|\\(.)?|\(\?(?!:|<[A-Za-z_])|\[\^?\]?|--|.", re.S
+)
+_CLASSES = {  # characters that all dialects have in a class, and those that some have
+    "d": ("0-9", r"\p{Nd}"),
+    "w": ("0-9A-Za-z_", r"\p{L}\p{M}\p{N}\p{Pc}"),
+    "s": (r" \t-\r", r"\t-\r\x1C-\x1F\x{85}\x{FEFF}\p{Z}"),
+}
+_START = "the JSON schema"
 
 
-def _tighter(
-    schema: Mapping[str, Any], keyword: str, strict: str, best: Callable[[int, int], int], at: str
-) -> Bound | None:
-    """The bound of two that excludes more."""
-    found: list[Bound] = []
-    for key in (keyword, strict):
-        if key in schema:
-            value = _number(schema, key, at)
-            if value != int(value):
-                raise _wrong(at, f"has {value!r} for {key!r}: of numbers only whole bounds are supported")
-            found.append((int(value), key == strict))
-    if not found:
-        return None
-    value = found[0][0] if len(found) == 1 else best(found[0][0], found[1][0])
-    return value, (value, True) in found
+def _in_rust(pattern: str) -> str:
+    """A regular expression of ECMAScript in the notation of Rust, which llguidance reads. Raise ValueError with a part
+    that has no equal; llguidance refuses the others."""
+    found: list[str] = []
+    inside = ""  # what the class began with that the part is in
+    for match in _PARTS.finditer(pattern):
+        part, code, letter = match[0], match[1] or match[2] or match[3], match[4]
+        if code:
+            part = f"\\x{{{code}}}"
+        elif letter is not None and letter.lower() in _CLASSES:
+            excluded = letter.isupper()
+            characters = _CLASSES[letter.lower()][excluded != (inside == "[^")]
+            part = f"[^{characters}]" if excluded else characters if inside else f"[{characters}]"
+        elif part[0] == "\\":
+            if letter is None or (letter.isalnum() and letter not in "tnrfvpP" and not (letter == "b" and inside)):
+                raise ValueError(part)
+            if not letter.isalnum() or letter == "b":
+                part = f"\\x{{{8 if letter == 'b' else ord(letter):X}}}"
+        elif part.startswith("(?") or part == "[]" or (inside and part == "--"):
+            raise ValueError(part)
+        elif inside:
+            inside = "" if part == "]" else inside
+            part = "".join(f"\\x{{{ord(one):X}}}" if one in "[&~" else one for one in part)
+        elif part in ("[", "[^"):
+            inside = part
+        elif part in (".", "[^]"):
+            part = r"(?s:.)" if part == "[^]" else r"[^\n\r\x{2028}\x{2029}]"
+        found.append(part)
+    return "".join(found)
 
 
-_COMBINED = {"anyOf", "oneOf", "allOf"}
-_EXACT = {"uniqueItems", "minProperties", "maxProperties", "pattern", "format", "minLength", "maxLength", "multipleOf"}
-
-
-def _looser(schema: Any) -> Iterator[Any]:
-    """Schemas that allow all that one does, and more: with ever fewer of its keywords."""
+def _listed(schema: Schema) -> list[Any] | None:
+    """The values that a schema lists; None if it lists none."""
     if not isinstance(schema, dict):
-        return
-    if "$ref" in schema:
-        yield {"$ref": schema["$ref"]}
-    kept = {key: value for key, value in schema.items() if key in _KNOWN - _EXACT}
-    yield {("anyOf" if key == "oneOf" else key): value for key, value in kept.items()}
-    yield {key: value for key, value in kept.items() if key not in _COMBINED}
-    kind = schema.get("type", "object" if "properties" in schema else None)
-    if kind is not None:
-        yield {"type": kind}
+        return None
+    return [schema["const"]] if "const" in schema else schema["enum"] if _list(schema.get("enum")) else None
 
 
-def _arguments(parameters: Any) -> Any:
-    """The schema of a tool's arguments: `{}` where it names none, for what is written there would be made up."""
-    none = {"type": "object", "additionalProperties": False}
-    if not isinstance(parameters, dict):
-        return none
-    said = {key for key, value in parameters.items() if value or key == "additionalProperties"}
-    if not said - _NOTES - {"type"}:
-        return none
-    return {**parameters, "type": "object"} if "type" in parameters else parameters
+def _keys(values: Iterable[Any]) -> set[Any]:
+    """JSON values, to be compared: true is not 1, and 1.0 is."""
+    return {value if _is_number(value) else json.dumps(value, sort_keys=True) for value in values}
 
 
-def _constants(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that are listed; None if none are."""
-    if "const" in schema:
-        const = schema["const"]
-        return [const] if "enum" not in schema or any(_same(const, one) for one in _list(schema["enum"])) else []
-    return _list(schema["enum"]) if "enum" in schema else None
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    """The types that the values of a schema may have, integers among the numbers."""
+    kinds: Iterable[Any] = _list(schema.get("type"), str)
+    if not kinds and (listed := _listed(schema)) is not None:
+        kinds = map(_kind, listed)
+    elif not kinds:
+        kinds = [kind for kind, keywords in _OF_TYPE.items() if {*keywords} & {*schema}] or TYPES
+    return {"number" if kind == "integer" else str(kind) for kind in kinds}
 
 
-def _list(value: Any) -> list[Any]:
+def _kind(value: Any) -> str:
+    """The type of a JSON value."""
+    if isinstance(value, bool):
+        return "boolean"
+    names: dict[type, str] = {str: "string", dict: "object", list: "array", int: "number", float: "number"}
+    return names.get(type(value), "null")
+
+
+def _list(value: Any, single: type | None = None) -> list[Any]:
+    """A value if it is a list, or a list of it if it is a `single`."""
+    if single and isinstance(value, single):
+        return [value]
     return value if isinstance(value, list) else []
 
 
-def _properties(schema: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """The schemas of an object's members, by their names."""
-    found = schema.get("properties", {})
-    if not isinstance(found, dict):
-        raise _wrong(at, "needs an object for 'properties'")
-    return found
-
-
-def _required(schema: Mapping[str, Any], at: str) -> list[str]:
-    """The names of those that must be there."""
-    found = schema.get("required", [])
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise _wrong(at, "needs a list of names for 'required'")
-    return found
+def _strings(value: Any) -> list[str]:
+    return [one for one in _list(value) if isinstance(one, str)]
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one, and not one beyond all that a computer counts with, which JSON can write (1e999)."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: true is not 1."""
-    if _is_number(one) and _is_number(other):
-        return bool(one == other)
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def _kinds(value: Any) -> set[str]:
-    """The types of a JSON value."""
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, (int, float)):
-        return {"number", "integer"} if _is_whole(value) else {"number"}
-    names: dict[type, str] = {str: "string", dict: "object", list: "array", type(None): "null"}
-    return {names[type(value)]}
+    """Whether it is one, and not one beyond all floating point numbers, which JSON can write (1e999)."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _is_whole(value: Any) -> bool:
     return _is_number(value) and value == int(value)
 
 
-def _quoted(name: str, at: str) -> str:
+def _check_text(text: str, at: str) -> None:
     try:
-        name.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise _wrong(at, f"has a property {name!a}, which is half of a UTF-16 surrogate pair") from None
-    return json.dumps(name, ensure_ascii=False)
+        raise _wrong(at, f"has the text {text[:80]!a}, with half of a UTF-16 surrogate pair") from None
 
 
 def _wrong(at: str, what: str) -> GrammarError:
-    return GrammarError(f"the JSON schema {what} (at {at or '/'})")
+    return GrammarError(f"{_START} {what} (at {at or '/'})")

@@ -32,7 +32,18 @@ UNUSED = {
     "notes_cli.library.tidy",
     *("notes_cli.text.tools", "notes_cli.text.toolset", "notes_cli.text.schema", "notes_cli.text.grammar"),
     *("notes_cli.library.models", "notes_cli.library.hub", "notes_cli.commands.remedies", "notes_cli.engine.eye"),
-    *("platformdirs", "jinja2", "logging", "socket", "multiprocessing", "asyncio", "subprocess", "secrets", "tempfile"),
+    *(
+        "llguidance",
+        "platformdirs",
+        "jinja2",
+        "logging",
+        "socket",
+        "multiprocessing",
+        "asyncio",
+        "subprocess",
+        "secrets",
+        "tempfile",
+    ),
     *("numpy.ctypeslib", "numpy.ma", "numpy.random", "numpy.fft", "numpy.testing", "gguf", "yaml"),
 }
 

@@ -101,7 +101,7 @@ def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:
         (("-j", "nothere.json"), 2, "cannot read nothere.json"),
         (("--grammar", "nothere.gbnf"), 2, "cannot read nothere.gbnf"),
         (("-j", "{"), 1, "the JSON schema is not JSON"),
-        (("-j", '{"not": {}}'), 1, "uses 'not', which is not supported (at /)"),
+        (("-j", '{"not": {}}'), 1, "uses 'not', which is not supported but for types (at /)"),
         (("--grammar", "root ::= x"), 1, "there is no rule x"),
         (("--grammar", WORDS, "-j", '{"type": "string"}'), 1, "one of: a JSON schema, a grammar, choices"),
         (("--grammar", WORDS, "--choices", "a,b"), 1, "one of: a JSON schema, a grammar, choices"),

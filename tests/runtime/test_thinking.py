@@ -21,6 +21,7 @@ from notes_cli.runtime.compiling import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.thinking import ROOM, Reply, Say, Speaker, Thought, deciding_after, unheard
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.reasoning import Reasoning
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 from notes_cli.text.tools import Calls, form_of
@@ -318,7 +319,7 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):
         with assemble(workspace, Prompt("Why?")) as notebook:
-            speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar='root ::= "yes" | "no"')
+            speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar=gbnf_grammar('root ::= "yes" | "no"'))
             begins = len(notebook) if thinks else -1
             reply = spoken(speaker, notebook, lambda at, begins=begins: {mark: 99.0 if at == begins else -99.0})
             assert reply.text in ("yes", "no") and reply.stopped == "end"
@@ -335,7 +336,7 @@ def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
     assert len(marks) > 1 and workspace.model.token_bytes(marks[-1], special=True) == b"ink>"
     with assemble(workspace, Prompt("Why?"), room=200) as notebook:
         wanted = dict(enumerate([*marks[:-1], merged], len(notebook)))
-        speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar='root ::= "yes" | "no"')
+        speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar=gbnf_grammar('root ::= "yes" | "no"'))
         reply = spoken(speaker, notebook, lambda at: {wanted[at]: 99.0} if at in wanted else {})
         assert reply.thought is not None and reply.text in ("yes", "no")
 
@@ -362,7 +363,7 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
         notebook.truncate(len(notebook) - len(opening))
         start = len(notebook)
         tools = None if calls is None else Calls(form, [tool])
-        grammar = 'root ::= "yes" | "no"'
+        grammar = gbnf_grammar('root ::= "yes" | "no"')
         end = workspace.model.end_tokens[0]
         speaker = Speaker(workspace, max_tokens=100, max_think=50, grammar=grammar, calls=tools, opened=False)
         reply = spoken(speaker, notebook, lambda at: {(ids[at - start] if at - start < len(ids) else end): 99.0})

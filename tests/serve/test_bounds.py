@@ -61,7 +61,7 @@ def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch
 )
 def test_forms_that_are_taken_from_nobody_are_not_read(form: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --no-forms."""
-    for name in ("schema_grammar", "check_grammar"):
+    for name in ("schema_grammar", "gbnf_grammar"):
         monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
     with pytest.raises(parsing.Refused) as caught:
         parse_chat({"messages": [ASK], **form}, forms=False)

@@ -1,0 +1,103 @@
+"""Constraints: the tokens that may come next in an answer, by a grammar that llguidance follows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.errors import EngineError, GrammarError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()
+
+
+class Constraint:
+    """A grammar (guidance.py) and how far an answer has come in it.
+
+    A token may come if its bytes go on with a text of the grammar, which is UTF-8; control tokens never may, those that
+    end an answer where the text is complete.
+    """
+
+    def __init__(self, model: Model, grammar: str) -> None:
+        """Raise GrammarError for a grammar that cannot be used."""
+        from llguidance import LLMatcher
+
+        from notes_cli.guidance import limits
+
+        self._model = model
+        self._matcher = LLMatcher(_tokenizer(model), LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
+        self._check()
+
+    def _check(self) -> None:
+        """Raise GrammarError once the text can be read in too many ways."""
+        if self._matcher.is_error():
+            from notes_cli.guidance import reason
+
+            raise GrammarError(f"the grammar cannot be used: {reason(self._matcher.get_error())}")
+
+    def allowed(self, logits: NDArray[np.float32]) -> NDArray[np.int32]:
+        """The tokens that may come next, of those whose logit, [n_vocab], is more than -inf. Raise GrammarError where
+        the text can be read in too many ways, EngineError where no token goes on."""
+        mask = self._matcher.compute_bitmask()
+        if not self._matcher.is_error():
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
+            tokens = np.flatnonzero(bits).astype(np.int32)
+            tokens = tokens[np.isfinite(logits[tokens])]
+            if len(tokens):
+                return tokens
+        elif not self._matcher.get_error().startswith("NoExtension"):
+            self._check()
+        raise EngineError(f"no token of {self._model.name} continues the answer as the grammar requires")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+        return bool(self._matcher.is_accepting())
+
+    def accept(self, token: int) -> None:
+        """Go on after a token. Raise EngineError for one that may not come."""
+        if self._model.ends(token) and self.complete:
+            return
+        if not self._matcher.try_consume_tokens([token]):
+            self._check()
+            raise EngineError(f"token {token} does not go on as the grammar demands")
+
+
+def _tokenizer(model: Model) -> LLTokenizer:
+    """The vocabulary of a model as llguidance wants it, made once."""
+    if model not in _tokenizers:
+        from llguidance import LLTokenizer
+
+        vocabulary: Any = _Vocabulary(model)
+        _tokenizers[model] = LLTokenizer(vocabulary, eos_token=model.end_tokens)
+    return _tokenizers[model]
+
+
+class _Vocabulary:
+    """The bytes of all tokens, in the form that LLTokenizer asks for."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, model: Model) -> None:
+        vocab, kinds = model.vocab, llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
+        ends = set(model.end_tokens)
+        if not ends:
+            raise GrammarError(f"{model.name} has no token that ends an answer")
+        self.eos_token_id = model.end_tokens[0]
+        self.tokens = [model.token_bytes(token, special=True) for token in range(model.n_vocab)]
+        self.special_token_ids = [
+            token
+            for token, piece in enumerate(self.tokens)
+            if not piece or token in ends or llama.llama_vocab_get_attr(vocab, token) & kinds
+        ]
+
+    def __call__(self, text: bytes) -> list[int]:
+        raise AssertionError("grammars are made without forced tokens (guidance.py)")
