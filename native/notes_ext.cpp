@@ -3,7 +3,6 @@
 
 #include "notes_call.h"
 #include "notes_file.h"
-#include "notes_grammar.h"
 #include "notes_guard.h"
 #include "notes_kv.h"
 #include "notes_stage.h"
@@ -149,10 +148,6 @@ void notes_traffic(int64_t * from_files, int64_t * into_caches, int64_t * copies
 
 void notes_force_staging(int32_t flags) {
     notes_stage::forced = flags;
-}
-
-int64_t notes_grammar_steps() {
-    return notes_grammar_counted();
 }
 
 int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * positions, notes_rows * rows, int32_t n_layers, llama_pos base) {

@@ -207,11 +207,6 @@ LLAMA_API int32_t notes_cells(struct llama_context * ctx, llama_seq_id seq, int3
 // NOTES_E_UNSUPPORTED where the system cannot ask (Windows). Some backends look between graphs alone (CUDA).
 LLAMA_API int32_t notes_watch(struct llama_context * ctx, int32_t fd);
 
-// Steps that the last call of a grammar sampler in this thread has made (notes_grammar.h). Where one call would take more
-// than there may be, it leaves a line in the log instead: a grammar that is made so is NULL, one that accepts a token stays
-// as it was, one that is applied allows no token.
-LLAMA_API int64_t notes_grammar_steps(void);
-
 #ifdef __cplusplus
 }
 #endif
