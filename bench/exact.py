@@ -26,9 +26,9 @@ from bench.marked import grid, put_between
 from bench.race.cells import MODELS
 from bench.race.workloads import ANSWER, TITLES, Work, texts, works
 from bench.random_model import ROOT
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
-from notes_cli.runtime.asking import SILENT, prepare
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.runtime.answering import NO_CALLBACKS, prepare
 
 KEPT = ROOT / "docs" / "results" / "exact.json"
 PAGE, BEGIN, END = "race.md", "<!-- bench.exact: begin -->", "<!-- bench.exact: end -->"
@@ -50,23 +50,23 @@ class Found:
     logits: NDArray[np.float32] | None = None
 
 
-def answered(notebook: Notebook) -> Found:
-    """Greedy, from the notebook's end on."""
-    tokens, decoded, logits = len(notebook), len(notebook) - notebook.count("spliced"), notebook.logits().copy()
+def answered(sequence: KVSequence) -> Found:
+    """Greedy, from the sequence's end on."""
+    tokens, decoded, logits = len(sequence), len(sequence) - sequence.count("spliced"), sequence.logits().copy()
     answer: list[int] = []
     while len(answer) < ANSWER:
-        answer.append(int(notebook.logits().argmax()))
-        notebook.append(answer[-1:])
+        answer.append(int(sequence.logits().argmax()))
+        sequence.append(answer[-1:])
     return Found(tokens, decoded, tuple(answer), logits)
 
 
 def in_batches(model: notes.Model, tokens: Tokens) -> Found:
     """The same tokens, decoded OTHER at a time."""
-    with model.workspace.notebook() as notebook:
+    with model.workspace.sequence() as sequence:
         for first in range(0, len(tokens), OTHER):
-            notebook.append(tokens[first : first + OTHER])
-            notebook.flush()
-        return answered(notebook)
+            sequence.append(tokens[first : first + OTHER])
+            sequence.flush()
+        return answered(sequence)
 
 
 def prompts(model: notes.Model, work: Work) -> Pairs:
@@ -78,10 +78,10 @@ def prompts(model: notes.Model, work: Work) -> Pairs:
         found = {}
         for way, how in {"prefill": {"recompute": True}, "exact": {"exact": True}, "spliced": {}}.items():
             method = {"method": notes.Method("suffix" if way == "exact" else "field")} if prompt.date else {}
-            plan = prepare(model.workspace, notes.Request(prompt.question, **given, **how, **method), SILENT)
-            with plan.notebook as notebook:
-                found[way] = answered(notebook)
-                tokens = notebook.tokens[: found[way].tokens]
+            plan = prepare(model.workspace, notes.Request(prompt.question, **given, **how, **method), NO_CALLBACKS)
+            with plan.sequence as sequence:
+                found[way] = answered(sequence)
+                tokens = sequence.tokens[: found[way].tokens]
             if way == "prefill":
                 found["batches"] = in_batches(model, tokens)
         for way in WAYS:
@@ -100,13 +100,13 @@ def turns(model: notes.Model, work: Work) -> Pairs:
                     made = talk.edit("date", turn.date, "suffix" if way == "exact" else "field")
                     edited = sum(one.rows for one in made)
                 how: Row = {} if number else {"splice": turn.splice, "exact": way == "exact"}
-                before = talk._session.notebook.rows if number else 0
+                before = talk._session.sequence.rows if number else 0
                 answer = talk.ask(turn.question, max_tokens=ANSWER, **how)
                 tokens = talk._session.state.tokens
                 end = len(tokens) - answer.tokens
-                with model.workspace.notebook() as notebook:
-                    notebook.append(tokens[:end])
-                    wanted = answered(notebook)
+                with model.workspace.sequence() as sequence:
+                    sequence.append(tokens[:end])
+                    wanted = answered(sequence)
                 decoded = edited + end - before if number else end - answer.counts.spliced
                 wanted = replace(wanted, answer=wanted.answer[: answer.tokens])
                 pairs[way].append((wanted, Found(end, decoded, tuple(tokens[end:]))))

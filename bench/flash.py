@@ -19,8 +19,8 @@ from bench.random_model import random_model
 from bench.speed import make_segment, random_rows
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sequence import KVSequence
 
 BATCHES = (1, 8, 16, 40, 63, 64, 128)
 
@@ -30,18 +30,18 @@ def measure(model: Model, options: ContextOptions, tokens: int) -> list[float]:
     random = np.random.default_rng(0)
     with Context(model, options) as context:
         ids = random.integers(5, 200, tokens + max(BATCHES)).astype(np.int32)
-        notebook = Notebook(context)
-        notebook.append(ids[:1])
-        notebook.splice(make_segment(context, ids[:tokens], random_rows(context, tokens)))
-        length, found = len(notebook), []
+        sequence = KVSequence(context)
+        sequence.append(ids[:1])
+        sequence.splice(make_segment(context, ids[:tokens], random_rows(context, tokens)))
+        length, found = len(sequence), []
         for count in BATCHES:
             runs = []
             for _ in range(3):
-                notebook.append(ids[tokens : tokens + count])
+                sequence.append(ids[tokens : tokens + count])
                 started = time.perf_counter()
-                notebook.flush()
+                sequence.flush()
                 runs.append(1000 * (time.perf_counter() - started))
-                notebook.truncate(length)
+                sequence.truncate(length)
             found.append(min(runs))
         return found
 

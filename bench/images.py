@@ -26,15 +26,15 @@ from numpy.typing import NDArray
 
 from notes_cli import config
 from notes_cli.engine.context import Context
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.images import Picture as File
 from notes_cli.images import read_picture
 from notes_cli.measure.proof import interval
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
@@ -117,13 +117,13 @@ class Asker:
 
     def ask(self, case: Case, segments: Sequence[Segment], *, splice: bool = True, rotate: bool = True) -> Said:
         prompt = self.prompt(case, segments)
-        with assemble(self.workspace, prompt, splice=splice, rotate=rotate, seam=1, room=8) as notebook:
-            logits = notebook.logits().astype(np.float64)
-            return Said(self.answer(notebook), logits - logits.mean())
+        with assemble(self.workspace, prompt, splice=splice, rotate=rotate, seam=1, room=8) as sequence:
+            logits = sequence.logits().astype(np.float64)
+            return Said(self.answer(sequence), logits - logits.mean())
 
-    def answer(self, notebook: Notebook) -> str:
+    def answer(self, sequence: KVSequence) -> str:
         with Sampler(SamplerOptions(temperature=0.0)) as sampler:
-            return self.workspace.model.text(list(notebook.generate(sampler, 6)))
+            return self.workspace.model.text(list(sequence.generate(sampler, 6)))
 
 
 def time_alone(context: Context, segment: Segment, moved: int) -> Segment:
@@ -187,8 +187,8 @@ def timed(asker: Asker, repeats: int) -> dict[str, float]:
     for _ in range(repeats):
         for name, splice in (("spliced", True), ("looked at", False)):
             started = time.perf_counter()
-            with assemble(asker.workspace, asker.prompt(case, segments), splice=splice, seam=1) as notebook:
-                notebook.logits()
+            with assemble(asker.workspace, asker.prompt(case, segments), splice=splice, seam=1) as sequence:
+                sequence.logits()
             taken[name].append(time.perf_counter() - started)
     return {name: sorted(found)[len(found) // 2] for name, found in taken.items()}
 

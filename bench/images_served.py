@@ -36,8 +36,8 @@ from bench.processes import running
 from bench.random_model import Shape, random_model
 from bench.serving.stock import ROOT, stock
 from notes_cli import config
-from notes_cli.engine.eye import OURS
 from notes_cli.engine.header import read_header
+from notes_cli.engine.vision import MAX_TOKENS_KEY
 from training.eye import pictures
 
 sys.path.append(str(ROOT / "tests"))
@@ -107,7 +107,7 @@ def theirs(files: Files, home: Path) -> Iterator[httpx.Client]:
         port = free.getsockname()[1]
     command = [str(stock()), "-m", str(files.model), "--mmproj", str(files.projector), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--offline", "-np", "1", "-c", "2048", "-t", "1"]
-    if limit := read_header(files.projector).number(OURS):
+    if limit := read_header(files.projector).number(MAX_TOKENS_KEY):
         command += ["--image-max-tokens", str(limit)]
     with (
         running(command, home / "llama-server.log", {}, r"listening on (http://\S+)") as server,

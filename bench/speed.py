@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from bench.random_model import ROOT, random_model
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment, Tokens
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.container import open_segment, open_stored, write_segment
 
 FOLDER = ROOT / "build" / "bench"
@@ -158,14 +158,14 @@ def compile_all(model: Model, counts: list[int], threads: int, prefill: bool) ->
     made: dict[int, tuple[Path, float | None]] = {}
     options = ContextOptions(n_ctx=max(counts) + 256, n_threads=threads, flash_attention="on")
     with Context(model, options) as context:
-        notebook = Notebook(context)
-        notebook.append(np.arange(COMPILED_AT))
-        notebook.flush()
+        sequence = KVSequence(context)
+        sequence.append(np.arange(COMPILED_AT))
+        sequence.flush()
         took = 0.0
         for count in sorted(counts):
             if prefill:
-                notebook.append(tokens[len(notebook) - COMPILED_AT : count])
-                took += seconds(notebook.flush)
+                sequence.append(tokens[len(sequence) - COMPILED_AT : count])
+                took += seconds(sequence.flush)
                 layers = context.read(0, COMPILED_AT, count, base=COMPILED_AT)
             else:
                 layers = random_rows(context, count)
@@ -197,22 +197,22 @@ def measure(
     )
     copy, reading = Memcpy(size, threads), Reading(path, threads)
     with Context(model, options) as context:
-        notebook = Notebook(context)
-        notebook.append(np.arange(SPLICED_AT))
-        notebook.flush()
+        sequence = KVSequence(context)
+        sequence.append(np.arange(SPLICED_AT))
+        sequence.flush()
         files, reads, splices, ones, severals, questions = [], [], [], [], [], []
         for _ in range(repeat):
-            notebook.truncate(SPLICED_AT)
-            files.append(seconds(lambda: notebook.splice(open_stored(path))))
+            sequence.truncate(SPLICED_AT)
+            files.append(seconds(lambda: sequence.splice(open_stored(path))))
             reads.append(seconds(reading.all))
-            notebook.truncate(SPLICED_AT)
-            splices.append(seconds(lambda: notebook.splice(segment)))
+            sequence.truncate(SPLICED_AT)
+            splices.append(seconds(lambda: sequence.splice(segment)))
             ones.append(seconds(copy.one))
             severals.append(seconds(copy.several))
         for _ in range(3):
-            notebook.truncate(SPLICED_AT + len(segment))
-            notebook.append(np.arange(QUESTION))
-            questions.append(seconds(notebook.flush))
+            sequence.truncate(SPLICED_AT + len(segment))
+            sequence.append(np.arange(QUESTION))
+            questions.append(seconds(sequence.flush))
     return Result(
         tokens=len(segment),
         flash_attention=flash,

@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 
 import notes_cli as notes
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
 from notes_cli.serve.scheduler import Scheduler
@@ -58,15 +58,15 @@ def main() -> int:
     given = parser.parse_args()
     seen: dict[tuple[int, ...], dict[str, bytes]] = {}
     way = ""
-    ask = Notebook.ask
+    ask = KVSequence.try_logits
 
-    def asked(notebook: Notebook) -> object:
-        logits = ask(notebook)
-        if logits is not None and notebook.count("spliced"):
-            seen.setdefault(tuple(notebook.tokens.tolist()), {}).setdefault(way, logits.tobytes())
+    def asked(sequence: KVSequence) -> object:
+        logits = ask(sequence)
+        if logits is not None and sequence.count("spliced"):
+            seen.setdefault(tuple(sequence.tokens.tolist()), {}).setdefault(way, logits.tobytes())
         return logits
 
-    Notebook.ask = asked  # type: ignore[method-assign,assignment]
+    KVSequence.try_logits = asked  # type: ignore[method-assign,assignment]
     with (
         tempfile.TemporaryDirectory() as home,
         notes.open(given.model, paths=notes.Paths.under(Path(home))) as model,

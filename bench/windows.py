@@ -137,22 +137,22 @@ class Script:
         self.totals.full += self.options.swa_full
         with Context(self.model, self.options) as self.context:
             for _ in range(STEPS):
-                name, sequence = (
+                name, seq_id = (
                     str(self.random.choice(list(steps), p=chances)),
                     int(self.random.integers(len(self.rows))),
                 )
-                if not self.rows[sequence] and self.random.random() < 0.8:
+                if not self.rows[seq_id] and self.random.random() < 0.8:
                     name = "append"
                 self.totals.operations[name] += 1
-                getattr(self, f"_{name}")(sequence)
-            for sequence in range(len(self.rows)):
-                self._append(sequence, 3)
-                self._compare_rows(sequence)
+                getattr(self, f"_{name}")(seq_id)
+            for seq_id in range(len(self.rows)):
+                self._append(seq_id, 3)
+                self._compare_rows(seq_id)
 
     # Operations: what is done, by the engine and then by the reference.
 
-    def _append(self, sequence: int, count: int = 0) -> None:
-        several = [sequence] if count or self.random.random() < 0.8 else list(range(len(self.rows)))
+    def _append(self, seq_id: int, count: int = 0) -> None:
+        several = [seq_id] if count or self.random.random() < 0.8 else list(range(len(self.rows)))
         counts = [
             count or int(self.random.choice([1, 2, 7, 30, 100, 250]) * self.random.uniform(0.5, 1)) + 1 for _ in several
         ]
@@ -170,8 +170,8 @@ class Script:
         ]
         self._compare_logits(np.concatenate(wanted) if outputs else np.stack([part[-1] for part in wanted]))
 
-    def _rewrite(self, sequence: int) -> None:
-        end = self._end(sequence)
+    def _rewrite(self, seq_id: int) -> None:
+        end = self._end(seq_id)
         reach = end if self.random.random() < 0.3 else min(end, int(self.random.choice([4, 12, 40, 120])))
         count = max(1, min(reach, int(self.random.choice([1, 3, 10, 40]))))
         if self.random.random() < 0.5 and reach:
@@ -180,50 +180,50 @@ class Script:
             first = max(0, end - reach)
             places = list(range(first, first + count))
         tokens = self._tokens(count)
-        if self._engine(f"rewrite {sequence} {places}", lambda: self.context.rewrite(sequence, places, tokens, "last")):
-            before = {place: self.rows[sequence].get(place) for place in places}
-            logits = self._computed(sequence, places, tokens)
+        if self._engine(f"rewrite {seq_id} {places}", lambda: self.context.rewrite(seq_id, places, tokens, "last")):
+            before = {place: self.rows[seq_id].get(place) for place in places}
+            logits = self._computed(seq_id, places, tokens)
             self._compare_logits(logits[-1:])
             if self.spoil == "rewrite" and before[places[0]]:
-                self.rows[sequence][places[0]] = before[places[0]]
+                self.rows[seq_id][places[0]] = before[places[0]]
 
-    def _splice(self, sequence: int) -> None:
+    def _splice(self, seq_id: int) -> None:
         first = int(self.random.integers(SEGMENT - 1))
         last = int(self.random.integers(first + 1, SEGMENT + 1))
-        position = self._end(sequence) + (int(self.random.integers(1, 12)) if self.random.random() < 0.15 else 0)
+        position = self._end(seq_id) + (int(self.random.integers(1, 12)) if self.random.random() < 0.15 else 0)
         layers, rows = self.shapes.compiled[self.number]
         part = [layer.cut(slice(first, last)) for layer in layers]
         tokens = self.shapes.tokens[BASE + first : BASE + last]
         base = BASE + first
         if self._engine(
-            f"splice {sequence} at {position} +{last - first} of {base}",
-            lambda: self.context.splice(sequence, position, tokens, part, base),
+            f"splice {seq_id} at {position} +{last - first} of {base}",
+            lambda: self.context.splice(seq_id, position, tokens, part, base),
         ):
             turn = position - base + (1 if self.spoil == "turn" else 0)
             for i in range(last - first):
-                self.rows[sequence][position + i] = self.forward.moved(rows[base + i], turn)
+                self.rows[seq_id][position + i] = self.forward.moved(rows[base + i], turn)
 
-    def _truncate(self, sequence: int) -> None:
-        end = self._end(sequence)
+    def _truncate(self, seq_id: int) -> None:
+        end = self._end(seq_id)
         length = (
             int(self.random.integers(end + 1))
             if self.random.random() < 0.3
             else max(0, end - int(self.random.integers(40)))
         )
-        if self._engine(f"truncate {sequence} to {length}", lambda: self.context.truncate(sequence, length)):
-            self.rows[sequence] = {place: row for place, row in self.rows[sequence].items() if place < length}
+        if self._engine(f"truncate {seq_id} to {length}", lambda: self.context.truncate(seq_id, length)):
+            self.rows[seq_id] = {place: row for place, row in self.rows[seq_id].items() if place < length}
 
-    def _copy(self, sequence: int) -> None:
+    def _copy(self, seq_id: int) -> None:
         """All of a sequence, or its first rows, to another one in place of what that had. Stock calls alone."""
-        other = (sequence + 1 + int(self.random.integers(len(self.rows) - 1))) % len(self.rows)
+        other = (seq_id + 1 + int(self.random.integers(len(self.rows) - 1))) % len(self.rows)
         whole = not self.options.unified or self.random.random() < 0.7
-        length = self._end(sequence) if whole else int(self.random.integers(self._end(sequence) + 1))
-        self.log.append(f"copy {sequence} to {other}, {length} of {self._end(sequence)}")
+        length = self._end(seq_id) if whole else int(self.random.integers(self._end(seq_id) + 1))
+        self.log.append(f"copy {seq_id} to {other}, {length} of {self._end(seq_id)}")
         memory = llama.llama_get_memory(self.context.handle)
         llama.llama_memory_seq_rm(memory, other, -1, -1)
         if length:
-            llama.llama_memory_seq_cp(memory, sequence, other, -1 if whole else 0, -1 if whole else length)
-        self.rows[other] = {place: row for place, row in self.rows[sequence].items() if place < length}
+            llama.llama_memory_seq_cp(memory, seq_id, other, -1 if whole else 0, -1 if whole else length)
+        self.rows[other] = {place: row for place, row in self.rows[seq_id].items() if place < length}
 
     # The engine and the reference, side by side.
 
@@ -258,11 +258,11 @@ class Script:
         size = -(-size // 256) * 256
         return self.options.swa_full or not self.forward.window or size >= self.context.n_ctx
 
-    def _computed(self, sequence: int, places: list[int], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+    def _computed(self, seq_id: int, places: list[int], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         window = self.forward.window
         self.forward.window += 1 if self.spoil == "window" and window else 0
         try:
-            return np.asarray(self.forward.compute(self.rows[sequence], places, tokens))
+            return np.asarray(self.forward.compute(self.rows[seq_id], places, tokens))
         finally:
             self.forward.window = window
 
@@ -270,23 +270,23 @@ class Script:
         found = np.stack([self.context.logits(i - len(wanted)) for i in range(len(wanted))])
         self._compare("logits", found, wanted)
 
-    def _compare_rows(self, sequence: int) -> None:
+    def _compare_rows(self, seq_id: int) -> None:
         """All rows that every layer has: all of them, or those that the smaller cache still keeps."""
         memory = llama.llama_get_memory(self.context.handle)
-        kept = int(llama.llama_memory_seq_pos_min(memory, sequence))
-        places = sorted(place for place in self.rows[sequence] if kept <= place)
-        if self._whole and len(places) < len(self.rows[sequence]):
-            self._wrong(f"sequence {sequence} has lost rows before {kept}")
+        kept = int(llama.llama_memory_seq_pos_min(memory, seq_id))
+        places = sorted(place for place in self.rows[seq_id] if kept <= place)
+        if self._whole and len(places) < len(self.rows[seq_id]):
+            self._wrong(f"sequence {seq_id} has lost rows before {kept}")
         for run in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1) if places else []:
             first, count = int(run[0]), len(run)
             try:
-                found = self.context.read(sequence, first, count, base=first, dtype="f32")
+                found = self.context.read(seq_id, first, count, base=first, dtype="f32")
             except EngineError as error:
                 self._wrong(f"rows cannot be read: {error}")
                 continue
             for i, layer in enumerate(found):
                 for name, part in (("k", layer.k), ("v", layer.v)):
-                    wanted = np.stack([getattr(self.rows[sequence][place], name)[i].ravel() for place in run])
+                    wanted = np.stack([getattr(self.rows[seq_id][place], name)[i].ravel() for place in run])
                     self._compare(f"{name} rows of layer {i}", part, wanted)
 
     def _compare(self, what: str, found: NDArray[np.float32], wanted: NDArray[np.float64]) -> None:
@@ -301,8 +301,8 @@ class Script:
             f"script {self.seed}: {what}, after: {'; '.join(line[:160] for line in self.log[-6:])}"
         )
 
-    def _end(self, sequence: int) -> int:
-        return max(self.rows[sequence], default=-1) + 1
+    def _end(self, seq_id: int) -> int:
+        return max(self.rows[seq_id], default=-1) + 1
 
     def _tokens(self, count: int) -> NDArray[np.int32]:
         return self.random.integers(0, TOKENS, count).astype(np.int32)

@@ -121,7 +121,7 @@ class Case:
         self.options = options_of(*column)
         if self.options.n_sequences > 1:  # a context is divided among streams
             self.options = replace(self.options, n_ctx=2 * self.options.n_ctx)
-        self.sequence = self.options.n_sequences - 1
+        self.seq_id = self.options.n_sequences - 1
         random = np.random.default_rng(text)
         self.skill, self.question, self.other = (
             random.integers(0, model.n_vocab, n).astype(np.int32) for n in (TOKENS, QUESTION, TOKENS)
@@ -135,32 +135,32 @@ class Case:
     def context(self, kv: str | None = None) -> Context:
         kv = kv or self.kv
         context = Context(self.model, self.options if kv == self.kv else replace(self.options, type_k=kv, type_v=kv))
-        if self.sequence:  # somebody else's rows lie in the cache, too
+        if self.seq_id:  # somebody else's rows lie in the cache, too
             decode(context, self.other[:7], 0, 0)
         return context
 
     def segment(self, base: int) -> tuple[LayerRows, ...]:
         """Rows compiled at `base`, in a cache of the master's type."""
         with self.context(self.master) as context:
-            decode(context, self.skill, base, self.sequence)
-            return context.read(self.sequence, base, TOKENS, base=base, dtype=self.master)
+            decode(context, self.skill, base, self.seq_id)
+            return context.read(self.seq_id, base, TOKENS, base=base, dtype=self.master)
 
     def outcome(self, context: Context, position: int) -> Outcome:
         """Rows of the skill where it is, and the logits of each token of a question after it."""
         whole = context.supports("splice") is not None  # recurrent: the state is that of the last token
-        rows = () if whole else context.read(self.sequence, position, TOKENS, base=position, dtype="f32")
-        context.append({self.sequence: self.question}, "all")
+        rows = () if whole else context.read(self.seq_id, position, TOKENS, base=position, dtype="f32")
+        context.append({self.seq_id: self.question}, "all")
         logits = [context.logits(index) for index in range(QUESTION)]
         return rows, np.stack(logits)
 
     def decoded(self, position: int, kv: str | None = None) -> Outcome:
         with self.context(kv) as context:
-            decode(context, self.skill, position, self.sequence)
+            decode(context, self.skill, position, self.seq_id)
             return self.outcome(context, position)
 
     def placed(self, rows: Sequence[LayerRows], base: int, position: int) -> Outcome:
         with self.context() as context:
-            context.splice(self.sequence, position, self.skill, rows, base)
+            context.splice(self.seq_id, position, self.skill, rows, base)
             return self.outcome(context, position)
 
     def carried(self) -> Outcome:
@@ -169,18 +169,18 @@ class Case:
         with self.context(self.master) as context:
             first, tail = recurrent.margins(context)
             seam = max(1, first)
-            decode(context, self.skill[:seam], 0, self.sequence)
-            with recurrent.capturing(context, self.sequence) as captured:
-                context.append({self.sequence: self.skill[seam : TOKENS - tail]}, "none")
+            decode(context, self.skill[:seam], 0, self.seq_id)
+            with recurrent.capturing(context, self.seq_id) as captured:
+                context.append({self.seq_id: self.skill[seam : TOKENS - tail]}, "none")
                 transitions = captured()
-            rows = context.read(self.sequence, 0, TOKENS - tail, base=0, dtype=self.master)
+            rows = context.read(self.seq_id, 0, TOKENS - tail, base=0, dtype=self.master)
         with self.context() as context:
-            decode(context, self.skill[:seam], TARGET, self.sequence)
+            decode(context, self.skill[:seam], TARGET, self.seq_id)
             cut = [one if one.part == "state" else one.cut(slice(seam, None)) for one in rows]
             middle = self.skill[seam : TOKENS - tail]
-            recurrent.carry(context, self.sequence, TARGET + seam, middle, cut, transitions, seam)
+            recurrent.carry(context, self.seq_id, TARGET + seam, middle, cut, transitions, seam)
             if tail:
-                context.append({self.sequence: self.skill[TOKENS - tail :]}, "none")
+                context.append({self.seq_id: self.skill[TOKENS - tail :]}, "none")
             return self.outcome(context, TARGET)
 
     def amplified(self, position: int) -> Errors:
@@ -197,10 +197,10 @@ class Case:
             with self.context(kv) as context:
                 for first in range(0, TOKENS, 6):
                     at, part = position + first, self.skill[first : first + 6]
-                    decode(context, part, at, self.sequence)
-                    rows = context.read(self.sequence, at, len(part), base=at, dtype="f32")
-                    context.truncate(self.sequence, at)
-                    context.splice(self.sequence, at, part, [_shaken(layer, size, random) for layer in rows], at)
+                    decode(context, part, at, self.seq_id)
+                    rows = context.read(self.seq_id, at, len(part), base=at, dtype="f32")
+                    context.truncate(self.seq_id, at)
+                    context.splice(self.seq_id, at, part, [_shaken(layer, size, random) for layer in rows], at)
                 worst = worst.worse(Errors.between(self.outcome(context, position), wanted))
         return worst
 
@@ -339,8 +339,8 @@ def _measure(
     if not why["rewrite"] and first:
         start = TOKENS - TOKENS // 3  # the last third holds other tokens first
         with case.context() as context:
-            decode(context, [*case.skill[:start], *case.other[start:]], 0, case.sequence)
-            context.rewrite(case.sequence, list(range(start, TOKENS)), case.skill[start:])
+            decode(context, [*case.skill[:start], *case.other[start:]], 0, case.seq_id)
+            context.rewrite(case.seq_id, list(range(start, TOKENS)), case.skill[start:])
             rewritten = case.outcome(context, 0)
         truth = case.decoded(0, "f32") if case.kv in QUANTIZED else None
         straight = case.decoded(0)

@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
-    from notes_cli.runtime.asking import Answer, Listener, Plan, Request
+    from notes_cli.runtime.answering import Answer, Callbacks, Plan, Request
     from notes_cli.runtime.importing import Imported
-    from notes_cli.runtime.keeping import Compiled
+    from notes_cli.runtime.recompile import Compiled
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.forgetting import Forgotten
     from notes_cli.text.skill import Skill, load_skill
 
 _HOMES = {
-    "Answer": "runtime.asking",
+    "Answer": "runtime.answering",
     "Benching": "measure.speed",
     "Calibration": "measure.calibrate",
     "Compacted": "sessions.edits",
-    "Compiled": "runtime.keeping",
+    "Compiled": "runtime.recompile",
     "ContextOptions": "engine.options",
     "Decision": "engine.decision",
     "Edited": "sessions.edits",
@@ -62,16 +62,16 @@ _HOMES = {
     "Examination": "measure.examination",
     "Forgotten": "sessions.forgetting",
     "Imported": "runtime.importing",
-    "Listener": "runtime.asking",
+    "Callbacks": "runtime.answering",
     "Method": "editing.methods",
     "Model": "api",
     "ModelError": "errors",
     "NotesError": "errors",
     "Notice": "errors",
     "Paths": "config",
-    "Plan": "runtime.asking",
+    "Plan": "runtime.answering",
     "Report": "measure.verify",
-    "Request": "runtime.asking",
+    "Request": "runtime.answering",
     "SamplerOptions": "engine.sampler",
     "Segment": "engine.segment",
     "SegmentError": "errors",
@@ -90,6 +90,7 @@ __all__ = [
     "Answer",
     "Benching",
     "Calibration",
+    "Callbacks",
     "Compacted",
     "Compiled",
     "ContextOptions",
@@ -99,7 +100,6 @@ __all__ = [
     "Examination",
     "Forgotten",
     "Imported",
-    "Listener",
     "Method",
     "Model",
     "ModelError",

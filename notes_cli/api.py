@@ -7,7 +7,7 @@
         print(model.ask("Which carrier do we use?", splice=[handbook], errata=["Carrier=Kestrel Freight"]))
 
 What goes wrong is a NotesError, with `what` happened and a `remedy`. Nothing is printed: notices, progress and texts go
-to a Listener. Threads may share a model and what it hands out: what one of them asks waits for what another has asked.
+to its Callbacks. Threads may share a model and what it hands out: what one of them asks waits for what another has asked.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
-from notes_cli.runtime.alone import Computing, alone, alone_each
-from notes_cli.runtime.asking import (
+from notes_cli.runtime.answering import (
+    NO_CALLBACKS,
     PARALLEL,
-    SILENT,
     Answer,
     Asking,
-    Listener,
+    Callbacks,
     Plan,
     Request,
     Stream,
@@ -42,8 +41,9 @@ from notes_cli.runtime.asking import (
 )
 from notes_cli.runtime.keywords import check_keywords, checked
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
-from notes_cli.runtime.opening import SkillRef, open_segments
-from notes_cli.runtime.settings import AUTO, method_named
+from notes_cli.runtime.open_skills import SkillRef, open_segments
+from notes_cli.runtime.settings import AUTO, parse_method
+from notes_cli.runtime.synchronized import Computing, synchronized, synchronized_steps
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Edits, Report
     from notes_cli.runtime.importing import Imported
-    from notes_cli.runtime.keeping import Compiled
+    from notes_cli.runtime.recompile import Compiled
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.forgetting import Forgotten
@@ -182,7 +182,7 @@ def open(
 class _Streaming(Computing, Protocol):
     """A model or a session."""
 
-    def stream(self, question: Request, *, listener: Listener) -> Stream: ...
+    def stream(self, question: Request, *, callbacks: Callbacks) -> Stream: ...
 
 
 class _Awaited:
@@ -193,31 +193,33 @@ class _Awaited:
         self: _Streaming,
         question: str | Request,
         *,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Answer:
         """`ask` in the model's worker thread; concurrent calls queue. Cancelling the task ends the answer, and a
         session does not keep the turn. The listener is called in that thread. The options are those of `Model.ask`."""
-        from notes_cli.runtime import awaiting
+        from notes_cli.runtime import async_answering
 
         check_keywords(_Awaited.aask, how)
         request = _request(question, how)
-        return await awaiting.answer(self.workspace, lambda: self.stream(request, listener=listener))
+        return await async_answering.answer(self.workspace, lambda: self.stream(request, callbacks=callbacks))
 
     @asking
     async def astream(
         self: _Streaming,
         question: str | Request,
         *,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> AsyncGenerator[str, None]:
         """`stream` for `async for`, in the same thread. The listener's `answered` gets the answer."""
-        from notes_cli.runtime import awaiting
+        from notes_cli.runtime import async_answering
 
         check_keywords(_Awaited.astream, how)
         request = _request(question, how)
-        async with aclosing(awaiting.texts(self.workspace, lambda: self.stream(request, listener=listener))) as texts:
+        async with aclosing(
+            async_answering.texts(self.workspace, lambda: self.stream(request, callbacks=callbacks))
+        ) as texts:
             async for text in texts:
                 yield text
 
@@ -233,7 +235,7 @@ class Model(_Awaited):
         self.workspace = workspace
         self._sessions: list[Session] = []  # that are open
 
-    @alone
+    @synchronized
     def close(self) -> None:
         """Close the sessions that are open, and the model."""
         try:
@@ -257,7 +259,7 @@ class Model(_Awaited):
 
     # Skills.
 
-    @alone
+    @synchronized
     def compile(
         self,
         source: str | os.PathLike[str] | Skill | None = None,
@@ -268,7 +270,7 @@ class Model(_Awaited):
         influence: bool = False,
         blocks: Blocks = 1,
         kv: str = "f16",
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> Segment:
         """The segment of a skill, to be spliced: that of the library if it is up to date, else compiled into it.
 
@@ -283,7 +285,7 @@ class Model(_Awaited):
         where this model's rows cannot be kept, EngineError for more tokens than it was trained for.
         """
         compiled = self.bring_up_to_date(
-            source, text=text, name=name, force=force, influence=influence, blocks=blocks, kv=kv, listener=listener
+            source, text=text, name=name, force=force, influence=influence, blocks=blocks, kv=kv, callbacks=callbacks
         )
         return self.workspace.open(compiled.path)
 
@@ -292,7 +294,7 @@ class Model(_Awaited):
         that it has by itself."""
         return self.workspace.compiling()
 
-    @alone
+    @synchronized
     def bring_up_to_date(
         self,
         source: str | os.PathLike[str] | Skill | None = None,
@@ -304,33 +306,33 @@ class Model(_Awaited):
         influence: bool = False,
         blocks: Blocks | None = 1,
         kv: str | None = "f16",
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> Compiled:
         """`compile`, without opening the segment: where it is, how many tokens it has, and why it was compiled.
 
         `output`: write it to this file, not into the library. `blocks`, `kv`: None for what it has there.
         """
-        from notes_cli.runtime.compiling import block_warnings
-        from notes_cli.runtime.keeping import compile_to_library, taken
+        from notes_cli.runtime.compile import block_warnings
+        from notes_cli.runtime.recompile import compile_to_library, taken
         from notes_cli.text.skill import Skill
 
         workspace = self.workspace
         if not isinstance(source, Skill):
             source = _skill(source, text, name)
             for warning in source.warnings:
-                listener.notice(Notice(warning, warning=True))
+                callbacks.on_notice(Notice(warning, warning=True))
         elif text is not None:
             raise NotesError("a source and a text are both given to compile", "Give one of them")
         if text is not None and not force and taken(workspace, source):
             force = all(one.info.source == "-" for one in workspace.library.entries(source.name) if one.info)
         warnings = tuple(block_warnings(workspace, source, blocks)) if blocks not in (None, 1) else ()
         for warning in warnings:
-            listener.notice(Notice(warning, warning=True))
+            callbacks.on_notice(Notice(warning, warning=True))
 
         def measured(done: int, of: int) -> None:
-            listener.notice(Notice(f"measured the influence of {done} of {of} fields"))
+            callbacks.on_notice(Notice(f"measured the influence of {done} of {of} fields"))
 
-        with listener.watch(f"compiling {source.name}") as update:
+        with callbacks.progress(f"compiling {source.name}") as update:
             compiled = compile_to_library(
                 *(workspace, source),
                 force=force,
@@ -339,11 +341,11 @@ class Model(_Awaited):
                 measure=measured if influence else None,
                 blocks=blocks,
                 kv=kv,
-                say=listener.notice,
+                say=callbacks.on_notice,
             )
         return replace(compiled, warnings=warnings)
 
-    @alone
+    @synchronized
     def import_segment(
         self,
         source: str | os.PathLike[str],
@@ -351,7 +353,7 @@ class Model(_Awaited):
         name: str | None = None,
         trust: bool = False,
         force: bool = False,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> Imported:
         """Take a segment file that somebody else compiled into the library: all of its rows are computed again and
         compared, which takes as long as a compile, unless you `trust` it; where it is another model's, its text is
@@ -360,32 +362,32 @@ class Model(_Awaited):
         """
         from notes_cli.runtime.importing import import_segment
 
-        with listener.watch(f"computing {Path(source).name}", later=True) as update:
+        with callbacks.progress(f"computing {Path(source).name}", later=True) as update:
             return import_segment(
                 *(self.workspace, Path(source)),
                 name=name,
                 trust=trust,
                 force=force,
                 progress=update,
-                say=listener.notice,
+                say=callbacks.on_notice,
             )
 
-    @alone
+    @synchronized
     def segment(self, name: str) -> Segment:
         """A compiled skill by its name, or a segment file. Raise SegmentError if it is not there, or does not fit this
         model."""
-        (segment,) = open_segments(self.workspace, [name], SILENT.notice)
+        (segment,) = open_segments(self.workspace, [name], NO_CALLBACKS.on_notice)
         return segment
 
     # Questions.
 
-    @alone
+    @synchronized
     @asking
     def ask(
         self,
         question: str | Request,
         *,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Answer:
         """Answer one question. `str` of the answer is its text; `choice` the one of the `choices` that the model
@@ -393,29 +395,29 @@ class Model(_Awaited):
 
         Options:
         """
-        return ask(self.workspace, _request(question, how), listener)
+        return ask(self.workspace, _request(question, how), callbacks)
 
-    @alone_each
+    @synchronized_steps
     @asking
     def stream(
         self,
         question: str | Request,
         *,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Stream:
         """Yield the answer's text as it comes, or the choice at once, and return what `ask` returns. Nothing happens
         before the first text is asked for; closing the generator ends the answer. The options are those of `ask`."""
-        return ask_stream(self.workspace, _request(question, how), listener)
+        return ask_stream(self.workspace, _request(question, how), callbacks)
 
-    @alone_each
+    @synchronized_steps
     @asking
     def ask_many(
         self,
         questions: Iterable[str | Request | NotesError],
         *,
         parallel: int = PARALLEL,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Iterator[Answer | NotesError]:
         """Answer many questions, at most `parallel` at a time: what their prompts have in common is computed once, and
@@ -430,20 +432,20 @@ class Model(_Awaited):
         if how.get("sampling") is None:
             kept.pop("sampling", None)
         requests = (one if isinstance(one, NotesError) else _request(one, kept) for one in questions)
-        for _, outcome in ask_many(self.workspace, requests, parallel, listener):
+        for _, outcome in ask_many(self.workspace, requests, parallel, callbacks):
             yield outcome
 
-    @alone
+    @synchronized
     @asking
     def explain(
         self,
         question: str | Request,
         *,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Plan:
         """What asking would do: the pieces of the prompt, and how each would be made. Nothing is computed."""
-        return explain(self.workspace, _request(question, how), listener)
+        return explain(self.workspace, _request(question, how), callbacks)
 
     # Sessions.
 
@@ -454,7 +456,7 @@ class Model(_Awaited):
 
         return Sessions(self.workspace.paths.sessions)
 
-    @alone
+    @synchronized
     def session(self, name: str, *, new: bool = True, reading: bool = False) -> Session:
         """Begin a session of this name or go on with it. It is held until it, or the model, is closed.
 
@@ -470,7 +472,7 @@ class Model(_Awaited):
 
     # Measuring.
 
-    @alone
+    @synchronized
     def verify(
         self,
         splice: Sequence[SkillRef] | Examination,
@@ -481,7 +483,7 @@ class Model(_Awaited):
         system: str | None = None,
         seam: int | None = None,
         wording: str | None = None,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> Report:
         """Compare what is spliced, with errata and without, with a full recompute of the same tokens: `passed`, and
         `cases`, a question each. The options mean what those of Examination do. Raise NotesError where that cannot
@@ -491,9 +493,9 @@ class Model(_Awaited):
         if not isinstance(splice, Examination):
             said: Any = errata  # may be a mapping
             splice = Examination(splice, questions, said, choices=choices, system=system, seam=seam, wording=wording)
-        return examine_splice(self.workspace, splice, listener)
+        return examine_splice(self.workspace, splice, callbacks)
 
-    @alone
+    @synchronized
     def verify_edits(
         self,
         splice: Sequence[SkillRef] | Examination,
@@ -506,7 +508,7 @@ class Model(_Awaited):
         system: str | None = None,
         seam: int | None = None,
         wording: str | None = None,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> Edits:
         """Compare edit methods that bring in new values of fields with a full recompute of the corrected text.
         `methods` may hold "auto" and "all". Raise NotesError where that cannot be."""
@@ -516,15 +518,15 @@ class Model(_Awaited):
             said: Any = errata  # may be a mapping
             places = choices, system, seam, wording
             splice = Examination(splice, questions, said, fields or {}, methods, *places)
-        return examine_edits(self.workspace, splice, listener)
+        return examine_edits(self.workspace, splice, callbacks)
 
-    @alone
+    @synchronized
     def calibrate(
         self,
         cases: Sequence[Case] | None = None,
         *,
         pairs: Sequence[Pair] | None = None,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> Calibration:
         """Measure which edit method, wording, seam and place to trust on this model, and over pairs of skills whether
         those that were compiled apart compose; keep that as its profile if there are cases enough. Without any, over
@@ -535,16 +537,16 @@ class Model(_Awaited):
 
         if pairs is None:
             pairs = drawn() if cases is None else ()
-        return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, listener, pairs)
+        return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, callbacks, pairs)
 
-    @alone
-    def bench(self, wanted: Benching | None = None, *, listener: Listener = SILENT) -> Speed:
+    @synchronized
+    def bench(self, wanted: Benching | None = None, *, callbacks: Callbacks = NO_CALLBACKS) -> Speed:
         """Measure how fast a splice is here, beside a memcpy of its bytes, the question after it and a prefill of its
         tokens. Raise UnsupportedError for a model whose rows cannot be moved, EngineError where none of the lengths
         can be measured."""
         from notes_cli.measure.speed import Benching, bench
 
-        return bench(self.workspace, wanted or Benching(), listener)
+        return bench(self.workspace, wanted or Benching(), callbacks)
 
 
 class Session(_Awaited):
@@ -556,7 +558,7 @@ class Session(_Awaited):
         self._forks: list[Session] = []
         beside.append(self)
 
-    @alone
+    @synchronized
     def close(self) -> None:
         """Give it up, and the forks that were made of it. All complete turns are on disk."""
         try:
@@ -618,61 +620,61 @@ class Session(_Awaited):
         """What it is made of, in order: pieces of prompts, answers and edits."""
         return tuple(self._session.state.entries)
 
-    @alone
+    @synchronized
     @asking
     def ask(
         self,
         question: str | Request,
         *,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Answer:
         """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
         what belongs to its first turn: `fields`, `recompute`, `place` and `system`. The options are those of
         `Model.ask`."""
-        return self._session.ask(_request(question, how), listener)
+        return self._session.ask(_request(question, how), callbacks)
 
-    @alone_each
+    @synchronized_steps
     @asking
     def stream(
         self,
         question: str | Request,
         *,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Stream:
         """Yield the answer's text as it comes, and return what `ask` returns. The turn is kept once the answer is
         complete, and not if the generator is closed before."""
-        return self._session.stream(_request(question, how), listener)
+        return self._session.stream(_request(question, how), callbacks)
 
-    @alone
+    @synchronized
     def edit(
-        self, field: str, value: str, method: Method | str | None = None, *, listener: Listener = SILENT
+        self, field: str, value: str, method: Method | str | None = None, *, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Edited]:
         """Give a field another value, `*.field` that of each skill that has it. `method`: None for the one that was
         measured to be best. Raise NotesError where that cannot be; then nothing is changed."""
-        return list(self.edits({field: value}, method, listener=listener))
+        return list(self.edits({field: value}, method, callbacks=callbacks))
 
-    @alone_each
+    @synchronized_steps
     def edits(
-        self, fields: Mapping[str, str], method: Method | str | None = None, *, listener: Listener = SILENT
+        self, fields: Mapping[str, str], method: Method | str | None = None, *, callbacks: Callbacks = NO_CALLBACKS
     ) -> Iterator[Edited]:
         """Give several fields other values; yield each edit when it is made. Raise NotesError, before the first, where
         one of them cannot be."""
-        return self._session.edits(fields, method_named(method), listener)
+        return self._session.edits(fields, parse_method(method), callbacks)
 
-    @alone
+    @synchronized
     def undo(self) -> Line:
         """Go back to before the last turn, edit, compaction or cut, which is returned. Raise SessionError if there is
         none."""
         return self._session.undo()
 
-    @alone
+    @synchronized
     def compact(self) -> Compacted:
         """Take out the errata that later ones of the same field supersede."""
         return self._session.compact()
 
-    @alone
+    @synchronized
     def forget(self, *parts: str | int, method: str = "cut", dry: bool = False) -> Forgotten:
         """Take out parts: a turn (`3`), turns (`3-5`), a chain of thought (`thought:3`), results of tools (`tool:3`).
 
@@ -682,21 +684,21 @@ class Session(_Awaited):
         """
         return self._session.forget([str(part) for part in parts], method, dry=dry)
 
-    @alone
+    @synchronized
     def fork(self, name: str) -> Session:
         """A second session that goes on from here. It is closed with this one, or before. Raise SessionError if there
         is one of that name, or nothing to fork yet."""
         stack = ExitStack()
         return Session(stack.enter_context(self._session.fork(name)), stack, self._forks)
 
-    @alone
+    @synchronized
     def verify(
         self,
         questions: Sequence[str] | Examination = (),
         choices: Sequence[str] | None = None,
         *,
         wording: str | None = None,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> SessionReport:
         """Compare what is put back from disk with a prefill of the session's tokens, at its end and after each
         question; without questions, after those for the value of each field. Raise NotesError where there is no
@@ -705,7 +707,7 @@ class Session(_Awaited):
 
         if not isinstance(questions, Examination):
             questions = Examination(questions=questions, choices=choices, wording=wording)
-        return examine_session(self._session, questions, listener)
+        return examine_session(self._session, questions, callbacks)
 
 
 def _close(sessions: list[Session]) -> None:
@@ -740,5 +742,5 @@ def _request(question: str | Request, how: Asking) -> Request:
         raise NotesError(f"sampling and {name} are both given", f"Write {name} into the SamplerOptions")
     if one_by_one:
         given["sampling"] = replace(request.sampling, **one_by_one)
-    given["method"] = method_named(given.get("method")) or request.method
+    given["method"] = parse_method(given.get("method")) or request.method
     return replace(request, **given)

@@ -202,7 +202,7 @@ class ImageError(SkillError):
 
 
 class EngineError(NotesError):
-    """The engine refused or failed; the notebook is as it was before the call."""
+    """The engine refused or failed; the sequence is as it was before the call."""
 
 
 class ContextLengthError(EngineError):

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import SegmentFile
     from notes_cli.measure.examination import Cause
-    from notes_cli.runtime.asking import Answer, Plan, Request
-    from notes_cli.runtime.settling import Settings
+    from notes_cli.runtime.answering import Answer, Plan, Request
+    from notes_cli.runtime.resolve import Settings
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.lines import Origin
     from notes_cli.sessions.state import Entry
@@ -199,7 +199,7 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
 def plan_as_json(plan: Plan) -> dict[str, Any]:
     """What asking would do, as docs/json.md has it."""
     told = {"version": 1, "server": None, "tokens": asdict(plan.counts), **_settings_as_json(plan.settings)}
-    return {**told, "pieces": [as_json(piece) for piece in plan.notebook.pieces]}
+    return {**told, "pieces": [as_json(piece) for piece in plan.sequence.pieces]}
 
 
 def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, Any]:

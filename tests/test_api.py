@@ -32,8 +32,8 @@ from notes_cli.errors import NotesError, Notice, Progress, SessionError, SkillEr
 from notes_cli.library.profiles import Profiles
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.examination import Examination
-from notes_cli.runtime.asking import Listener, Request, ask
-from notes_cli.runtime.keeping import Compiled
+from notes_cli.runtime.answering import Callbacks, Request, ask
+from notes_cli.runtime.recompile import Compiled
 from notes_cli.text.skill import Skill
 
 from .conftest import MakeModel
@@ -107,7 +107,7 @@ def test_blocks_of_compiles_are_counted(model: notes.Model, skill: Skill) -> Non
     model.compile(replace(skill, name="other"))
     one.__exit__(None, None, None)
     other.__exit__(None, None, None)
-    assert model.workspace.context.held == 0
+    assert model.workspace.context.n_leased == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
@@ -117,7 +117,7 @@ def test_a_forked_process_waits_for_no_thread_and_writes_into_no_session(model: 
     computing, done = threading.Event(), threading.Event()
 
     def compute() -> None:
-        with model.workspace.alone:
+        with model.workspace.lock:
             computing.set()
             done.wait(60)
 
@@ -169,7 +169,7 @@ def test_closed_sessions_are_not_kept(model: notes.Model, skill: Skill) -> None:
 
 
 def test_a_stream_whose_session_goes_on_says_so(model: notes.Model, skill: Skill) -> None:
-    """Its notebook is another one's by then; the turn is not kept."""
+    """Its sequence is another one's by then; the turn is not kept."""
     segment = model.compile(skill)
     with model.session("mine") as session:
         session.ask(QUESTION, splice=[segment], max_tokens=1)
@@ -220,8 +220,8 @@ def test_keywords_are_those_of_the_requests() -> None:
     named = {one.name for one in fields(Request)} | {one.name for one in fields(notes.SamplerOptions)}
     assert set(api.Asking.__annotations__) | {"question", "bias"} == named
     named = {one.name for one in fields(Examination)}
-    assert {*signature(notes.Model.verify_edits).parameters} == named | {"self", "listener"}
-    assert {*signature(notes.Model.verify).parameters} == named - {"fields", "methods"} | {"self", "listener"}
+    assert {*signature(notes.Model.verify_edits).parameters} == named | {"self", "callbacks"}
+    assert {*signature(notes.Model.verify).parameters} == named - {"fields", "methods"} | {"self", "callbacks"}
 
 
 def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
     assert again.tokens.tolist() == segment.tokens.tolist() and len(again.layers) == len(segment.layers)
     (tmp_path / "text.txt").write_text("date: 1\n\nSee section 2.\n\ndate: 1\n")
     told: list[Notice] = []
-    listener = notes.Listener(notice=told.append)
+    callbacks = notes.Callbacks(on_notice=told.append)
     found = model.bring_up_to_date(
-        tmp_path / "text.txt", name="other", influence=True, blocks=2, output=tmp_path / "x.gguf", listener=listener
+        tmp_path / "text.txt", name="other", influence=True, blocks=2, output=tmp_path / "x.gguf", callbacks=callbacks
     )
     assert found.path == tmp_path / "x.gguf" and found.blocks == 2
     assert "measured the influence of 1 of 1 fields" in [notice.what for notice in told]
@@ -369,8 +369,8 @@ def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
     wanted = model.ask("Why?", splice=[segment], max_tokens=12)
     heard: list[str] = []
     ended: list[str] = []
-    listener = Listener(answer=heard.append, answered=lambda answer: ended.append(answer.text))
-    stream = model.stream("Why?", splice=[segment], max_tokens=12, listener=listener)
+    callbacks = Callbacks(on_text=heard.append, on_answer=lambda answer: ended.append(answer.text))
+    stream = model.stream("Why?", splice=[segment], max_tokens=12, callbacks=callbacks)
     texts = []
     with pytest.raises(StopIteration) as done:
         while True:
@@ -402,7 +402,7 @@ def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, ski
         raise SkillError(f"heard {text!r}")
 
     with pytest.raises(SkillError, match="heard"):
-        list(model.stream("Why?", splice=[segment], listener=Listener(answer=fails)))
+        list(model.stream("Why?", splice=[segment], callbacks=Callbacks(on_text=fails)))
     assert context.used == 0
 
 
@@ -487,10 +487,10 @@ def test_calibrate(home: Path) -> None:
         watched.append(f"{label} in {unit}")
         return nullcontext(lambda done, total: None)
 
-    listener = Listener(watch=watch)
+    callbacks = Callbacks(progress=watch)
     with notes.open(options=notes.ContextOptions(n_ctx=1024, n_threads=1)) as model:
         model.compile(SAMPLES / "returns")
-        profile, path = model.calibrate(shipped_battery()[:1], listener=listener)
+        profile, path = model.calibrate(shipped_battery()[:1], callbacks=callbacks)
         assert path is None and profile.cases == 1 and not Profiles(home / "profiles").names()
     assert watched == ["measuring decisions in steps"]
 

@@ -79,7 +79,7 @@ def test_signatures_list_every_option(method: Callable[..., Any]) -> None:
 def test_help_says_what_each_option_means() -> None:
     lines = cleandoc(notes.Model.ask.__doc__ or "").splitlines()
     for name, one in signature(notes.Model.ask).parameters.items():
-        if name not in ("self", "question", "listener"):
+        if name not in ("self", "question", "callbacks"):
             (line,) = [line for line in lines if line.startswith(f"{name}=")]
             assert line.startswith(f"{name}={one.default!r}: ") and len(line.split(": ", 1)[1]) > 10
     assert "max_tokens=256: Tokens" in pydoc.plain(pydoc.render_doc(notes.Model.ask))
@@ -245,7 +245,7 @@ def test_what_a_prompt_shows(model: notes.Model, returns: notes.Segment) -> None
     assert repr(edits) == "Edits(passed, suffix 1 of 1)"
     request = notes.Request(QUESTION, splice=[returns])
     plan, skill = model.explain(request), notes.load_skill(str(SAMPLES / "returns"))
-    for one in (request, plan, skill, checked, notes.Listener(), notes.SamplerOptions()):
+    for one in (request, plan, skill, checked, notes.Callbacks(), notes.SamplerOptions()):
         assert "\n" not in repr(one) and "array(" not in repr(one) and " at 0x" not in repr(one)
         assert repr(one).startswith(type(one).__name__)
 
@@ -267,8 +267,8 @@ def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None
     dates = ["2026-07-01", "2026-05-02", "2026-08-01", "2026-05-03"]
     events: list[str] = []
 
-    def heard(date: str) -> notes.Listener:
-        return notes.Listener(answer=lambda text: events.append(date))
+    def heard(date: str) -> notes.Callbacks:
+        return notes.Callbacks(on_text=lambda text: events.append(date))
 
     async def work() -> list[notes.Answer]:
         ticks = 0
@@ -282,7 +282,7 @@ def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None
         ticking = asyncio.create_task(tick())
         found = await asyncio.gather(
             *(
-                model.aask(f"{QUESTION} Think first.", splice=[returns], errata={"date": date}, listener=heard(date))
+                model.aask(f"{QUESTION} Think first.", splice=[returns], errata={"date": date}, callbacks=heard(date))
                 for date in dates
             )
         )
@@ -305,8 +305,8 @@ def test_texts_are_streamed_to_a_loop(model: notes.Model, returns: notes.Segment
     wanted = list(model.stream(text, splice=[returns]))
 
     async def pieces() -> list[str]:
-        listener = notes.Listener(answered=answers.append)
-        return [piece async for piece in model.astream(text, splice=[returns], listener=listener)]
+        callbacks = notes.Callbacks(on_answer=answers.append)
+        return [piece async for piece in model.astream(text, splice=[returns], callbacks=callbacks)]
 
     for _ in range(2):
         assert run(pieces) == wanted and len(wanted) > 3
@@ -335,7 +335,7 @@ def large(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
 def ended(model: notes.Model) -> float:
     """Processor time until its thread has come to the end of what was cancelled, and everything was given back."""
     begun = time.process_time()
-    with model.workspace.alone:
+    with model.workspace.lock:
         assert model.workspace.context.used == 0
     return time.process_time() - begun
 
@@ -346,9 +346,9 @@ def test_a_task_that_is_cancelled_ends_the_answer(model: notes.Model, returns: n
     async def work() -> None:
         writing = asyncio.Event()
         loop = asyncio.get_running_loop()
-        listener = notes.Listener(answer=lambda text: loop.call_soon_threadsafe(writing.set))
+        callbacks = notes.Callbacks(on_text=lambda text: loop.call_soon_threadsafe(writing.set))
         how: Any = {"grammar": ENDLESS, "max_tokens": 900}
-        first = asyncio.create_task(model.aask("Write.", listener=listener, **how))
+        first = asyncio.create_task(model.aask("Write.", callbacks=callbacks, **how))
         second = asyncio.create_task(model.aask("Write.", **how))
         third = asyncio.create_task(model.aask(QUESTION, splice=[returns]))
         await writing.wait()
@@ -418,7 +418,7 @@ def test_a_closed_model_is_said_to_be(home: Path) -> None:
 
     async def work() -> list[object]:
         model = notes.open(TINY, n_ctx=1024, n_threads=1)
-        with model.workspace.alone:
+        with model.workspace.lock:
             waiting = asyncio.create_task(model.aask(QUESTION))
             await asyncio.sleep(0.05)
             model.close()
@@ -436,8 +436,8 @@ def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.S
     def compute() -> None:
         try:
             with stop:
-                listener = notes.Listener(answer=lambda text: begun.set())
-                model.ask("Write.", grammar=ENDLESS, max_tokens=900, listener=listener)
+                callbacks = notes.Callbacks(on_text=lambda text: begun.set())
+                model.ask("Write.", grammar=ENDLESS, max_tokens=900, callbacks=callbacks)
         except Cancelled as error:
             outcomes.append(error)
 

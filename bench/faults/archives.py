@@ -124,7 +124,7 @@ class Archives:
                 return f"{path.name}: {why}"
             assert ids is not None
             tokens[path.name] = [int.from_bytes(ids.data[at : at + 4], "little") for at in range(0, len(ids.data), 4)]
-        if not ledger.header.pinned:
+        if not ledger.header.prefix_only:
             for token, (name, row) in zip(ledger.state.tokens, ledger.state.rows, strict=True):
                 if tokens.get(name, [])[row : row + 1] != [token]:
                     return f"row {row} of {name} is not of token {token}"

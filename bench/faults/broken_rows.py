@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.segment import Q8_0, LayerRows, Segment, floats, quantized
+from notes_cli.engine.segment import Q8_0, LayerRows, Segment, quantized, to_float32
 from notes_cli.errors import NotesError
 from notes_cli.library.container import small
-from notes_cli.runtime.rows import NAMES
+from notes_cli.runtime.check_rows import NAMES
 from notes_cli.runtime.workspace import Workspace
 
 Rows = NDArray[np.float32]
@@ -101,14 +101,14 @@ def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which:
     for index in chosen:
         rows, new = layers[index], {}
         for name, part, told in zip("kv", (rows.k, rows.v), NAMES[rows.part], strict=True):
-            old = floats(part)
+            old = to_float32(part)
             if name.upper() not in which or not old.size:
                 continue
             at = before + row if len(old) > 1 else 0
-            broken = floats(turned[index].k) if turned else BREAKS[kind](old, chance, heads, at)
+            broken = to_float32(turned[index].k) if turned else BREAKS[kind](old, chance, heads, at)
             kept = _stored(segment, rows, name, broken.astype(np.float32))
             lengths = np.maximum(np.linalg.norm(old, axis=1), 1e-9)
-            change = float((np.linalg.norm(floats(kept) - old, axis=1) / lengths).max())
+            change = float((np.linalg.norm(to_float32(kept) - old, axis=1) / lengths).max())
             if change > LEAST[any(quantized(segment.kv))]:
                 new[name] = kept
                 changed.add((rows.layer, told))
@@ -121,7 +121,7 @@ def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which:
 
 def _turned(workspace: Workspace, segment: Segment) -> tuple[LayerRows, ...] | None:
     """The rows with their keys one position on; None where this model's cannot be rotated."""
-    if segment.pinned:
+    if segment.prefix_only:
         return None
     context, base = workspace.context, segment.base
     try:

@@ -167,7 +167,9 @@ def contradicted(segment: Segment, parts: Parts) -> str:
     for span in segment.fields:
         if segment.text[span.start : span.end] != span.value or not 0 <= span.first < span.last <= n or not span.name:
             return f"field {span}"
-    if segment.pinned != (parts.key("notes.first") is not None) or (segment.pinned and len(segment.context) != base):
+    if segment.prefix_only != (parts.key("notes.first") is not None) or (
+        segment.prefix_only and len(segment.context) != base
+    ):
         return "whole"
     if segment.blocks:
         if segment.blocks[0] != 0 or sorted(set(segment.blocks)) != list(segment.blocks) or segment.blocks[-1] >= n:
@@ -178,7 +180,7 @@ def contradicted(segment: Segment, parts: Parts) -> str:
         return f"moves {segment.moves}"
     if any(len(row) != n for row in segment.influence.values()):
         return "influence"
-    return _rows_contradict(segment, parts, base + n if segment.pinned else n)
+    return _rows_contradict(segment, parts, base + n if segment.prefix_only else n)
 
 
 def _rows_contradict(segment: Segment, parts: Parts, count: int) -> str:
@@ -227,7 +229,7 @@ def segments() -> list[Segment]:
         plain,
         replace(plain, layers=rows(9, "f4"), identity=replace(identity, kv_type="f32/f32"), influence=influence),
         replace(plain, blocks=(0, 4, 7), moves=(0, 2, 0)),
-        replace(plain, pinned=True, layers=(*rows(11), state)),
+        replace(plain, prefix_only=True, layers=(*rows(11), state)),
         replace(plain, layers=(first, indexer, *rest)),
         Segment("rows", "", "", tokens(3), 40, tokens(0), (), identity, rows(3, layers=1)),
     ]

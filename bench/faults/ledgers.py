@@ -155,7 +155,7 @@ def contradicted(ledger: Ledger) -> str:
         if type(row) is not int or row < 0 or not isinstance(name, str) or (name and not ROWS.fullmatch(name)):
             return f"row {row!r} of {name!r}"
     texts = (header.cache, header.model, *header.identity.as_dict().values())
-    if not all(isinstance(text, str) for text in texts) or not isinstance(header.pinned, bool):
+    if not all(isinstance(text, str) for text in texts) or not isinstance(header.prefix_only, bool):
         return "the first line"
     for entry in state.entries:
         origin = entry.origin

@@ -20,8 +20,8 @@ import gguf
 
 # All that a mutant needs is loaded before it gets a copy of this process.
 import notes_cli.commands.ask
-import notes_cli.runtime.assembling
-import notes_cli.runtime.thinking  # noqa: F401
+import notes_cli.runtime.assemble
+import notes_cli.runtime.generate  # noqa: F401
 from bench.faults.frame import ACCEPTED, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, traced, tried, waited
 from bench.faults.mutate import bytes_changed
 from bench.faults.parts import ALIGN, Key, Parts, Tensor

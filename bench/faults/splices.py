@@ -18,9 +18,9 @@ from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, SegmentError
 from notes_cli.library.container import open_segment, open_stored, write_segment
 
@@ -31,7 +31,7 @@ TITLE = (
 )
 FAILS = (
     "a signal (a bus error), an exception other than the one-line refusal, rows in the cache that are not bit for bit "
-    "those of the file that was opened, or a refusal after which the notebook is not as it was."
+    "those of the file that was opened, or a refusal after which the sequence is not as it was."
 )
 CASES, SHARE = 1_000, 2
 ROWS, LAYERS, WIDTH = 5000, 2, 256
@@ -65,8 +65,8 @@ class Splices:
         context = self._context(rng.choice(("on", "off")))
         before, seam = rng.choice((BASE, 30)), rng.choice((0, 0, 3))
         self.path.write_bytes(self.bytes[0])
-        book = begun(context, before)
-        rows = kept(book)
+        seq = begun(context, before)
+        rows = kept(seq)
         writer = threading.Thread(target=self._disturb, args=(rng.randrange(1 << 30),))
         early = rng.random() < 0.5
         device = native.staged(lines=rng.random() < 0.5, late=True) if rng.random() < 0.5 else nullcontext()
@@ -77,22 +77,20 @@ class Splices:
             if not early:
                 writer.start()
             with device:
-                book.splice(opened, seam=seam)
+                seq.splice(opened, seam=seam)
         except SegmentError as error:
             if not str(error).isprintable():
                 return Verdict("wrong", f"not one line: {error}")
-            length = before + seam if len(book) > before else before  # the seam is decoded before
-            same = len(book) == context.length(book.sequence) == context.used == length
-            return (
-                REFUSED if same and kept(book, before) == rows else Verdict("wrong", "refused, and it left something")
-            )
+            length = before + seam if len(seq) > before else before  # the seam is decoded before
+            same = len(seq) == context.length(seq.seq_id) == context.used == length
+            return REFUSED if same and kept(seq, before) == rows else Verdict("wrong", "refused, and it left something")
         except EngineError as error:  # a NaN that the check should have found before
             return Verdict("wrong", f"rows were used that had not been checked: {error}")
         finally:
             if writer.ident is not None:
                 writer.join()
         which = int(opened.name)
-        return ACCEPTED if kept(book) == self._wanted(context, which, before, seam) else Verdict("wrong", "other rows")
+        return ACCEPTED if kept(seq) == self._wanted(context, which, before, seam) else Verdict("wrong", "other rows")
 
     def _context(self, flash: Literal["on", "off"]) -> Context:
         """Opened by the process that judges."""
@@ -104,9 +102,9 @@ class Splices:
     def _wanted(self, context: Context, which: int, before: int, seam: int) -> list[bytes]:
         key = (context.options.flash_attention, which, before, seam)
         if key not in self._known:
-            book = begun(context, before)
-            book.splice(open_segment(self.sound[which]), seam=seam)
-            self._known[key] = kept(book)
+            seq = begun(context, before)
+            seq.splice(open_segment(self.sound[which]), seam=seam)
+            self._known[key] = kept(seq)
         return self._known[key]
 
     def _disturb(self, seed: int) -> None:
@@ -146,16 +144,16 @@ def segment(number: int) -> Segment:
     )
 
 
-def begun(context: Context, count: int) -> Notebook:
-    """A notebook of some tokens in a context with nothing else."""
+def begun(context: Context, count: int) -> KVSequence:
+    """A sequence of some tokens in a context with nothing else."""
     context.clear()
-    book = Notebook(context)
-    book.append(np.arange(count))
-    book.flush()
-    return book
+    seq = KVSequence(context)
+    seq.append(np.arange(count))
+    seq.flush()
+    return seq
 
 
-def kept(book: Notebook, count: int | None = None) -> list[bytes]:
+def kept(seq: KVSequence, count: int | None = None) -> list[bytes]:
     """Its rows, as the cache has them; the first ones of them."""
-    layers = book.context.read(book.sequence, 0, len(book) if count is None else count, base=0)
+    layers = seq.context.read(seq.seq_id, 0, len(seq) if count is None else count, base=0)
     return [part.tobytes() for rows in layers for part in (rows.k, rows.v)]

@@ -164,12 +164,12 @@ class Stage:
 
 
 WARM = (
-    *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.notebook"),
+    *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
     *(
         "notes_cli.sessions.session",
-        "notes_cli.runtime.thinking",
-        "notes_cli.runtime.keeping",
-        "notes_cli.runtime.assembling",
+        "notes_cli.runtime.generate",
+        "notes_cli.runtime.recompile",
+        "notes_cli.runtime.assemble",
     ),
     *("notes_cli.sessions.archive", "notes_cli.measure.calibrate", "notes_cli.measure.battery", "notes_cli.text.skill"),
 )

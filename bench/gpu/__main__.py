@@ -39,7 +39,7 @@ def device(given: argparse.Namespace) -> dict[str, Any]:
     """The devices that llama.cpp finds, and whose build it is."""
     from notes_cli.engine import devices, native
 
-    return {"devices": [str(one) for one in devices.local()], "llama_cpp_python": native.UPSTREAM}
+    return {"devices": [str(one) for one in devices.local_devices()], "llama_cpp_python": native.UPSTREAM}
 
 
 def rows(given: argparse.Namespace) -> Any:

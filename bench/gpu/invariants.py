@@ -132,14 +132,14 @@ def _rows(path: Path, kv: str, flash: Flash) -> Line:
 def _spliced(context: Context, tokens: np.ndarray, segment: tuple[LayerRows, ...]) -> list[np.ndarray]:
     """Rows as they are read after splices into two sequences whose cells alternate with each other's."""
     for position in range(0, 40, 5):
-        for sequence in (0, 1):
-            context.append({sequence: tokens[position : position + 5]}, "none")
+        for seq_id in (0, 1):
+            context.append({seq_id: tokens[position : position + 5]}, "none")
     read = []
-    for sequence, position in ((0, 40), (1, TARGET)):
+    for seq_id, position in ((0, 40), (1, TARGET)):
         if position > 40:
-            context.append({sequence: tokens[40:position]}, "none")
-        context.splice(sequence, position, tokens, segment, BASE)
-        read += list(context.read(sequence, position, TOKENS, base=position, dtype="f32"))
+            context.append({seq_id: tokens[40:position]}, "none")
+        context.splice(seq_id, position, tokens, segment, BASE)
+        read += list(context.read(seq_id, position, TOKENS, base=position, dtype="f32"))
     return [part.view(np.uint32) for layer in read for part in (layer.k, layer.v)]
 
 
@@ -149,7 +149,7 @@ def noise(case: Case) -> Errors:
     wanted, worst = case.decoded(POSITION), Errors()
     for first in (TEXT // 2, TEXT - TEXT // 3):
         with case.context() as context:
-            decode(context, case.skill[:first], POSITION, case.sequence)
-            decode(context, case.skill[first:], POSITION + first, case.sequence)
+            decode(context, case.skill[:first], POSITION, case.seq_id)
+            decode(context, case.skill[first:], POSITION + first, case.seq_id)
             worst = worst.worse(Errors.between(case.outcome(context, POSITION), wanted))
     return worst

@@ -25,8 +25,8 @@ from bench.speed import COMPILED_AT, SPLICED_AT, make_segment, random_rows, seco
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.container import open_segment, open_stored, write_segment
 
 LONG = 120.0  # seconds for a request
@@ -46,25 +46,25 @@ def _splices(context: Context, count: int, path: Path) -> dict[str, Any]:
     tokens = np.random.default_rng(1).integers(0, 256, count).astype(np.int32)
     write_segment(path, make_segment(context, tokens, random_rows(context, count)))
     segment, stored = open_segment(path), open_stored(path)
-    with Notebook(context) as notebook:
-        notebook.append(np.arange(SPLICED_AT, dtype=np.int32))
-        notebook.flush()
+    with KVSequence(context) as sequence:
+        sequence.append(np.arange(SPLICED_AT, dtype=np.int32))
+        sequence.flush()
 
         def prefill() -> None:
-            notebook.append(tokens)
-            notebook.flush()
+            sequence.append(tokens)
+            sequence.flush()
             context.logits()  # waits for the device
 
         def timed(work: Callable[[], object], repeat: int) -> float:
             times = []
             for _ in range(repeat):
-                notebook.truncate(SPLICED_AT)
+                sequence.truncate(SPLICED_AT)
                 times.append(seconds(work))
             return min(times)
 
         before = native.traffic()
-        file = timed(lambda: notebook.splice(stored), ROUNDS)
-        memory = timed(lambda: notebook.splice(segment), ROUNDS)
+        file = timed(lambda: sequence.splice(stored), ROUNDS)
+        memory = timed(lambda: sequence.splice(segment), ROUNDS)
         calls = (native.traffic().copies - before.copies) // (2 * ROUNDS)
         read = min(seconds(lambda: context.read(0, SPLICED_AT, count, base=COMPILED_AT)) for _ in range(3))
         taken = timed(prefill, 3)
@@ -86,7 +86,7 @@ def _memcpy(size: int) -> dict[str, float]:
     except OSError:  # a dry run
         return {}
     try:
-        return {"memcpy_pinned": copies.seconds(pinned=True), "memcpy_pageable": copies.seconds(pinned=False)}
+        return {"memcpy_pinned": copies.seconds(prefix_only=True), "memcpy_pageable": copies.seconds(prefix_only=False)}
     finally:
         copies.close()
 

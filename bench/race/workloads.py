@@ -148,7 +148,7 @@ def _prompts(skills: dict[str, str], drafts: list[Draft]) -> Iterator[Prompt]:
             changed = {"fields": {"date": one.date}, "method": "field"} if one.date else {}
             splice = [str(files[name]) for name in one.splice]
             plan = model.explain(one.question, splice=splice, system=one.system or None, max_tokens=ANSWER, **changed)  # type: ignore[arg-type]
-            tokens = plan.notebook.tokens.tolist()
+            tokens = plan.sequence.tokens.tolist()
             own = model.workspace.model
             text = b"".join(own.token_bytes(token, special=True) for token in tokens).decode()
             if own.tokenize(text, special=True).tolist() != tokens:

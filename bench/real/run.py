@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.runtime.assembling import assemble, cells_meanwhile, divide
+from notes_cli.runtime.assemble import assemble, divide_before_question, temporary_cells
 from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import at_question
@@ -34,17 +34,17 @@ def answers(
     """
     parts = [_parts(workspace, prompt) for prompt in prompts]
     longest = max(len(one.tokens[-1]) for one in parts) + ANSWER
-    workspace.make_way(parts[0].count + cells_meanwhile(prompts[0], parts[0]) + longest, 2)
+    workspace.reserve(parts[0].count + temporary_cells(prompts[0], parts[0]) + longest, 2)
     outcomes = []
     with assemble(workspace, prompts[0], parts=parts[0].stem, splice=splice, exact=exact, seam=seam) as stem:
         if not parts[0].stem.asking:  # else it was divided there
-            divide(stem)
+            divide_before_question(stem)
         stem.flush_divided()
         for one in parts:
-            with stem.share_rows() as sequence, Sampler(SamplerOptions(temperature=0.0)) as sampler:
-                sequence.append(one.tokens[-1], "question")
-                logits = sequence.logits().copy()
-                text = workspace.model.text(sequence.generate(sampler, ANSWER)).strip()
+            with stem.share_rows() as seq_id, Sampler(SamplerOptions(temperature=0.0)) as sampler:
+                seq_id.append(one.tokens[-1], "question")
+                logits = seq_id.logits().copy()
+                text = workspace.model.text(seq_id.generate(sampler, ANSWER)).strip()
             outcomes.append(Outcome(text, logits))
     return outcomes
 

@@ -281,11 +281,11 @@ def _of_this_process(call: Call, started: float, given: Mapping[str, Any]) -> di
     """The document of an answer that is computed here, or of what would be done."""
     request = request_of(call.options)
     with open_model(quiet=call.json, begins=True, **given) as model, Voices(call) as voices:
-        workspace, listener, goes_on = model.workspace, voices.listener(model.workspace), False
+        workspace, callbacks, goes_on = model.workspace, voices.callbacks(model.workspace), False
         if call.explain:
-            return plan_as_json(model.explain(request, listener=listener))
+            return plan_as_json(model.explain(request, callbacks=callbacks))
         if call.session is None:
-            answer = model.ask(request, listener=listener)
+            answer = model.ask(request, callbacks=callbacks)
         else:
             with model.session(call.session) as session:
                 goes_on = not session.empty
@@ -293,7 +293,7 @@ def _of_this_process(call: Call, started: float, given: Mapping[str, Any]) -> di
                     if call.following is None:
                         raise call.begun()
                     request = request_of(call.following)
-                answer = session.ask(request, listener=listener)
+                answer = session.ask(request, callbacks=callbacks)
         return turn_as_json(workspace, request, answer, started, call.session, goes_on)
 
 

@@ -23,7 +23,7 @@ from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import answer_as_json
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.asking import Answer, Request
+    from notes_cli.runtime.answering import Answer, Request
 
 LONGEST = 16 << 20  # bytes of a line
 _HELD = ("choices", "json_schema", "grammar")
@@ -40,7 +40,7 @@ _ALONE = {
 
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> None:
     """Answer the questions of a file, or of standard input. Raise NotesError in the end where a line has failed."""
-    from notes_cli.runtime.asking import PARALLEL, Listener
+    from notes_cli.runtime.answering import PARALLEL, Callbacks
 
     started = time.perf_counter()
     for parameter, word in _ALONE.items():
@@ -53,9 +53,9 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
         lines = _Lines(stack.enter_context(_opened(source)), given)
         model = stack.enter_context(open_model(quiet=given["json_"], **given))
         update = stack.enter_context(output.progress("answering", "questions", later=True))
-        listener = Listener(notice=tell, watch=watch)
+        callbacks = Callbacks(on_notice=tell, progress=watch)
         done = failed = 0
-        for outcome in model.ask_many(lines, parallel=parallel or PARALLEL, listener=listener):
+        for outcome in model.ask_many(lines, parallel=parallel or PARALLEL, callbacks=callbacks):
             line, key, request = lines.waiting.popleft()
             head = {"version": 1, "line": line, "id": key}
             if isinstance(outcome, NotesError):

@@ -69,7 +69,7 @@ def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot
     if plot:
         check_plot(plot)
     with open_model(quiet=json_, **model) as opened:
-        speed = opened.bench(Benching(tokens, runs, question), listener=listening(json_))
+        speed = opened.bench(Benching(tokens, runs, question), callbacks=listening(json_))
     try:
         if plot:
             write_speed(plot, speed)

@@ -84,7 +84,7 @@ def calibrate_command(
     cases = [case for battery in batteries for case in battery[:number]]
     with open_model(quiet=json_, **model) as opened:
         drawn = () if only else pairs()[:number]
-        profile, path = opened.calibrate(cases, pairs=drawn, listener=listening(json_))
+        profile, path = opened.calibrate(cases, pairs=drawn, callbacks=listening(json_))
     if json_:
         output.as_json({"version": 1, "path": str(path) if path else None, **as_dict(profile)})
     else:

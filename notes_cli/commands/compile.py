@@ -20,7 +20,7 @@ from notes_cli.errors import NotesError
 if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.library.info import SegmentInfo
-    from notes_cli.runtime.keeping import Compiled
+    from notes_cli.runtime.recompile import Compiled
     from notes_cli.runtime.sources import Shape, Source, Sources
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
@@ -156,7 +156,7 @@ def command(
       notes compile photo.jpg -m model.gguf --mmproj mmproj.gguf
       notes compile --from returns -m other.gguf     its text, for another model
     """
-    from notes_cli.runtime.freshness import again
+    from notes_cli.runtime.freshness import skill_from_segment
     from notes_cli.runtime.sources import Shape, Source, Sources
 
     sweeps = [flag for flag, given in (("--all", all_), ("--stale", stale)) if given]
@@ -174,15 +174,15 @@ def command(
     if segment is not None:
         info = library().latest(segment)
         blocks, kv = blocks or len(info.blocks) or None, kv or info.kv
-        skills.append(Source(segment, again(info, name)))
+        skills.append(Source(segment, skill_from_segment(info, name)))
     reads: list[tuple[str, Callable[[], Source]]] = [(word, partial(_read, meant, word, name)) for word in words]
     if joins:
         one = together or name
         reads = [(one or " + ".join(words), partial(_joined, meant, words, one))]
     if all_:
-        reads += [(str(found.path), partial(meant.agent_skill, found)) for found in meant.found().values()]
+        reads += [(str(found.path), partial(meant.agent_skill, found)) for found in meant.agent_skills().values()]
     if stale:
-        reads += [(kept, partial(meant.kept, kept)) for kept in meant.library.names()]
+        reads += [(kept, partial(meant.library_skill, kept)) for kept in meant.library.names()]
     if sweeps and not reads:
         output.say(_nothing(all_))
     for word, read in reads:
@@ -312,7 +312,7 @@ def _compile(
 ) -> dict[str, Any]:
     """Compile one skill, say what was done, and return the facts of it."""
     from notes_cli.library.container import peek
-    from notes_cli.runtime.compiling import placement_limits, skill_of
+    from notes_cli.runtime.compile import placement_limits, skill_of
 
     skill = skill_of(model.workspace, wanted)
     compiled = model.bring_up_to_date(
@@ -322,7 +322,7 @@ def _compile(
         influence=shape.influence,
         blocks=shape.blocks,
         kv=shape.kv,
-        listener=listening(quiet),
+        callbacks=listening(quiet),
     )
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
@@ -336,7 +336,7 @@ def _compile(
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
     """What was compiled, how fast, and what it takes: the names of the fields where they fit."""
     from notes_cli.explaining import kept_as
-    from notes_cli.runtime.keeping import NEW
+    from notes_cli.runtime.recompile import NEW
     from notes_cli.text.sizes import human_time
 
     part = f", {f'{compiled.decoded:,}' if compiled.decoded else 'none'} of them prefilled"

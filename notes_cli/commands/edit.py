@@ -14,7 +14,7 @@ from notes_cli.commands.terminal import Grouped
 from notes_cli.explaining import edited
 
 if TYPE_CHECKING:
-    from notes_cli.library.standing import Standing
+    from notes_cli.library.standing import GlobalErratum
     from notes_cli.sessions.edits import Edited
 
 
@@ -72,7 +72,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
         return _correct(values, json_, model)
     edits = []
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
-        for made in session.edits(values, method, listener=listening(json_)):
+        for made in session.edits(values, method, callbacks=listening(json_)):
             edits.append(made)
             if not json_:
                 output.result(_told(made))
@@ -84,11 +84,11 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
 def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
     """Tell everybody. 1 if a session could not be told."""
     from notes_cli.commands.remedies import worded
-    from notes_cli.library.standing import StandingErrata
+    from notes_cli.library.standing import GlobalErrata
     from notes_cli.sessions.everybody import correct
 
     with open_model(quiet=json_, **model) as opened:
-        done = correct(opened.workspace, StandingErrata(library().folder), values)
+        done = correct(opened.workspace, GlobalErrata(library().folder), values)
     skipped = {name: worded(error) for name, error in done.skipped.items()}
     if json_:
         output.as_json({**_told_to_all(done.errata), "sessions": list(done.edited), "skipped": skipped})
@@ -103,10 +103,10 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
 
 def _list(json_: bool) -> int:
     """What everybody is told now, also of skills that are not compiled now, but may be again."""
-    from notes_cli.library.standing import ENDED, StandingErrata
+    from notes_cli.library.standing import ENDED, GlobalErrata
 
     store = library()
-    latest = {(one.skill, one.field): one for one in StandingErrata(store.folder).all() if one.was != ENDED}
+    latest = {(one.skill, one.field): one for one in GlobalErrata(store.folder).all() if one.was != ENDED}
     shown = []
     for one in latest.values():
         infos = [entry.info for entry in store.entries(one.skill) if entry.info is not None]
@@ -123,7 +123,7 @@ def _list(json_: bool) -> int:
     return 0
 
 
-def _told_to_all(errata: Sequence[Standing]) -> dict[str, Any]:
+def _told_to_all(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
     keys = ("skill", "field", "was", "value")
     return {"version": 1, "errata": [{key: getattr(one, key) for key in keys} for one in errata]}
 

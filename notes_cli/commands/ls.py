@@ -142,7 +142,7 @@ def _rows(model: str | None) -> list[_Row]:
     from notes_cli import config
     from notes_cli.library.profiles import Profiles
     from notes_cli.library.tidy import library_files
-    from notes_cli.runtime.freshness import reasons
+    from notes_cli.runtime.freshness import stale_reasons
 
     store, paths = library(), config.paths()
     entries = store.entries()
@@ -154,7 +154,7 @@ def _rows(model: str | None) -> list[_Row]:
         _Row(
             entry,
             there.get(entry.path),
-            reasons(entry, [other for other in entries if other.name == entry.name], profiles, weights),
+            stale_reasons(entry, [other for other in entries if other.name == entry.name], profiles, weights),
         )
         for entry in entries
     ]
@@ -344,7 +344,7 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "kv": info.kv,
             "tokens": len(info.tokens),
             "compiled_at": f"position {info.base}, after {len(info.context)} tokens"
-            + ("" if info.carried else ", and fits there only" if info.pinned else ""),
+            + ("" if info.carried else ", and fits there only" if info.prefix_only else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
             "prefill": _prefill(info),

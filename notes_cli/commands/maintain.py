@@ -151,11 +151,11 @@ def prune_command(
 
 def _outdated(there: Sequence[LibraryFile]) -> list[LibraryFile]:
     """Those that cannot be used as they are: a compile of their text would not give them again."""
-    from notes_cli.runtime.freshness import Stale, reasons
+    from notes_cli.runtime.freshness import Stale, stale_reasons
 
     kinds = {Stale.TEXT, Stale.GONE, Stale.DAMAGED}
     entries = library().entries()
-    bad = {entry.path for entry in entries if kinds & {reason.kind for reason in reasons(entry, [entry])}}
+    bad = {entry.path for entry in entries if kinds & {reason.kind for reason in stale_reasons(entry, [entry])}}
     return [one for one in there if one.path in bad]
 
 

@@ -214,7 +214,7 @@ class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
     name = "servers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from notes_cli.engine import servers
+        from notes_cli.engine import rpc
         from notes_cli.errors import EngineError
 
         if isinstance(value, tuple):
@@ -222,7 +222,7 @@ class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
         found = tuple(one.strip() for one in str(value).split(","))
         try:
             for one in found:
-                servers.address(one)
+                rpc.address(one)
         except EngineError as error:
             self.fail(str(error), param, ctx)
         return found
@@ -443,7 +443,7 @@ def open_workspace(
     from notes_cli.runtime.workspace import Workspace
 
     chosen = choose_model(quiet=quiet, session=session, begins=begins, **given)
-    log.show(output.log if given["verbose"] > 1 else None)
+    log.set_output(output.log if given["verbose"] > 1 else None)
     for text in chosen.told:
         output.say(text)
     path = chosen.path
@@ -555,7 +555,7 @@ def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path
     """The file of a model that the user names. Raise ModelError for a name that there is not. People are told which
     file a name is (`verbose`), and that a file is in a form that is misread: names of such are refused."""
     from notes_cli import config
-    from notes_cli.engine.ollama_form import INSTEAD
+    from notes_cli.engine.ollama_form import ADVICE
     from notes_cli.errors import NotesError, told
     from notes_cli.library.facts import form_of
     from notes_cli.runtime.naming import model_file
@@ -567,5 +567,5 @@ def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path
         return path
     with suppress(NotesError):  # whoever loads it says it better
         if form := form_of(path, config.paths().models / "forms.json"):
-            tell(f"warning: {told(f'{path} is {form}', INSTEAD)}")
+            tell(f"warning: {told(f'{path} is {form}', ADVICE)}")
     return path

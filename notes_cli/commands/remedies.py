@@ -14,7 +14,7 @@ from notes_cli.errors import Help, NotesError, Notice, Remedy, told
 
 if TYPE_CHECKING:
     from notes_cli.errors import Progress
-    from notes_cli.runtime.asking import Listener
+    from notes_cli.runtime.answering import Callbacks
 
 # Options of a compile, by what they are called in Python.
 _FLAGS = {
@@ -53,9 +53,9 @@ def _compile(source: Sequence[str], values: Mapping[str, Any]) -> str:
 
 def _model(path: object) -> str:
     """A model's name, if it has one that -m takes, else its file."""
-    from notes_cli.runtime.naming import word_for
+    from notes_cli.runtime.naming import model_argument
 
-    return word_for(Path(str(path)))
+    return model_argument(Path(str(path)))
 
 
 def _each(option: str, names: Sequence[str]) -> str:
@@ -165,13 +165,13 @@ def tell(notice: Notice) -> None:
     output.say(worded(notice))
 
 
-def listening(quiet: bool) -> Listener:
+def listening(quiet: bool) -> Callbacks:
     """Notices go to stderr, and progress unless that is to be `quiet`."""
-    from notes_cli.runtime.asking import Listener
+    from notes_cli.runtime.answering import Callbacks
 
     def watch(
         label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
     ) -> AbstractContextManager[Progress]:
         return output.progress(label, unit, hidden=quiet, later=later)
 
-    return Listener(notice=tell, watch=watch)
+    return Callbacks(on_notice=tell, progress=watch)

@@ -25,10 +25,10 @@ from notes_cli.explaining import Room
 from notes_cli.text.fields import parse_values
 
 if TYPE_CHECKING:
-    from notes_cli.engine.notebook import Stopped
+    from notes_cli.engine.sequence import Stopped
     from notes_cli.errors import Notice, Progress
-    from notes_cli.runtime.asking import Answer, Listener, Request
-    from notes_cli.runtime.thinking import Thought
+    from notes_cli.runtime.answering import Answer, Callbacks, Request
+    from notes_cli.runtime.generate import ReasoningTrace
     from notes_cli.runtime.workspace import Workspace
 
 # What only the first turn of a session can say.
@@ -116,14 +116,14 @@ def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) 
 def request_of(options: Options) -> Request:
     """The request with these options. Raise NotesError for a value that cannot be meant."""
     from notes_cli.engine.sampler import SamplerOptions
-    from notes_cli.runtime.asking import ENDLESS, Request
-    from notes_cli.runtime.settings import method_named
+    from notes_cli.runtime.answering import UNLIMITED, Request
+    from notes_cli.runtime.settings import parse_method
 
     method, most = options["method"], options["max_tokens"]
     read = {
-        "method": method_named(method and str(method)),
+        "method": parse_method(method and str(method)),
         "sampling": SamplerOptions(**options["sampling"]),
-        "max_tokens": ENDLESS if most < 0 else most,
+        "max_tokens": UNLIMITED if most < 0 else most,
     }
     return Request(**{**options, **read})
 
@@ -200,7 +200,7 @@ LONG = 512  # tokens of a prompt whose reading is shown
 def watch(
     label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False, hidden: bool = False
 ) -> AbstractContextManager[Progress]:
-    """Show how far something has come, as runtime/opening.py asks for it (Watch)."""
+    """Show how far something has come, as runtime/open_skills.py asks for it (Watch)."""
     short = tokens is not None and tokens < LONG
     return output.progress(label, unit, hidden=short or hidden, later=later)
 
@@ -250,23 +250,23 @@ class Voices:
         self._thought.end()
         self._answer.end()
 
-    def listener(self, workspace: Workspace) -> Listener:
+    def callbacks(self, workspace: Workspace) -> Callbacks:
         """For an answer that comes from this workspace."""
-        from notes_cli.runtime.asking import Listener
+        from notes_cli.runtime.answering import Callbacks
 
-        def thought_ended(thought: Thought, asked: bool) -> None:
+        def thought_ended(thought: ReasoningTrace, asked: bool) -> None:
             self.thought_ended(thought.text, thought.stopped, asked, Room.of(workspace))
 
         def answered(answer: Answer) -> None:
             self.answered(answer.text, answer.stopped, Room.of(workspace))
 
-        return Listener(
-            notice=_tell_of,
-            watch=partial(watch, hidden=self._call.json),
-            thought=self.thought if self._streams else None,
-            thought_ended=thought_ended,
-            answer=self.answer if self._streams else None,
-            answered=answered,
+        return Callbacks(
+            on_notice=_tell_of,
+            progress=partial(watch, hidden=self._call.json),
+            on_reasoning=self.thought if self._streams else None,
+            on_reasoning_end=thought_ended,
+            on_text=self.answer if self._streams else None,
+            on_answer=answered,
         )
 
     def thought(self, text: str) -> None:

@@ -373,7 +373,7 @@ def _facts(stored: SessionFolder) -> dict[str, Any]:
         "model": header.model,
         "identity": header.identity.as_dict(),
         "cache": header.cache,
-        "whole": header.pinned,
+        "whole": header.prefix_only,
         "tokens": len(state.tokens),
         "turns": state.turns,
         "edits": state.edits,

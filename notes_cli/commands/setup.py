@@ -233,12 +233,12 @@ def _context(model: Model) -> dict[str, str]:
     from notes_cli.engine.options import ContextOptions
     from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 
-    trained, there = limits.trained(model, ContextOptions()), limits.available()
+    trained, there = limits.trained_length(model, ContextOptions()), limits.available_memory()
     sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})
-    needs = [f"{size:,} tokens take {limits.memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
+    needs = [f"{size:,} tokens take {limits.estimate_memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
     return {
         "trained for": f"{trained:,} tokens" if trained else "any number of tokens",
-        "context": "; ".join(needs) + (f"; {limits.size(there)} are available" if there is not None else ""),
+        "context": "; ".join(needs) + (f"; {limits.format_size(there)} are available" if there is not None else ""),
     }
 
 

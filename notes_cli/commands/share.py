@@ -106,7 +106,7 @@ def import_command(
             try:
                 source = _fitting(group, opened.workspace.identity)
                 found = opened.import_segment(
-                    source, name=name, trust=trust, force=force, listener=listening(quiet or json_)
+                    source, name=name, trust=trust, force=force, callbacks=listening(quiet or json_)
                 )
             except NotesError as error:
                 if len(wanted) == 1:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notes_cli.measure.compare import Composed, Parting
     from notes_cli.measure.examination import SessionReport
     from notes_cli.measure.verify import Case, Edits, Report
-    from notes_cli.runtime.rows import RowCheck
+    from notes_cli.runtime.check_rows import RowCheck
     from notes_cli.sessions.state import Entry
 
 _WIDE = 100  # columns of a terminal that a table of questions takes with figures
@@ -145,11 +145,11 @@ def command(
         seam=seam,
         wording=wording,
     )
-    listener = listening(json_)
+    callbacks = listening(json_)
     with open_model(quiet=json_, session=session, **model) as opened:
         if session:
             with opened.session(session, new=False, reading=True) as held:
-                checked, entries = held.verify(wanted, listener=listener), held.entries
+                checked, entries = held.verify(wanted, callbacks=callbacks), held.entries
             places = [_place(entries, error.position) for error in checked.layers]
             if json_:
                 output.as_json(_session_as_json(checked, session, places))
@@ -157,10 +157,10 @@ def command(
                 _print_session(checked, places, opened.name)
             return 0 if checked.passed else 1
         if fields:
-            edits = opened.verify_edits(wanted, listener=listener)
+            edits = opened.verify_edits(wanted, callbacks=callbacks)
             output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, opened.name)
             return 0 if edits.passed else 1
-        report = opened.verify(wanted, listener=listener)
+        report = opened.verify(wanted, callbacks=callbacks)
         output.as_json(_as_json(report)) if json_ else _print(report, opened.name)
         return 0 if report.passed else 1
 

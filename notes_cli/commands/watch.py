@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notes_cli.api import Model
-    from notes_cli.runtime.asking import Listener
-    from notes_cli.runtime.keeping import Compiled
+    from notes_cli.runtime.answering import Callbacks
+    from notes_cli.runtime.file_watch import FileStamp
+    from notes_cli.runtime.recompile import Compiled
     from notes_cli.runtime.sources import Source, Sources
-    from notes_cli.runtime.watching import Look
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet
 
@@ -55,39 +55,39 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
       notes watch skills/ notes.md
       notes watch --all --json
     """
+    from notes_cli.runtime.file_watch import Files, Watched, file_stamp
     from notes_cli.runtime.sources import Sources
-    from notes_cli.runtime.watching import Files, Watched, look_at
 
     watched, files = Watched(), Files()
-    files.found(_files(sources, all_))
+    files.add(_files(sources, all_))
     if not files.paths:
         raise NotesError("there is nothing to watch", "Name a SOURCE: notes watch skills/")
     with open_model(quiet=quiet or json_, **model) as opened:
 
-        def brought(path: Path, look: Look, *, first: bool = False) -> None:
+        def brought(path: Path, look: FileStamp, *, first: bool = False) -> None:
             """What depends on a file is up to date as the file was at this look; with it the images that its text
             shows, unless other skills depend on them, too."""
             shown = _images(opened, path)
-            files.shows(path, shown)
+            files.set_images(path, shown)
             skills = files.skills(path)
             _compile(opened, Sources(library()), skills, path, json_, named=not (sources or all_), first=first)
             alone = {image: seen for image, seen in shown.items() if set(files.skills(image)) <= set(skills)}
             for one, seen in {**alone, path: look}.items():
-                watched.handled(one, seen)
+                watched.mark_handled(one, seen)
 
         for path in files.paths:
-            brought(path, look_at(path), first=True)
+            brought(path, file_stamp(path), first=True)
         if not quiet:
             count = len(files.paths)
             output.say(f"watching {count} {'file' if count == 1 else 'files'}; Ctrl-C ends it")
         while True:
             time.sleep(interval)
             with suppress(NotesError):  # a folder that is being replaced
-                files.found(_files(sources, all_))
+                files.add(_files(sources, all_))
             for path, look in watched.changed(files.paths):
                 if look is None:
                     _tell(json_, event="gone", source=str(path))
-                    watched.handled(path, look)
+                    watched.mark_handled(path, look)
                 else:
                     brought(path, look)
 
@@ -106,7 +106,7 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
             path = skill_file(word) if Path(word).exists() else _file(words.read(word).skill)
             found.setdefault(path.absolute(), []).append(word)
     if all_:
-        for one in words.found().values():
+        for one in words.agent_skills().values():
             if not one.problem:
                 found.setdefault(one.path / "SKILL.md", []).append(str(one.path))
     if not sources and not all_:
@@ -116,15 +116,15 @@ def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
     return found
 
 
-def _images(model: Model, path: Path) -> dict[Path, Look]:
+def _images(model: Model, path: Path) -> dict[Path, FileStamp]:
     """The images that the text in a file shows, if the model sees, as they are now."""
-    from notes_cli.runtime.watching import look_at
+    from notes_cli.runtime.file_watch import file_stamp
     from notes_cli.text.skill import load_skill
 
     with suppress(NotesError):  # tools, or a text that cannot be read, of which others tell
-        links = load_skill(path).links if model.workspace.sees else ()
+        links = load_skill(path).links if model.workspace.has_vision else ()
         found = [Path(link.path).absolute() for link in links if not link.why]
-        return {image: look_at(image) for image in found}
+        return {image: file_stamp(image) for image in found}
     return {}
 
 
@@ -146,7 +146,7 @@ def _compile(
     done = set[str]()
     for word in skills:
         try:
-            wanted = words.kept(word) if named else words.read(word)
+            wanted = words.library_skill(word) if named else words.read(word)
             name = wanted.skill.name
             if name in done:  # two words may mean one
                 continue
@@ -161,20 +161,20 @@ def _compile(
             _tell(json_, event=event, source=str(path), **facts)
 
 
-def _compiled(model: Model, words: Sources, wanted: Source, listener: Listener) -> Compiled:
+def _compiled(model: Model, words: Sources, wanted: Source, callbacks: Callbacks) -> Compiled:
     """The skill, up to date, and kept as it was."""
     from notes_cli.commands.compile import shape_of
-    from notes_cli.runtime.compiling import skill_of
+    from notes_cli.runtime.compile import skill_of
     from notes_cli.runtime.sources import Shape
 
-    kept = words.known(wanted.skill.name)
+    kept = words.readable_skill(wanted.skill.name)
     shape = shape_of(model, words, kept or wanted, Shape(None, kv=None))
     return model.bring_up_to_date(
         skill_of(model.workspace, wanted.skill),
         influence=shape.influence,
         blocks=shape.blocks,
         kv=shape.kv,
-        listener=listener,
+        callbacks=callbacks,
     )
 
 

@@ -1,1 +1,1 @@
-"""Editing: ways of amending a notebook when a field of a spliced skill has another value."""
+"""Editing: ways of amending a sequence when a field of a spliced skill has another value."""

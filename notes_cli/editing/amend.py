@@ -1,4 +1,4 @@
-"""Amending a notebook: a skill gets new values by an edit method, where it is or while it is placed."""
+"""Amending a sequence: a skill gets new values by an edit method, where it is or while it is placed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from notes_cli.editing.methods import METHODS, Method, Needs, Record
 from notes_cli.editing.selecting import Scratch, most_deviating, most_influenced, prefill
 from notes_cli.editing.ways import Edit, Placer, Prepared
 from notes_cli.engine.context import Context
-from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.patches import Range, shifted
+from notes_cli.engine.patches import Range, position_map
 from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Remedy, UnsupportedError
 
 
 def prepare(
     scratch: Scratch, segment: Segment, change: Change, method: Method, *, session: bool = False, dry: bool = False
 ) -> Prepared:
-    """Select tokens, or compute blocks, in a scratch notebook. `session`: for a skill that is in one.
+    """Select tokens, or compute blocks, in a scratch sequence. `session`: for a skill that is in one.
 
     `dry`: compute nothing; which tokens would be selected is then not known, only how many. Raise UnsupportedError
     where the method is not possible, and NotesError where it needs blocks and the segment has none.
     """
     record = method.record
-    if record.needs_blocks and not segment.pinned and not segment.blocks:
+    if record.needs_blocks and not segment.prefix_only and not segment.blocks:
         why = f"{segment.name} was compiled in one piece, so there is no block to compute again"
         raise NotesError(why, Help.COMPILE_OTHERWISE(name=segment.name, options={"blocks": 8}))
     if record.selects and not record.selects.needs_pass(segment):
@@ -35,30 +35,30 @@ def prepare(
         return Prepared()
     parts = stretches(segment, change)
     passed = len(segment.context) + sum(len(part.tokens) for part in parts)
-    with nullcontext() if dry else scratch(passed) as notebook:
-        if notebook is not None:
-            check(notebook.context, method, session=session)
-        blocks = _computed(segment, parts, notebook) if record.needs_blocks else ()
-        also = most_deviating(segment, change, method.k, record.selects.layers, notebook) if record.selects else ()
+    with nullcontext() if dry else scratch(passed) as sequence:
+        if sequence is not None:
+            check(sequence.context, method, session=session)
+        blocks = _computed(segment, parts, sequence) if record.needs_blocks else ()
+        also = most_deviating(segment, change, method.k, record.selects.layers, sequence) if record.selects else ()
     return Prepared(also, blocks, passed)
 
 
 def amend(
-    notebook: Notebook,
+    sequence: KVSequence,
     segment: Segment,
     change: Change,
     method: Method,
     prepared: Prepared,
     placer: Placer | None = None,
 ) -> Sequence[Range]:
-    """Bring a change into the notebook by the method, for which it has been prepared. Return the positions of rows that
+    """Bring a change into the sequence by the method, for which it has been prepared. Return the positions of rows that
     are not what they were before.
 
-    `placer` puts a segment at the notebook's end: the skill is not there yet. Without it the skill is, from the
+    `placer` puts a segment at the sequence's end: the skill is not there yet. Without it the skill is, from the
     segment's base on. Raise UnsupportedError where the method is not possible on this model.
     """
-    check(notebook.context, method, session=placer is None)
-    return method.record.way(Edit(notebook, segment, change, method.name, prepared, placer))
+    check(sequence.context, method, session=placer is None)
+    return method.record.way(Edit(sequence, segment, change, method.name, prepared, placer))
 
 
 def refusal(context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()) -> str | None:
@@ -67,7 +67,7 @@ def refusal(context: Context, method: Method, *, session: bool = False, changes:
     reasons = list(map(context.supports, _needs(method.record, session) or ()))
     if method.record.in_place and not any(reasons):
         for patches in (change.patches for change in changes):
-            ends = ((patch.last, shifted(patches)(patch.last)) for patch in patches)
+            ends = ((patch.last, position_map(patches)(patch.last)) for patch in patches)
             reasons += [context.can_move(at, to, 1) for at, to in ends if at != to]
     return next((reason for reason in reasons if reason), None)
 
@@ -99,13 +99,13 @@ def free_cells(segment: Segment, change: Change, method: Method) -> int:
 
 
 def _computed(
-    segment: Segment, parts: Sequence[Stretch], notebook: Notebook | None
+    segment: Segment, parts: Sequence[Stretch], sequence: KVSequence | None
 ) -> tuple[tuple[Stretch, Segment], ...]:
-    """Each stretch as a segment, compiled after the left context alone; without rows if there is no notebook."""
+    """Each stretch as a segment, compiled after the left context alone; without rows if there is no sequence."""
     tokens = [part.tokens for part in parts]
     rows: Sequence[tuple[LayerRows, ...]] = [()] * len(parts)
-    if notebook is not None:
-        rows = list(prefill(notebook, segment.context, tokens, segment.row_type))
+    if sequence is not None:
+        rows = list(prefill(sequence, segment.context, tokens, segment.row_type))
     plain = replace(segment, text="", base=len(segment.context), fields=(), influence={}, blocks=())
     return tuple(
         (part, replace(plain, tokens=part.tokens, layers=layers)) for part, layers in zip(parts, rows, strict=True)

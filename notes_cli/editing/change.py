@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from notes_cli.engine.model import Model
-from notes_cli.engine.patches import Patch, shifted
+from notes_cli.engine.patches import Patch, position_map
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.errors import UnsupportedError
 from notes_cli.text.fields import Field, clean_value
@@ -46,7 +46,7 @@ class Stretch:
 
 def stretches(segment: Segment, change: Change) -> list[Stretch]:
     """The blocks that the change is in, in their order. What changes across a cut makes one of the two blocks."""
-    spans, shift = segment.spans, shifted(change.patches)
+    spans, shift = segment.spans, position_map(change.patches)
     begins = [first for first, _ in spans]
     runs: list[tuple[int, int]] = []
     for patch in change.patches:

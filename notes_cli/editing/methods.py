@@ -1,4 +1,4 @@
-"""The edit methods, a record each: how a skill with new values comes into a notebook. The reference is `recompute`.
+"""The edit methods, a record each: how a skill with new values comes into a sequence. The reference is `recompute`.
 
 They are named as in the paper (arXiv:2606.17107, Operation 1). What a method does not edit still holds what the model
 concluded from the old value. A further method is one more record in METHODS, and a function in ways.py where it edits

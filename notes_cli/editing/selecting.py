@@ -16,21 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.change import Change, change, stretches
-from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.patches import shifted
-from notes_cli.engine.segment import LayerRows, Segment, Tokens, floats
+from notes_cli.engine.patches import position_map
+from notes_cli.engine.segment import LayerRows, Segment, Tokens, to_float32
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Progress
 
-# Opens an empty notebook to compute so many rows in, beside those that are in use, and gives it back afterwards.
-Scratch = Callable[[int], AbstractContextManager[Notebook]]
+# Opens an empty sequence to compute so many rows in, beside those that are in use, and gives it back afterwards.
+Scratch = Callable[[int], AbstractContextManager[KVSequence]]
 
 
 def prefill(
-    notebook: Notebook, left: Tokens, parts: Sequence[Tokens], dtype: str, progress: Progress | None = None
+    sequence: KVSequence, left: Tokens, parts: Sequence[Tokens], dtype: str, progress: Progress | None = None
 ) -> Iterator[tuple[LayerRows, ...]]:
     """Rows of each part, K rotated to the positions after `left`. `progress` counts the tokens of all parts.
 
-    The notebook is a scratch one: what it holds is dropped. More than one part needs a memory that can go back.
+    The sequence is a scratch one: what it holds is dropped. More than one part needs a memory that can go back.
     """
     total, done = sum(map(len, parts)), 0
 
@@ -38,17 +38,17 @@ def prefill(
         if progress:
             progress(done + count, total)
 
-    notebook.truncate(0)
-    notebook.append(left)
-    notebook.flush()
+    sequence.truncate(0)
+    sequence.append(left)
+    sequence.flush()
     for number, tokens in enumerate(parts):
         if number:
-            notebook.truncate(len(left))
-        notebook.append(tokens)
-        notebook.flush(told)
+            sequence.truncate(len(left))
+        sequence.append(tokens)
+        sequence.flush(told)
         done += len(tokens)
         # All of them: a recurrent state can be read with no fewer.
-        rows = notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=dtype)
+        rows = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype=dtype)
         yield tuple(layer if layer.part == "state" else layer.cut(slice(len(left), None)) for layer in rows)
 
 
@@ -66,25 +66,25 @@ def _other(number: str) -> str:
     return f"{found:0{len(number)}d}"
 
 
-def influence(notebook: Notebook, segment: Segment, name: str) -> NDArray[np.float32]:
-    """What a counterfactual value of the field changes: its `deviation`, [n_tokens]. The notebook is a scratch one."""
+def influence(sequence: KVSequence, segment: Segment, name: str) -> NDArray[np.float32]:
+    """What a counterfactual value of the field changes: its `deviation`, [n_tokens]. The sequence is a scratch one."""
     value = next(span.value for span in segment.fields if span.name == name)
-    other = change(notebook.context.model, segment, {name: counterfactual(value)})
-    return np.zeros(len(segment), np.float32) if other is None else deviation(notebook, segment, other)
+    other = change(sequence.context.model, segment, {name: counterfactual(value)})
+    return np.zeros(len(segment), np.float32) if other is None else deviation(sequence, segment, other)
 
 
-def deviation(notebook: Notebook, segment: Segment, change: Change, layers: int | None = None) -> NDArray[np.float32]:
+def deviation(sequence: KVSequence, segment: Segment, change: Change, layers: int | None = None) -> NDArray[np.float32]:
     """Relative change of each token's rows from the segment to the corrected text, [n_tokens].
 
     The mean over the attention layers, or over the first few of them. 0 for what gives way to other tokens, what
     precedes it, and blocks without a change. Costs a pass over the corrected text, or over its blocks with a change.
 
-    The notebook is a scratch one: what it holds is dropped.
+    The sequence is a scratch one: what it holds is dropped.
     """
     found = np.zeros(len(segment), np.float32)
-    left, shift, inside = segment.base - segment.first, shifted(change.patches), change.inside
+    left, shift, inside = segment.base - segment.first, position_map(change.patches), change.inside
     parts = stretches(segment, change)
-    passes = prefill(notebook, segment.context, [part.tokens for part in parts], "f32")
+    passes = prefill(sequence, segment.context, [part.tokens for part in parts], "f32")
     for part, rows in zip(parts, passes, strict=True):
         first = next(patch.first for patch in change.patches if patch.first >= part.first)
         here = np.array([position for position in range(first, part.last) if position not in inside], int)
@@ -92,7 +92,7 @@ def deviation(notebook: Notebook, segment: Segment, change: Change, layers: int 
         pairs = [pair for pair in zip(segment.layers, rows, strict=True) if pair[0].part == "attention"][:layers]
         for mine, theirs in pairs:
             a, b = (mine.v, theirs.v) if mine.v.shape[1] else (mine.k, theirs.k)
-            was, now = floats(a[left + here]), floats(b[there])
+            was, now = to_float32(a[left + here]), to_float32(b[there])
             found[here] += np.linalg.norm(now - was, axis=1) / (np.linalg.norm(was, axis=1) + 1e-6) / len(pairs)
     return found
 
@@ -122,15 +122,15 @@ def most_influenced(segment: Segment, change: Change, k: int) -> tuple[int, ...]
 
 
 def most_deviating(
-    segment: Segment, change: Change, k: int, layers: int | None, notebook: Notebook | None
+    segment: Segment, change: Change, k: int, layers: int | None, sequence: KVSequence | None
 ) -> tuple[int, ...]:
     """The `k` tokens after the first change whose rows deviate most in a pass over the corrected text, in a scratch
-    notebook. Without one nothing is computed, and any tokens are returned in their place."""
+    sequence. Without one nothing is computed, and any tokens are returned in their place."""
     effect = np.zeros(len(segment), np.float32)
-    if notebook is not None:
+    if sequence is not None:
         # DROP  # a pass is what few edits need
 
-        effect = deviation(notebook, segment, change, layers)
+        effect = deviation(sequence, segment, change, layers)
     return _highest(segment, change, effect, k)
 
 

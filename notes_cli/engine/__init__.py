@@ -1,1 +1,1 @@
-"""The engine: models, contexts and notebooks. The only room that imports llama_cpp."""
+"""The engine: models, contexts and sequences. The only room that imports llama_cpp."""

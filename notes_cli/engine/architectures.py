@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from notes_cli.engine.header import Header
-from notes_cli.engine.ollama_form import form_of_ollama
+from notes_cli.engine.ollama_form import ollama_evidence
 
 How = Literal["spliced", "restored", "refused"]
 
@@ -81,7 +81,7 @@ def skills_of(header: Header) -> Skills:
     name = header.architecture
     if not header.model:
         return Skills("refused", "this is no language model")
-    if form := form_of_ollama(header):
+    if form := ollama_evidence(header):
         return Skills("refused", f"this model is {form}")
     skills = ARCHITECTURES.get(name) or Skills("refused", f"this llama.cpp has no architecture {name!r}")
     if skills.how != "refused" and header.values.get(f"{name}.attention.causal") is False:

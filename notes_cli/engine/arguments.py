@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import native
-from notes_cli.engine.segment import Q8_0, LayerRows, StoredLayer, StoredTensor, columns
+from notes_cli.engine.segment import Q8_0, LayerRows, StoredLayer, StoredTensor, values_per_row
 from notes_cli.errors import EngineError
 
 _ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, Q8_0: 8}
 
 
-def integers(values: Any, what: str) -> NDArray[np.int32]:
+def int_array(values: Any, what: str) -> NDArray[np.int32]:
     """The numbers as C has them. Raise EngineError for one that a C int does not hold, and where they are not one after
     the other: a hook is told how many there are by their length."""
     found = np.asarray(values)
@@ -28,19 +28,19 @@ def integers(values: Any, what: str) -> NDArray[np.int32]:
     return np.ascontiguousarray(found, np.int32)
 
 
-def triples(axes: NDArray[np.int32], count: int) -> NDArray[np.int32]:
+def check_axes(axes: NDArray[np.int32], count: int) -> NDArray[np.int32]:
     """Positions on three axes, of so many rows. Raise EngineError for those of more or fewer."""
     if np.shape(axes) != (count, 3):
         raise EngineError(f"positions on three axes of shape {np.shape(axes)} were given, expected {(count, 3)}")
     return axes
 
 
-def int32(array: NDArray[np.int32]) -> Any:
+def int32_pointer(array: NDArray[np.int32]) -> Any:
     """A pointer into the array."""
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
 
 
-def check(given: Sequence[LayerRows | StoredLayer], layers: Sequence[native.Layer], count: int) -> None:
+def check_layers(given: Sequence[LayerRows | StoredLayer], layers: Sequence[native.Layer], count: int) -> None:
     """Raise EngineError for anything but `count` rows of each of these layers, one of a state: a hook trusts the shapes
     it is told."""
     if len(given) != len(layers):
@@ -53,12 +53,14 @@ def check(given: Sequence[LayerRows | StoredLayer], layers: Sequence[native.Laye
         for one in (rows.k, rows.v):
             if one.dtype not in _ROW_TYPES:
                 raise EngineError(f"rows of layer {rows.layer} are {one.dtype}, expected float16, float32 or q8_0")
-        found = tuple((one.shape[0], columns(one)) if len(one.shape) == 2 else one.shape for one in (rows.k, rows.v))
+        found = tuple(
+            (one.shape[0], values_per_row(one)) if len(one.shape) == 2 else one.shape for one in (rows.k, rows.v)
+        )
         if found != expected:
             raise EngineError(f"rows of layer {rows.layer} are {found[0]} and {found[1]}, expected {expected}")
 
 
-def empty(layers: Sequence[native.Layer], count: int, dtype: str) -> tuple[LayerRows, ...]:
+def empty_rows(layers: Sequence[native.Layer], count: int, dtype: str) -> tuple[LayerRows, ...]:
     """Room for `count` rows of each layer, f32 or f16, and for the state of a recurrent one, always f32."""
 
     def of(layer: native.Layer) -> LayerRows:
@@ -70,7 +72,7 @@ def empty(layers: Sequence[native.Layer], count: int, dtype: str) -> tuple[Layer
     return tuple(of(layer) for layer in layers)
 
 
-def pointers(layers: Sequence[LayerRows]) -> tuple[Any, int]:
+def row_pointers(layers: Sequence[LayerRows]) -> tuple[Any, int]:
     """The arguments `rows` and `n_layers`. They point into `layers`, or into copies that live as long."""
     rows = (native.LayerPointers * len(layers))()
     kept: list[Any] = []
@@ -83,7 +85,7 @@ def pointers(layers: Sequence[LayerRows]) -> tuple[Any, int]:
     return rows, len(layers)
 
 
-def places(layers: Sequence[StoredLayer]) -> Any:
+def file_layers(layers: Sequence[StoredLayer]) -> Any:
     """The argument `layers` of notes_splice_file."""
 
     def place(tensor: StoredTensor) -> native.TensorPlace:

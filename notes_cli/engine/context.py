@@ -1,6 +1,6 @@
 """A llama.cpp context: K/V rows of one or more sequences, and the hooks that place, replace, add and read them.
 
-It knows sequences, positions and rows; what they mean is the notebook's business.
+It knows sequences, positions and rows; what they mean is the sequence's business.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import interrupts, limits, native, process
-from notes_cli.engine.arguments import check, empty, int32, integers, places, pointers, triples
+from notes_cli.engine.arguments import (
+    check_axes,
+    check_layers,
+    empty_rows,
+    file_layers,
+    int32_pointer,
+    int_array,
+    row_pointers,
+)
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions, parameters
+from notes_cli.engine.options import ContextOptions, context_params
 from notes_cli.engine.segment import LayerRows, Stored, Tokens
-from notes_cli.engine.sequences import Lease, Pool
+from notes_cli.engine.seq_pool import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
 _GROWS_TO = 128  # that a context grows to by itself
@@ -55,9 +63,9 @@ class Context:
         self._pool = Pool(self._sequences, self._empty)
 
     def _open(self, options: ContextOptions) -> None:
-        model, params = self.model, parameters(self.model, options)
-        bound = limits.trained(model, options)
-        learned = limits.learned(model)
+        model, params = self.model, context_params(self.model, options)
+        bound = limits.trained_length(model, options)
+        learned = limits.has_learned_positions(model)
         if learned and options.n_sequences == 1 and options.n_ctx > model.n_ctx_train:
             raise EngineError(
                 f"{model.name} has learned vectors for {model.n_ctx_train:,} positions and for no others: a context "
@@ -212,14 +220,14 @@ class Context:
             self.resize(n_sequences=min(_GROWS_TO, 2 * self._pool.size))
             number = self._free()
         if number is None:
-            raise EngineError(f"all {self._pool.size} sequences of the context are in use", "Close a notebook")
-        return self._pool.take(number)
+            raise EngineError(f"all {self._pool.size} sequences of the context are in use", "Close a sequence")
+        return self._pool.lease(number)
 
     def _free(self) -> int | None:
         """The first sequence that is neither leased nor has rows: code that uses bare numbers has no lease."""
         return next((number for number in self._pool.free if not self.length(number)), None)
 
-    def share(self, sequence: int, length: int) -> Lease:
+    def share(self, seq_id: int, length: int) -> Lease:
         """An empty sequence that has the first `length` rows of this one, in the same cells: nothing is copied until
         one of the two rewrites them. Of recurrent layers only all rows can be shared.
 
@@ -231,19 +239,19 @@ class Context:
             )
         lease = self.lease()
         try:
-            native.call("notes_share", self.handle, sequence, lease.id, length)
+            native.call("notes_share", self.handle, seq_id, lease.id, length)
         except BaseException:
             lease.close()
             raise
         return lease
 
     @property
-    def held(self) -> int:
+    def n_leased(self) -> int:
         """How many sequences somebody holds."""
         return len(self._pool.held)
 
     @property
-    def free(self) -> int:
+    def n_free(self) -> int:
         """How many sequences nobody holds."""
         return len(self._pool.free)
 
@@ -253,9 +261,9 @@ class Context:
         self._pool.collect()
         return native.call("notes_used", self.handle)
 
-    def room(self, sequence: int | None = None) -> int:
+    def room(self, seq_id: int | None = None) -> int:
         """How many tokens this sequence can still take at its end; without one, a new sequence."""
-        left = self.n_ctx - (0 if sequence is None else self.length(sequence))
+        left = self.n_ctx - (0 if seq_id is None else self.length(seq_id))
         return min(left, self.cells - self.used) if self.unified else left
 
     def _empty(self, number: int) -> None:
@@ -274,7 +282,7 @@ class Context:
 
         Raise EngineError or UnsupportedError where that is not possible; nothing has changed then.
         """
-        from notes_cli.engine.growing import restore, saved  # most contexts stay as they are
+        from notes_cli.engine.resize import restore_sequences, save_sequences  # most contexts stay as they are
 
         old = self.options
         sequences = max(n_sequences, old.n_sequences)
@@ -284,8 +292,8 @@ class Context:
             size = max(n_ctx, self.cells) * sequences
         new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
         self._pool.collect()
-        with self.remaking, self._pool.waiting():
-            kept = saved(self, self._pool)
+        with self.remaking, self._pool.deferring_releases():
+            kept = save_sequences(self, self._pool)
             same = bool(kept) or (rotated_alike and self.supports("read") is None)
             rotation = self._rotation if same else ""
             try:
@@ -295,10 +303,10 @@ class Context:
                         f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in "
                         f"one of {old.n_ctx:,}, so the rows of its sequences cannot be kept"
                     )
-                restore(self, kept)
+                restore_sequences(self, kept)
             except BaseException:  # an interrupt, too, must not lose them
                 self._reopen(old)
-                restore(self, kept)
+                restore_sequences(self, kept)
                 raise
 
     def _reopen(self, options: ContextOptions) -> None:
@@ -313,7 +321,7 @@ class Context:
         """The cell of each row of a sequence, in order of position; none where the model keeps no rows."""
         count = native.call("notes_cells", self.handle, number, None, 0)
         cells = np.zeros(count, np.int32)
-        native.call("notes_cells", self.handle, number, int32(cells), count)
+        native.call("notes_cells", self.handle, number, int32_pointer(cells), count)
         return [int(cell) for cell in cells]
 
     @property
@@ -321,19 +329,19 @@ class Context:
         """Whether positions have rows and columns (M-RoPE)."""
         return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
 
-    def copy(self, source: int, sequence: int, first: int, last: int) -> None:
+    def copy(self, source: int, seq_id: int, first: int, last: int) -> None:
         """Let a sequence have the rows [first, last) of another, in the same cells; -1: to the end. Of a model with
         states, and in caches of their own, only all rows can be copied: llama.cpp aborts, or copies half."""
         if (first > 0 or last >= 0) and not (self.unified and not self.model.recurrent):
             raise UnsupportedError("only all rows of a sequence can be copied here, and no part of them")
-        source, sequence = self._known(source), self._known(sequence)
-        llama.llama_memory_seq_cp(self._memory, source, sequence, first, last)
+        source, seq_id = self._known(source), self._known(seq_id)
+        llama.llama_memory_seq_cp(self._memory, source, seq_id, first, last)
 
     # Rows. `sequence` is a sequence id; positions count from 0.
 
-    def length(self, sequence: int) -> int:
+    def length(self, seq_id: int) -> int:
         """Number of positions up to the last row of the sequence."""
-        return int(llama.llama_memory_seq_pos_max(self._memory, self._known(sequence))) + 1
+        return int(llama.llama_memory_seq_pos_max(self._memory, self._known(seq_id))) + 1
 
     def append(self, tokens: Mapping[int, Tokens], output: Output | Mapping[int, Output] = "last") -> None:
         """Decode tokens after the last row of each sequence, all in one batch. `output`: which logits are wanted, of
@@ -341,20 +349,26 @@ class Context:
 
         A signal that Python handles stops it, and what was appended is removed: raise what the handler raises.
         """
-        sequences = integers([self._known(sequence) for sequence in tokens], "a sequence")
-        counts = integers([len(part) for part in tokens.values()], "a count")
-        wanted = [_OUTPUT[output if isinstance(output, str) else output[sequence]] for sequence in tokens]
-        outputs = integers(wanted, "an output")
-        flat = np.concatenate([np.zeros(0, np.int32), *(integers(part, "a token") for part in tokens.values())])
+        sequences = int_array([self._known(seq_id) for seq_id in tokens], "a sequence")
+        counts = int_array([len(part) for part in tokens.values()], "a count")
+        wanted = [_OUTPUT[output if isinstance(output, str) else output[seq_id]] for seq_id in tokens]
+        outputs = int_array(wanted, "an output")
+        flat = np.concatenate([np.zeros(0, np.int32), *(int_array(part, "a token") for part in tokens.values())])
         self._compute(
-            tokens, "notes_append", int32(sequences), int32(counts), int32(outputs), len(sequences), int32(flat)
+            tokens,
+            "notes_append",
+            int32_pointer(sequences),
+            int32_pointer(counts),
+            int32_pointer(outputs),
+            len(sequences),
+            int32_pointer(flat),
         )
 
     def _compute(self, sequences: Iterable[int], hook: str, *arguments: Any) -> None:
         """Call a hook that computes in these sequences, and again if a signal stopped it whose handler raised nothing.
         If such signals keep coming, as those of a timer do, they no longer stop it."""
         interrupts.check_stop()
-        lengths = {sequence: self.length(sequence) for sequence in sequences} if self._watched else {}
+        lengths = {seq_id: self.length(seq_id) for seq_id in sequences} if self._watched else {}
         for _ in range(_STOPS if self._watched else 0):
             try:
                 with self._listening, process.interrupts.caught():
@@ -382,14 +396,14 @@ class Context:
         finally:
             native.call("notes_watch", self.handle, interrupts.descriptor())
 
-    def decode_at(self, sequence: int, position: int, tokens: Tokens) -> None:
+    def decode_at(self, seq_id: int, position: int, tokens: Tokens) -> None:
         """Decode tokens from any position on, in a sequence that is empty. Raise EngineError if that fails."""
         batch = llama.llama_batch_init(len(tokens), 0, 1)
         try:
             batch.n_tokens = len(tokens)
             for index, token in enumerate(tokens):
                 batch.token[index], batch.pos[index] = int(token), position + index
-                batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, sequence, 0
+                batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, seq_id, 0
             with self._unwatched():
                 status = llama.llama_decode(self.handle, batch)
         finally:
@@ -398,9 +412,9 @@ class Context:
         if status:
             raise EngineError(f"llama.cpp cannot decode at position {position} (status {status})")
 
-    def show(
+    def decode_embeddings(
         self,
-        sequence: int,
+        seq_id: int,
         position: int,
         rows: NDArray[np.float32],
         axes: NDArray[np.int32] | None = None,
@@ -419,32 +433,34 @@ class Context:
                 Help.LARGER_MICRO_BATCH(tokens=len(rows)),
             )
         count, width = rows.shape
-        planes = position + (np.zeros((3, 1), int) + np.arange(count) if axes is None else triples(axes, count).T)
+        planes = position + (np.zeros((3, 1), int) + np.arange(count) if axes is None else check_axes(axes, count).T)
         embeddings = np.ascontiguousarray(rows, np.float32)
-        where = integers(planes.ravel(), "a position")
+        where = int_array(planes.ravel(), "a position")
         with self._unwatched():
             native.call(
                 "notes_show",
                 self.handle,
-                self._known(sequence),
+                self._known(seq_id),
                 embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
                 count,
                 width,
-                int32(where),
+                int32_pointer(where),
                 whole,
             )
         process.interrupts.raise_kept()
 
-    def rewrite(self, sequence: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
+    def rewrite(self, seq_id: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
         """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
-        where, what = integers(positions, "a position"), integers(tokens, "a token")
+        where, what = int_array(positions, "a position"), int_array(tokens, "a token")
         if len(where) != len(what):
             raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
-        self._compute([sequence], "notes_rewrite", sequence, int32(where), int32(what), len(where), _OUTPUT[output])
+        self._compute(
+            [seq_id], "notes_rewrite", seq_id, int32_pointer(where), int32_pointer(what), len(where), _OUTPUT[output]
+        )
 
     def splice(
         self,
-        sequence: int,
+        seq_id: int,
         position: int,
         tokens: Tokens,
         layers: Sequence[LayerRows],
@@ -464,85 +480,87 @@ class Context:
         """
         if self.unmovable and position != base:
             raise UnsupportedError(self.unmovable)
-        what = integers(tokens, "a token")
-        where = sequence, position, int32(what), len(what)
+        what = int_array(tokens, "a token")
+        where = seq_id, position, int32_pointer(what), len(what)
         if not rotate:
             axes = None if axes is None else axes + (position - base)
             base = position
         # What leaves a small window is gone before the rows come, which must then be known to be right.
         if isinstance(layers, Stored) and layers.file is not None and axes is None and not self.drops:
             count = first + len(what)
-            check(layers.tensors, self.layers, count)
+            check_layers(layers.tensors, self.layers, count)
             try:
                 self._compute(
-                    *([sequence], "notes_splice_file", *where, layers.file.fileno()),
-                    *(places(layers.tensors), len(layers), count, first, base),
+                    *([seq_id], "notes_splice_file", *where, layers.file.fileno()),
+                    *(file_layers(layers.tensors), len(layers), count, first, base),
                 )
             except native.FileError as error:
                 raise layers.refused(error.what, damaged=error.damaged) from error
             return
         if first:
             layers = [rows.cut(slice(first, None)) for rows in layers]
-        check(layers, self.layers, len(what))
-        planes = None if axes is None else int32(integers(triples(axes, len(what)).ravel(), "a position"))
-        native.call("notes_splice", self.handle, *where, planes, *pointers(layers), base)
+        check_layers(layers, self.layers, len(what))
+        planes = None if axes is None else int32_pointer(int_array(check_axes(axes, len(what)).ravel(), "a position"))
+        native.call("notes_splice", self.handle, *where, planes, *row_pointers(layers), base)
 
-    def read(self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
+    def read(self, seq_id: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
         """Rows of [position, position + count), the first one's K rotated to position `base`."""
-        layers = empty(self.layers, count, dtype)
-        native.call("notes_read", self.handle, sequence, position, count, None, *pointers(layers), base)
+        layers = empty_rows(self.layers, count, dtype)
+        native.call("notes_read", self.handle, seq_id, position, count, None, *row_pointers(layers), base)
         return layers
 
     def read_axes(
-        self, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16"
+        self, seq_id: int, position: int, count: int, *, base: int, dtype: str = "f16"
     ) -> tuple[tuple[LayerRows, ...], NDArray[np.int32]]:
         """The first `count` rows from `position` on, and their positions on the axes of M-RoPE, [count, 3]."""
-        layers, axes = empty(self.layers, count, dtype), np.zeros((count, 3), np.int32)
-        native.call("notes_read", self.handle, sequence, position, count, int32(axes), *pointers(layers), base)
+        layers, axes = empty_rows(self.layers, count, dtype), np.zeros((count, 3), np.int32)
+        native.call(
+            "notes_read", self.handle, seq_id, position, count, int32_pointer(axes), *row_pointers(layers), base
+        )
         return layers, axes
 
-    def truncate(self, sequence: int, length: int) -> None:
+    def truncate(self, seq_id: int, length: int) -> None:
         """Drop the rows of the sequence from position `length` on."""
-        native.call("notes_truncate", self.handle, sequence, length)
+        native.call("notes_truncate", self.handle, seq_id, length)
 
     @contextmanager
-    def ahead(self, sequence: int) -> Iterator[int]:
+    def lookahead_sequence(self, seq_id: int) -> Iterator[int]:
         """A sequence that goes on from this one and is forgotten afterwards; this one is as it was."""
-        length = self.length(sequence)
+        length = self.length(seq_id)
         if self.model.recurrent:
-            with self.share(sequence, length) as other:
+            with self.share(seq_id, length) as other:
                 yield other.id
             return
-        window = self._window(sequence) if self.drops else None
+        window = self._window(seq_id) if self.drops else None
         try:
-            yield sequence
+            yield seq_id
         finally:
             try:
-                self.truncate(sequence, length)
+                self.truncate(seq_id, length)
             except EngineError:  # what went ahead has taken the cells of the window
                 if window is None:
                     raise
-                self._restore_window(sequence, length, window)
+                self._restore_window(seq_id, length, window)
 
-    def _window(self, sequence: int) -> NDArray[np.uint8]:
+    def _window(self, seq_id: int) -> NDArray[np.uint8]:
         """The rows that the sliding-window layers need to go on with a sequence, as llama.cpp writes them."""
-        where = sequence, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        where = seq_id, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         window = np.empty(llama.llama_state_seq_get_size_ext(self.handle, *where), np.uint8)
         pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         written = llama.llama_state_seq_get_data_ext(self.handle, pointer, window.nbytes, *where)
         if not 0 < window.nbytes == written:
-            raise EngineError(f"the window of sequence {sequence} cannot be kept")
+            raise EngineError(f"the window of sequence {seq_id} cannot be kept")
         return window
 
-    def _restore_window(self, sequence: int, length: int, window: NDArray[np.uint8]) -> None:
+    def _restore_window(self, seq_id: int, length: int, window: NDArray[np.uint8]) -> None:
         """Go back to a length at which `_window` was called. Raise EngineError where that fails; the sequence is empty
         then."""
-        llama.llama_memory_seq_rm(self._memory, sequence, length, -1)
+        llama.llama_memory_seq_rm(self._memory, seq_id, length, -1)
         pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         partly = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        if not llama.llama_state_seq_set_data_ext(self.handle, pointer, window.nbytes, sequence, partly):
-            self._empty(sequence)
-            raise EngineError(f"there is no room for the window of sequence {sequence}: its rows are gone")
+        if not llama.llama_state_seq_set_data_ext(self.handle, pointer, window.nbytes, seq_id, partly):
+            self._empty(seq_id)
+            raise EngineError(f"there is no room for the window of sequence {seq_id}: its rows are gone")
 
     def clear(self) -> None:
         """Drop all sequences and end every lease. The data is cleared, too: NaN would survive them in a recurrent state
@@ -565,8 +583,8 @@ class Context:
             )
         return logits
 
-    def _known(self, sequence: int) -> int:
+    def _known(self, seq_id: int) -> int:
         """The sequence, if there is one: llama.cpp aborts on others."""
-        if not 0 <= sequence < self._sequences:
-            raise EngineError(f"sequence {sequence} does not exist; the context has {self._sequences}")
-        return sequence
+        if not 0 <= seq_id < self._sequences:
+            raise EngineError(f"sequence {seq_id} does not exist; the context has {self._sequences}")
+        return seq_id

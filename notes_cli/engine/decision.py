@@ -13,9 +13,9 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.loop import Ahead, Task, run
+from notes_cli.engine.loop import Lookahead, Task, run
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 
 
@@ -38,25 +38,25 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
-def decide(notebook: Notebook, choices: Sequence[str]) -> Decision:
-    """Score each choice as the answer at the end of the notebook, which is left as it was."""
-    return run(deciding(notebook, choices))
+def decide(sequence: KVSequence, choices: Sequence[str]) -> Decision:
+    """Score each choice as the answer at the end of the sequence, which is left as it was."""
+    return run(decide_task(sequence, choices))
 
 
-def deciding(notebook: Notebook, choices: Sequence[str]) -> Task[Decision]:
+def decide_task(sequence: KVSequence, choices: Sequence[str]) -> Task[Decision]:
     """The same as a task of a loop (engine/loop.py)."""
     check_choices(choices)
-    model = notebook.context.model
+    model = sequence.context.model
     variants = variants_of(model, choices)
     every = {tokens for options in variants.values() for tokens in options}
     # "no" against "not sure": the shorter answer is only whole if the answer ends there.
     ending = any(a != b and b[: len(a)] == a for a in every for b in every)
-    (logits,) = yield [notebook]
+    (logits,) = yield [sequence]
     first = log_softmax(logits)
     looks = {
         tokens: tokens if ending else tokens[:-1] for tokens in dict.fromkeys(chain.from_iterable(variants.values()))
     }
-    ahead = [Ahead(notebook, tokens) for tokens in looks.values() if tokens]
+    ahead = [Lookahead(sequence, tokens) for tokens in looks.values() if tokens]
     rows = iter((yield ahead) if ahead else [])
     following = {tokens: next(rows) if look else () for tokens, look in looks.items()}
     ends = model.end_tokens if ending else []

@@ -1,4 +1,4 @@
-"""Decoding: one call of llama.cpp over what is pending in one or many notebooks of a context."""
+"""Decoding: one call of llama.cpp over what is pending in one or many sequences of a context."""
 
 from __future__ import annotations
 
@@ -13,72 +13,72 @@ from notes_cli.errors import EngineError
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import Output
-    from notes_cli.engine.notebook import Notebook
+    from notes_cli.engine.sequence import KVSequence
 
 Logits = NDArray[np.float32]
 
 
 def decode(
-    notebooks: Sequence[Notebook], limit: int | None = None, every: Collection[int] = ()
+    sequences: Sequence[KVSequence], limit: int | None = None, every: Collection[int] = ()
 ) -> dict[int, list[Logits] | EngineError]:
-    """Decode as much of what is pending as goes into one batch, at most `limit` tokens, of each notebook some; where
-    that is all, the notebook has its logits afterwards. Of the sequences in `every` return the logits after each token,
+    """Decode as much of what is pending as goes into one batch, at most `limit` tokens, of each sequence some; where
+    that is all, the sequence has its logits afterwards. Of the sequences in `every` return the logits after each token,
     or why there are none.
 
-    Logits that are not numbers are an error of one notebook, which raises it when it is asked for them. Interrupted or
+    Logits that are not numbers are an error of one sequence, which raises it when it is asked for them. Interrupted or
     failed, each keeps what of it was decoded, and the rest is still pending.
     """
-    context = notebooks[0].context
-    for notebook in notebooks:
-        notebook.check_intact()
+    context = sequences[0].context
+    for sequence in sequences:
+        sequence.check_intact()
     size = min(context.stride, limit or context.stride)
-    shares = fair([notebook.batch for notebook in notebooks], size)
-    parts = [(notebook, count) for notebook, count in zip(notebooks, shares, strict=True) if count]
+    shares = fair_shares([sequence.batch for sequence in sequences], size)
+    parts = [(sequence, count) for sequence, count in zip(sequences, shares, strict=True) if count]
     outputs: dict[int, Output] = {}
-    for notebook, count in parts:
-        complete = count == len(notebook.pending)
-        outputs[notebook.sequence] = "all" if notebook.sequence in every else "last" if complete else "none"
+    for sequence, count in parts:
+        complete = count == len(sequence.pending)
+        outputs[sequence.seq_id] = "all" if sequence.seq_id in every else "last" if complete else "none"
     started = time.perf_counter()
     try:
-        context.append({book.sequence: np.array(book.pending[:count], np.int32) for book, count in parts}, outputs)
+        context.append({seq.seq_id: np.array(seq.pending[:count], np.int32) for seq, count in parts}, outputs)
     except BaseException:
-        done = [context.length(book.sequence) == book.length(book.rows + count) for book, count in parts]
+        done = [context.length(seq.seq_id) == seq.length(seq.rows + count) for seq, count in parts]
         if all(done):  # an interrupt comes after the call that it waited for
             _advance(parts, outputs, every)
         else:
-            for notebook in notebooks:
-                notebook.failed()
+            for sequence in sequences:
+                sequence.resync()
         raise
     finally:
-        for notebook in notebooks:
-            notebook.seconds["decode"] += time.perf_counter() - started
+        for sequence in sequences:
+            sequence.seconds["decode"] += time.perf_counter() - started
     return _advance(parts, outputs, every)
 
 
 def _advance(
-    parts: Sequence[tuple[Notebook, int]], outputs: Mapping[int, Output], every: Collection[int]
+    parts: Sequence[tuple[KVSequence, int]], outputs: Mapping[int, Output], every: Collection[int]
 ) -> dict[int, list[Logits] | EngineError]:
-    """Tell the notebooks how many of their tokens were decoded, and what came of it."""
-    wanted = [{"none": 0, "last": 1, "all": count}[outputs[book.sequence]] for book, count in parts]
+    """Tell the sequences how many of their tokens were decoded, and what came of it."""
+    wanted = [{"none": 0, "last": 1, "all": count}[outputs[seq.seq_id]] for seq, count in parts]
     found: dict[int, list[Logits] | EngineError] = {}
     index = -sum(wanted)
-    for (notebook, count), number in zip(parts, wanted, strict=True):
-        notebook.advance(count)
+    for (sequence, count), number in zip(parts, wanted, strict=True):
+        sequence.advance(count)
         try:
-            logits = [notebook.context.logits(index + place) for place in range(number)]
+            logits = [sequence.context.logits(index + place) for place in range(number)]
         except EngineError as error:
-            notebook.advance(0, error)
-            found[notebook.sequence] = error
+            sequence.advance(0, error)
+            found[sequence.seq_id] = error
         else:
-            if logits and not notebook.pending:
-                notebook.advance(0, logits[-1])
-            if notebook.sequence in every:
-                found[notebook.sequence] = logits
+            if logits and not sequence.pending:
+                sequence.advance(0, logits[-1])
+            if sequence.seq_id in every:
+                found[sequence.seq_id] = logits
         index += number
     return found
 
 
-def fair(wanted: Sequence[int], size: int) -> list[int]:
+def fair_shares(wanted: Sequence[int], size: int) -> list[int]:
     """So many of each that all fit into `size`: the small ones whole, of the large ones the same."""
     left, given = size, [0] * len(wanted)
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])

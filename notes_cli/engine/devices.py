@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from notes_cli.engine import native, servers
+from notes_cli.engine import native, rpc
 from notes_cli.errors import EngineError
 
-MOST = 16  # devices that llama.cpp takes (GGML_RPC_MAX_SERVERS)
+MAX_DEVICES = 16  # devices that llama.cpp takes (GGML_RPC_MAX_SERVERS)
 _GPUS = 1, 2  # kinds of devices: with memory of its own, with this machine's
 
 
@@ -51,13 +51,13 @@ def _bound() -> tuple[Any, Any]:
     return registry, base
 
 
-def local() -> list[Device]:
+def local_devices() -> list[Device]:
     """Those of this machine."""
     registry, base = _bound()
     return [_device(base, registry.ggml_backend_dev_get(at)) for at in range(registry.ggml_backend_dev_count())]
 
 
-def remote(addresses: Sequence[str]) -> list[Device]:
+def remote_devices(addresses: Sequence[str]) -> list[Device]:
     """Those of other machines, by the addresses of their servers, "host:port".
 
     Raise EngineError, naming the server, for one that is no address, does not answer, or speaks another version.
@@ -71,29 +71,29 @@ def remote(addresses: Sequence[str]) -> list[Device]:
         raise EngineError("the native library has been built without llama.cpp's RPC backend (GGML_RPC)")
     there: dict[tuple[str, int], str] = {}  # one with two names is one: it takes one client at a time
     for one in dict.fromkeys(addresses):
-        there.setdefault(servers.check(one), one)
+        there.setdefault(rpc.check(one), one)
     found = []
     for one in there.values():
         added = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(one.encode())
         count = base.ggml_backend_reg_dev_count(added) if added else 0
         found += [_device(base, base.ggml_backend_reg_dev_get(added, at)) for at in range(count)]
-    if not 0 < len(found) <= MOST:
-        raise EngineError(f"{len(found)} devices at {', '.join(addresses)}: llama.cpp takes 1 to {MOST}")
+    if not 0 < len(found) <= MAX_DEVICES:
+        raise EngineError(f"{len(found)} devices at {', '.join(addresses)}: llama.cpp takes 1 to {MAX_DEVICES}")
     return found
 
 
 def offloading() -> bool:
     """Whether this machine has devices with memory of their own, to which all layers go that fit."""
-    return any(device.kind in _GPUS for device in local())
+    return any(device.kind in _GPUS for device in local_devices())
 
 
-def handles(addresses: Sequence[str]) -> Any:
+def device_handles(addresses: Sequence[str]) -> Any:
     """What llama.cpp wants for a model on these servers and on the GPUs of this machine; None: its own choice."""
     if not addresses:
         return None
-    others = remote(addresses)
-    gpus = [device for device in local() if device.kind == _GPUS[0]]
-    chosen = others + (gpus or [device for device in local() if device.kind in _GPUS])
+    others = remote_devices(addresses)
+    gpus = [device for device in local_devices() if device.kind == _GPUS[0]]
+    chosen = others + (gpus or [device for device in local_devices() if device.kind in _GPUS])
     return (ctypes.c_void_p * (len(chosen) + 1))(*(device.handle for device in chosen), None)
 
 

@@ -37,7 +37,7 @@ FULL = 4  # of any other architecture
 # The trained length.
 
 
-def trained(model: Model, options: ContextOptions) -> int | None:
+def trained_length(model: Model, options: ContextOptions) -> int | None:
     """Tokens that the model was trained for, RoPE scaling in effect counted in; None where nothing bounds them.
 
     A file with its own scaling names the length after it, or the one before it with the factor; the longer one counts.
@@ -78,7 +78,7 @@ class _Scaling:
         return cls(kind, scale, before)
 
 
-def learned(model: Model) -> bool:
+def has_learned_positions(model: Model) -> bool:
     """Whether the model has a vector for each position that it was trained for, and none for any other."""
     if model.architecture == "mpt":
         return not _number(model, "attention.max_alibi_bias")
@@ -101,10 +101,10 @@ class Memory:
         return self.kv + self.compute
 
     def __str__(self) -> str:
-        return f"{size(self.total)} ({size(self.kv)} of K/V, {size(self.compute)} for computing)"
+        return f"{format_size(self.total)} ({format_size(self.kv)} of K/V, {format_size(self.compute)} for computing)"
 
 
-def memory(model: Model, options: ContextOptions) -> Memory:
+def estimate_memory(model: Model, options: ContextOptions) -> Memory:
     """What a context takes: its K/V to a few percent where the header says all, its compute buffers roughly. A
     recurrent state, which does not grow with the context, is left out."""
     tokens = _padded(options.n_ctx or model.n_ctx_train)
@@ -126,22 +126,22 @@ def check_memory(model: Model, options: ContextOptions) -> None:
     keeps are not counted against this machine's memory."""
     if options.offload_kv and model.offloads:
         return
-    needed, there = memory(model, options), available()
+    needed, there = estimate_memory(model, options), available_memory()
     if there is None or needed.total <= there:
         return
     smaller = (options.type_k, options.type_v) == ("f16", "f16")
     raise EngineError(
-        f"a context of {needed.tokens:,} tokens needs about {needed}, and {size(there)} of memory is available",
+        f"a context of {needed.tokens:,} tokens needs about {needed}, and {format_size(there)} of memory is available",
         Help.FEWER_TOKENS_OR_SMALLER_TYPE() if smaller else Help.FEWER_TOKENS(),
     )
 
 
-def available() -> int | None:
+def available_memory() -> int | None:
     """Bytes of memory that can be had without swapping, less what contexts of this process may still take; None where
     the system does not say."""
     found = [amount for amount in (_meminfo(), _control_group()) if amount is not None]
     if found:
-        return max(0, min(found) - sum(one.size - one.resident for one in buffers()))
+        return max(0, min(found) - sum(one.size - one.resident for one in anonymous_mappings()))
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what the machine has: better than nothing
     except (AttributeError, OSError, ValueError):
@@ -165,7 +165,7 @@ class Buffer:
         return bytes(there).count(1) * page
 
 
-def buffers(least: int = 64 << 20) -> list[Buffer]:
+def anonymous_mappings(least: int = 64 << 20) -> list[Buffer]:
     """Those of at least so many bytes that are no file's; none where the system does not tell. What is larger than the
     machine's memory is none: drivers and sanitizers reserve addresses that they never fill."""
     try:
@@ -199,7 +199,7 @@ def _control_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         return None
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 

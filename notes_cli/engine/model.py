@@ -51,7 +51,7 @@ class Model:
         self._handle: Any = None
         self.users: WeakSet[Any] = WeakSet()  # what computes with its weights and has a `close`
         self.path = path
-        self._devices = devices.handles(rpc)  # before anything is loaded
+        self._devices = devices.device_handles(rpc)  # before anything is loaded
         self.offloads = bool(rpc) or devices.offloading()  # layers, to memory that is not this machine's
         self.placed = gpu_layers, main_gpu, tuple(rpc)  # where its layers are, as far as there is a choice
         self.sources = open_sources(path)  # all files of the model
@@ -168,7 +168,7 @@ class Model:
         """
         ids = self._tokenize(text, special)
         cut: set[str] = set()
-        while not special and (found := self._structures(text, ids)):
+        while not special and (found := self._control_texts(text, ids)):
             if found <= cut:
                 raise ModelError(
                     f"{min(found)!r} in this text is a control token of {self.name}", "Spell it differently"
@@ -195,7 +195,7 @@ class Model:
         found = [self._tokenize(parts[0], False)]
         for part in parts[1:]:
             ids = self._tokenize(part, False)
-            if self._bytes(ids) == b" " + part.encode():
+            if self._detokenize(ids) == b" " + part.encode():
                 ids = self._tokenize_after(part)
             found.append(ids)
         return np.concatenate(found)
@@ -205,19 +205,19 @@ class Model:
         for anchor in ANCHORS:
             ids = self._tokenize(anchor + part, False)
             for first in range(1, min(len(ids), 8)):
-                if self._bytes(ids[:first]) == b" " + anchor.encode():
+                if self._detokenize(ids[:first]) == b" " + anchor.encode():
                     return ids[first:]
         raise ModelError(f"the tokenizer of {self.name} cannot encode {part[:32]!r} after another text")
 
-    def _bytes(self, ids: Iterable[int]) -> bytes:
+    def _detokenize(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.token_bytes(int(token), special=True) for token in ids)
 
-    def _structures(self, text: str, ids: Tokens) -> set[str]:
+    def _control_texts(self, text: str, ids: Tokens) -> set[str]:
         """The texts of the tokens among these that are structure, and occur in the text."""
-        found = {self._spelt(token) for token in set(ids.tolist()) if self._structural(token)}
+        found = {self._token_text(token) for token in set(ids.tolist()) if self._is_control(token)}
         return {spelt for spelt in found if spelt and spelt in text}
 
-    def _structural(self, token: int) -> bool:
+    def _is_control(self, token: int) -> bool:
         """Whether a token may mean something to the model beside its text: a control token, or a user-defined one that
         looks like markup, as `</think>`, `<|User|>` and `[INST]` do.
 
@@ -226,10 +226,10 @@ class Model:
         """
         kind = llama.llama_vocab_get_attr(self.vocab, token)
         if kind & llama.LLAMA_TOKEN_ATTR_USER_DEFINED:
-            return _is_markup(self._spelt(token))
+            return _is_markup(self._token_text(token))
         return bool(kind & llama.LLAMA_TOKEN_ATTR_CONTROL)
 
-    def _spelt(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         return self.token_bytes(token, special=True).decode(errors="replace")
 
     def tokenize_runs(self, runs: Iterable[tuple[str, bool]]) -> Tokens:

@@ -52,10 +52,10 @@ _TENSORS = {
 
 _LLAMA3_TOKENS = 128256
 
-INSTEAD = "Take a GGUF of this model that was made for llama.cpp, as those on Hugging Face are"
+ADVICE = "Take a GGUF of this model that was made for llama.cpp, as those on Hugging Face are"
 
 
-def form_of_ollama(header: Header) -> str:
+def ollama_evidence(header: Header) -> str:
     """What to say of a model in Ollama's form, with what shows it; "" of any other."""
     sign = _sign(header)
     return f"in a form of Ollama's own, which llama.cpp refuses or misreads ({sign})" if sign else ""

@@ -51,11 +51,11 @@ class ContextOptions:
         return k, v
 
 
-def parameters(model: Model, options: ContextOptions) -> Any:
+def context_params(model: Model, options: ContextOptions) -> Any:
     """llama.cpp's parameters of a context. Raise EngineError for options with which none can be made."""
     _check(options)
     params = llama.llama_context_default_params()
-    # Where the sequence cannot go back, a second one is there to be spoilt (Context.ahead).
+    # Where the sequence cannot go back, a second one is there to be spoilt (Context.lookahead_sequence).
     spare = model.recurrent and options.n_sequences == 1
     params.n_seq_max = options.n_sequences + spare
     # llama.cpp keeps an output for each sequence and as many as a batch has tokens, or the context before it is

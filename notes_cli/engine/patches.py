@@ -42,7 +42,7 @@ class Aligned(NamedTuple):
     patch: Patch | None  # None: the tokens are the same
 
 
-def ascending(ranges: Iterable[Range], length: int) -> bool:
+def is_ascending(ranges: Iterable[Range], length: int) -> bool:
     """Whether ranges ascend without overlap inside a sequence of `length` tokens. They may be empty."""
     end = 0
     for first, last in ranges:
@@ -52,7 +52,7 @@ def ascending(ranges: Iterable[Range], length: int) -> bool:
     return end <= length
 
 
-def shifted(patches: Sequence[Patch]) -> Callable[[int], int]:
+def position_map(patches: Sequence[Patch]) -> Callable[[int], int]:
     """Where a position is after the patches. One inside a patch stays inside the patch's tokens, or at their end where
     they are fewer; the first stays the first."""
 
@@ -86,7 +86,7 @@ def align(patches: Sequence[Patch], length: int) -> list[Aligned]:
     return found
 
 
-def patched(tokens: Sequence[int], patches: Sequence[Patch]) -> list[int]:
+def apply_patches(tokens: Sequence[int], patches: Sequence[Patch]) -> list[int]:
     """The tokens after the patches."""
     found: list[int] = []
     for part in align(patches, len(tokens)):
@@ -100,15 +100,15 @@ def new_positions(patches: Sequence[Patch]) -> set[int]:
     return {position for part in parts if part.patch for position in range(*part.after)}
 
 
-def disturbed(patches: Sequence[Patch], length: int, also: Iterable[int] = ()) -> list[Range]:
+def changed_ranges(patches: Sequence[Patch], length: int, also: Iterable[int] = ()) -> list[Range]:
     """The positions afterwards whose rows are not what they were: those of new tokens, of the tokens `also` that were
     computed again (counted before the patches), and of all that moved, in a sequence of `length` tokens before."""
-    parts, shift = align(patches, length), shifted(patches)
+    parts, shift = align(patches, length), position_map(patches)
     moved = next((part.after[0] for part in parts if part.patch and part.patch.grows), shift(length))
-    return ranges(new_positions(patches) | set(map(shift, also)) | set(range(moved, shift(length))))
+    return merge_ranges(new_positions(patches) | set(map(shift, also)) | set(range(moved, shift(length))))
 
 
-def ranges(positions: Iterable[int]) -> list[Range]:
+def merge_ranges(positions: Iterable[int]) -> list[Range]:
     """Positions as ranges, ascending."""
     found: list[Range] = []
     for position in sorted(set(positions)):

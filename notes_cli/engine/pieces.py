@@ -1,4 +1,4 @@
-"""Pieces: the entries of a notebook, and how the rows of each came about, as data. The edge words it.
+"""Pieces: the entries of a sequence, and how the rows of each came about, as data. The edge words it.
 
 Plain data; it knows neither llama.cpp nor files.
 """
@@ -41,7 +41,7 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An entry of the notebook: `tokens` tokens from `position` on, and how their rows came about."""
+    """An entry of the sequence: `tokens` tokens from `position` on, and how their rows came about."""
 
     kind: str  # text, splice, erratum, question, answer
     name: str

@@ -48,7 +48,7 @@ class Interrupts:
         before = sys.unraisablehook
 
         def hook(found: sys.UnraisableHookArgs) -> None:
-            if found.object is _hear and found.exc_value is not None:
+            if found.object is _on_log and found.exc_value is not None:
                 self.keep(found.exc_value)
             else:
                 before(found)
@@ -67,7 +67,7 @@ class Log:
         self._shown: Callable[[str], object] | None = None
         self._collecting: list[tuple[int, deque[str]]] = []  # by thread
 
-    def show(self, write: Callable[[str], object] | None) -> None:
+    def set_output(self, write: Callable[[str], object] | None) -> None:
         """Hand all of it to `write` as it comes, in parts of lines; None: drop it."""
         self._shown = write
 
@@ -120,15 +120,15 @@ class Guard:
 interrupts, log, guard = Interrupts(), Log(), Guard()
 
 
-def _hear(_level: int, text: bytes, _data: object) -> None:
+def _on_log(_level: int, text: bytes, _data: object) -> None:
     try:
         log.add(text.decode(errors="replace"))
     except BaseException as error:
         interrupts.keep(error)
 
 
-heard = llama.llama_log_callback(_hear)  # must live as long as the library
-llama.llama_log_set(heard, ctypes.c_void_p(0))
+log_callback = llama.llama_log_callback(_on_log)  # must live as long as the library
+llama.llama_log_set(log_callback, ctypes.c_void_p(0))
 
 
 def loading(told: Callable[[float], object] | None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from notes_cli.engine import native
-from notes_cli.engine.arguments import check, int32, integers, pointers
+from notes_cli.engine.arguments import check_layers, int32_pointer, int_array, row_pointers
 from notes_cli.engine.context import Context
 from notes_cli.engine.segment import LayerRows, Tokens, Transition
 from notes_cli.errors import EngineError, UnsupportedError
@@ -72,21 +72,21 @@ def margins(context: Context) -> tuple[int, int]:
 
 
 @contextmanager
-def capturing(context: Context, sequence: int) -> Iterator[Callable[[], tuple[Transition, ...]]]:
+def capturing(context: Context, seq_id: int) -> Iterator[Callable[[], tuple[Transition, ...]]]:
     """What is decoded in this sequence meanwhile is captured: call what is yielded for the transition of each recurrent
     layer, from the beginning of the block to the last token decoded.
 
     Raise UnsupportedError where this model's state cannot be captured, also when it is called.
     """
-    _call(context, "notes_capture_begin", sequence)
+    _call(context, "notes_capture_begin", seq_id)
     try:
-        yield lambda: _captured(context, sequence)
+        yield lambda: _captured(context, seq_id)
     finally:
         with suppress(EngineError):  # the context is closed, and what it captured gone with it
             native.call("notes_capture_end", context.handle)
 
 
-def _captured(context: Context, sequence: int) -> tuple[Transition, ...]:
+def _captured(context: Context, seq_id: int) -> tuple[Transition, ...]:
     count = len(context.layers)
     out = (_LayerTransition * count)()
     _call(context, "notes_captured", out, count)
@@ -98,7 +98,7 @@ def _captured(context: Context, sequence: int) -> tuple[Transition, ...]:
         if entry.form:
             entry.a, entry.b = a.ctypes.data, b.ctypes.data
     _call(context, "notes_captured", out, count)
-    rows = context.read(sequence, 0, context.length(sequence), base=0, dtype="f32")
+    rows = context.read(seq_id, 0, context.length(seq_id), base=0, dtype="f32")
     return tuple(
         Transition(layer.layer, here.k[0].astype(np.float32), a, b, entry.head)
         for entry, layer, here, (a, b) in zip(out, context.layers, rows, kept, strict=True)
@@ -108,7 +108,7 @@ def _captured(context: Context, sequence: int) -> tuple[Transition, ...]:
 
 def carry(
     context: Context,
-    sequence: int,
+    seq_id: int,
     position: int,
     tokens: Tokens,
     layers: Sequence[LayerRows],
@@ -117,11 +117,11 @@ def carry(
 ) -> None:
     """Place rows as `Context.splice` does, and carry the state of the recurrent layers, which the sequence has at
     position - 1, through them. The recurrent layers in `layers` are ignored."""
-    ids = integers(tokens, "a token")
+    ids = int_array(tokens, "a token")
     given, through = _arguments(layers, transitions, context.layers)
-    check(given, context.layers, len(ids))
-    rows, count = pointers(given)
-    _call(context, "notes_carry", sequence, position, int32(ids), len(ids), rows, through, count, base)
+    check_layers(given, context.layers, len(ids))
+    rows, count = row_pointers(given)
+    _call(context, "notes_carry", seq_id, position, int32_pointer(ids), len(ids), rows, through, count, base)
 
 
 def _call(context: Context, name: str, *arguments: Any) -> None:

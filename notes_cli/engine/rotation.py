@@ -44,7 +44,7 @@ class RotationCheck:
         )
 
 
-def measure_rotation(context: Context, sequence: int) -> RotationCheck | None:
+def measure_rotation(context: Context, seq_id: int) -> RotationCheck | None:
     """Decode a few tokens at the start and near the middle of the context, rotate the latter back, and compare.
 
     The sequence is empty before and afterwards. None where the context moves no rows anyway, or has no room to move
@@ -55,13 +55,13 @@ def measure_rotation(context: Context, sequence: int) -> RotationCheck | None:
         return None
     tokens = _tokens(context)
     try:
-        context.decode_at(sequence, 0, tokens)
-        here = context.read(sequence, 0, TOKENS, base=0, dtype="f32")
-        context.truncate(sequence, 0)
-        context.decode_at(sequence, distance, tokens)
-        there = context.read(sequence, distance, TOKENS, base=0, dtype="f32")
+        context.decode_at(seq_id, 0, tokens)
+        here = context.read(seq_id, 0, TOKENS, base=0, dtype="f32")
+        context.truncate(seq_id, 0)
+        context.decode_at(seq_id, distance, tokens)
+        there = context.read(seq_id, distance, TOKENS, base=0, dtype="f32")
     finally:
-        context.truncate(sequence, 0)
+        context.truncate(seq_id, 0)
     floats = (FLOATS * distance) ** 2
     found = []
     for one, other in zip(here, there, strict=True):

@@ -1,6 +1,6 @@
 """A segment: tokens with their K/V rows, independent of any context.
 
-Plain data between the rooms: the notebook reads and places it, the library keeps it on disk. Its rows are in memory, or
+Plain data between the rooms: the sequence reads and places it, the library keeps it on disk. Its rows are in memory, or
 still in a file of the library's. It knows neither llama.cpp nor what such a file is like.
 """
 
@@ -23,27 +23,27 @@ BLOCK = 32  # numbers that a block of Q8_0 has one scale for
 Q8_0 = np.dtype([("scale", "<f2"), ("values", "i1", BLOCK)])
 RowArray = NDArray[np.float16] | NDArray[np.float32]  # or blocks, where a segment's file keeps these
 # What rows are kept as, K/V as the types of a cache: as they were computed (f16; f32 in a cache of f32), or quantized.
-KEPT = ("f16", "f16/q8_0", "q8_0")
+STORED_TYPES = ("f16", "f16/q8_0", "q8_0")
 
 
 def quantized(kv: str) -> tuple[bool, bool]:
     """Whether K, and whether V, of attention is kept as q8_0. Raise SegmentError for what is none of KEPT."""
-    check_kept(kv)
+    check_stored_type(kv)
     return kv.split("/")[0] == "q8_0", kv.split("/")[-1] == "q8_0"
 
 
-def check_kept(kv: str) -> None:
+def check_stored_type(kv: str) -> None:
     """Raise SegmentError for what is none of KEPT."""
-    if kv not in KEPT:
-        raise SegmentError(f"rows cannot be kept as {kv!r}", f"Choose one of {', '.join(KEPT)}")
+    if kv not in STORED_TYPES:
+        raise SegmentError(f"rows cannot be kept as {kv!r}", f"Choose one of {', '.join(STORED_TYPES)}")
 
 
-def columns(rows: RowArray | StoredTensor) -> int:
+def values_per_row(rows: RowArray | StoredTensor) -> int:
     """Numbers of a row."""
     return int(rows.shape[1]) * (BLOCK if rows.dtype == Q8_0 else 1)
 
 
-def floats(rows: RowArray) -> NDArray[np.float32]:
+def to_float32(rows: RowArray) -> NDArray[np.float32]:
     """Rows of any type in f32, without loss."""
     blocks: Any = rows
     if blocks.dtype == Q8_0:
@@ -219,7 +219,7 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class Pictured:
+class ImageFile:
     """The file of an image, to be looked at again, which characters [start, end) of a segment's text stand for."""
 
     start: int
@@ -265,8 +265,8 @@ class Segment(_Referable):
     layers: Sequence[LayerRows]  # a tuple, or Stored
     # Rows that cannot be moved are kept with those of the left context, from position 0 on, and the state of recurrent
     # layers with them: the whole can be put back at the start of a prompt, and nowhere else.
-    pinned: bool = False
-    # With the state, and where that has been captured: how another one goes on through the segment (Notebook.carry).
+    prefix_only: bool = False
+    # With the state, and where that has been captured: how another one goes on through the segment (KVSequence.carry).
     carry: Carry | None = None
     # By field: how much its value changes the rows of each token after it, [n_tokens]; empty if not measured.
     influence: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
@@ -287,7 +287,7 @@ class Segment(_Referable):
     media: tuple[Media, ...] = ()
     axes: NDArray[np.int32] | None = None
     projector: str = ""
-    pictures: tuple[Pictured, ...] = ()
+    pictures: tuple[ImageFile, ...] = ()
     # What compiling it took on this machine; None: not known.
     prefill: Prefill | None = None
     # What computed its rows (Context.backend): another one rounds otherwise. Empty: not known.
@@ -301,7 +301,7 @@ class Segment(_Referable):
     @property
     def first(self) -> int:
         """Position of the first row."""
-        return 0 if self.pinned else self.base
+        return 0 if self.prefix_only else self.base
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -317,7 +317,7 @@ class Segment(_Referable):
         return bool(self.pictures) and (self.pictures[0].start, self.pictures[0].end) == (0, len(self.text))
 
     @property
-    def repairable(self) -> int:
+    def max_seam(self) -> int:
         """How many of its first tokens may be decoded again: those before an image."""
         return self.media[0].first if self.media else len(self)
 
@@ -350,7 +350,7 @@ class Segment(_Referable):
         part = last - first < len(self)
         if part and self.media:
             raise EngineError(f"{self.name} is an image or has one, so that no part can be taken out")
-        if part and ((self.pinned and first) or any(rows.part == "state" for rows in self.layers)):
+        if part and ((self.prefix_only and first) or any(rows.part == "state" for rows in self.layers)):
             raise EngineError(f"the rows of {self.name} cannot be moved, so no part of them can be taken out")
         left = self.base - self.first  # rows of the left context, which stay before a first part
         rows = slice(left + first if first else 0, left + last)

@@ -30,7 +30,7 @@ class Source:
         """Whether the file may have other content than when it was opened, or last settled."""
         return stamp(self.file) != self._stamp
 
-    def settle(self) -> None:
+    def accept_content(self) -> None:
         """Its content has been found to be the same."""
         self._stamp = stamp(self.file)
 

@@ -35,4 +35,4 @@ def features() -> str:
 
 def available(servers: Sequence[str] = ()) -> list[str]:
     """The backends' devices, also those of these RPC servers, as "name: description (free of total MiB)"."""
-    return [str(device) for device in (*devices.remote(servers), *devices.local())]
+    return [str(device) for device in (*devices.remote_devices(servers), *devices.local_devices())]

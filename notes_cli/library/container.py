@@ -28,8 +28,8 @@ from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
     Carry,
+    ImageFile,
     LayerRows,
-    Pictured,
     RowArray,
     Segment,
     Stored,
@@ -37,8 +37,8 @@ from notes_cli.engine.segment import (
     StoredTensor,
     Tokens,
     Transition,
-    columns,
     quantized,
+    values_per_row,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
 from notes_cli.library.gguf import MAX_ENTRIES, Head, TensorEntry, head_of, padded, read_head
@@ -129,7 +129,7 @@ def open_stored(path: Path) -> Segment:
         hold_file(file)
         data, head = _read(file)
         info = _card(path, data, head)
-        if info.states and not info.pinned:
+        if info.states and not info.prefix_only:
             raise FormatError("it holds the state of recurrent layers, but not all rows before it")
         if info.carried and not info.states:
             raise FormatError("it says how a state is carried, and holds none")
@@ -142,8 +142,10 @@ def open_stored(path: Path) -> Segment:
             context=info.context.copy(),
             fields=info.fields,
             identity=info.identity,
-            layers=_FileRows(path, _layers(head, len(info.tokens) + (info.base if info.pinned else 0), info.kv), file),
-            pinned=info.pinned,
+            layers=_FileRows(
+                path, _layers(head, len(info.tokens) + (info.base if info.prefix_only else 0), info.kv), file
+            ),
+            prefix_only=info.prefix_only,
             carry=_carry(path, file, head, info),
             influence=_influence(file, head, info),
             blocks=info.blocks,
@@ -282,8 +284,8 @@ def _quantized(values: RowArray, what: str) -> NDArray[Any]:
 
     if values.dtype == Q8_0:
         return values
-    if columns(values) % BLOCK:
-        raise SegmentError(f"{what} have {columns(values)} numbers, which are no whole blocks of q8_0")
+    if values_per_row(values) % BLOCK:
+        raise SegmentError(f"{what} have {values_per_row(values)} numbers, which are no whole blocks of q8_0")
     if not values.size:
         return np.empty((len(values), 0), Q8_0)
     with np.errstate(all="ignore"):
@@ -508,7 +510,7 @@ def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | 
     return axes
 
 
-def _pictures(file: BinaryIO, head: Head, info: SegmentInfo) -> tuple[Pictured, ...]:
+def _pictures(file: BinaryIO, head: Head, info: SegmentInfo) -> tuple[ImageFile, ...]:
     """The files of the images, which must be those whose rows these are."""
     entry = head.tensors.get(PICTURES)
     if entry is None:
@@ -520,7 +522,7 @@ def _pictures(file: BinaryIO, head: Head, info: SegmentInfo) -> tuple[Pictured, 
         raise FormatError(f"{PICTURES} is not the bytes of files")
     data = _bytes(file, entry.offset, entry.end)
     _check(data, _checksum(head, PICTURES), PICTURES)
-    found = tuple(Pictured(one.start, one.end, bytes(data[one.byte : one.byte + one.size])) for one in info.pictures)
+    found = tuple(ImageFile(one.start, one.end, bytes(data[one.byte : one.byte + one.size])) for one in info.pictures)
     digests = {one.data: sha256(one.data).hexdigest() for one in found}
     named = all(info.text.endswith(digests[one.data], one.start, one.end) for one in found)
     if not named or {one.sha256 for one in info.media} != set(digests.values()):

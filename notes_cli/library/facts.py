@@ -149,7 +149,7 @@ def form_of(path: Path, memory: Path) -> str:
 
 
 def _check_form(path: Path) -> None:
-    if found := ollama_form.form_of_ollama(header.read_header(path)):
+    if found := ollama_form.ollama_evidence(header.read_header(path)):
         raise _OtherForm(found)
 
 

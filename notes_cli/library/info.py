@@ -21,12 +21,12 @@ from notes_cli.engine.gguf_file import FormatError
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import (
     BLOCK,
-    KEPT,
     Q8_0,
+    STORED_TYPES,
     Carry,
     FieldSpan,
+    ImageFile,
     Media,
-    Pictured,
     Prefill,
     Segment,
     Tokens,
@@ -62,7 +62,7 @@ class SegmentInfo:
     tokens: Tokens
     context: Tokens
     base: int
-    pinned: bool  # the rows of the left context are there, too
+    prefix_only: bool  # the rows of the left context are there, too
     fields: tuple[FieldSpan, ...]
     blocks: tuple[int, ...]  # the first token of each; empty: one block
     moves: tuple[int, ...]  # of each block: how often its rows have been moved since they were computed
@@ -102,7 +102,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         "text": segment.text,
         "fields": json.dumps([asdict(span) for span in segment.fields], ensure_ascii=False),
         "base": segment.base,
-        **({"first": 0} if segment.pinned else {}),
+        **({"first": 0} if segment.prefix_only else {}),
         **(_carry(segment.carry) if segment.carry else {}),
         **({"blocks": json.dumps(segment.blocks)} if segment.blocks else {}),
         **({"moves": json.dumps(segment.moves)} if any(segment.moves) else {}),
@@ -150,7 +150,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
     states = {name for name in layers if ".state." in name}
     blocks = _blocks(head.metadata.get("notes.blocks"), len(tokens), first is not None)
     kv = str(head.metadata.get("notes.kv", "f16"))
-    if kv not in KEPT:
+    if kv not in STORED_TYPES:
         raise FormatError(f"notes.kv is {kv[:40]!r}, which is not known")
     return SegmentInfo(
         path=path,
@@ -160,7 +160,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         tokens=tokens,
         context=context,
         base=base,
-        pinned=first is not None,
+        prefix_only=first is not None,
         fields=_fields(text("fields"), text("text"), len(tokens)),
         blocks=blocks,
         moves=_moves(head.metadata.get("notes.moves"), len(blocks)),
@@ -290,7 +290,7 @@ def _media(encoded: object, n_tokens: int) -> tuple[Media, ...]:
     return found
 
 
-def places(pictures: Iterable[Pictured]) -> tuple[list[Place], bytes]:
+def places(pictures: Iterable[ImageFile]) -> tuple[list[Place], bytes]:
     """Where the file of each image is among the bytes of all, and these: each file once."""
     known: dict[bytes, int] = {}
     found = []

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from notes_cli.engine.header import Header, read_header
-from notes_cli.engine.ollama_form import INSTEAD, form_of_ollama
+from notes_cli.engine.ollama_form import ADVICE, ollama_evidence
 from notes_cli.errors import Help, ModelError
 from notes_cli.library import smollm2
 from notes_cli.library.model_stores import (
@@ -181,5 +181,5 @@ def _check(one: Named, header: Header) -> None:
     """Raise ModelError for what llama.cpp would refuse in its own words, or misread."""
     if not header.model:
         raise ModelError(f"{one.name} ({one.path}) is no language model")
-    if form := form_of_ollama(header):
-        raise ModelError(f"{one.name} is {form}", INSTEAD)
+    if form := ollama_evidence(header):
+        raise ModelError(f"{one.name} is {form}", ADVICE)

@@ -26,7 +26,7 @@ ENDED = ""  # what no text says of a field
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GlobalErratum:
     """A correction of one field of one skill."""
 
     skill: str
@@ -41,15 +41,15 @@ class Standing:
         return not marks or not self.marks or not set(self.marks).isdisjoint(marks)
 
 
-class StandingErrata:
+class GlobalErrata:
     """Those of one library, the latest last."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ERRATA
         self._seen: object = None
-        self._found: list[Standing] = []
+        self._found: list[GlobalErratum] = []
 
-    def all(self) -> Sequence[Standing]:
+    def all(self) -> Sequence[GlobalErratum]:
         """Raise NotesError for a file that cannot be read."""
         try:
             check_private(self.path.parent)
@@ -66,10 +66,10 @@ class StandingErrata:
             raise NotesError(f"{self.path} is damaged", "Mend or remove it") from error
         return self._found
 
-    def add(self, errata: Sequence[Standing]) -> list[Standing]:
+    def add(self, errata: Sequence[GlobalErratum]) -> list[GlobalErratum]:
         """Tell these from now on; return them with the time that this is. Raise NotesError where the file cannot be
         written."""
-        new: list[Standing] = []
+        new: list[GlobalErratum] = []
 
         def lines() -> list[Mapping[str, Any]]:
             new.extend(replace(one, time=now()) for one in errata)  # times are in the order of the lines
@@ -80,10 +80,10 @@ class StandingErrata:
 
     def compiled(
         self, skill: str, fields: Mapping[str, str], marks: Sequence[str], *, same: bool = False
-    ) -> list[Standing]:
+    ) -> list[GlobalErratum]:
         """A skill was compiled: what was said of another of its name, or of another value, has ended for good. `same`:
         it took the place of what is known to be the same skill. Return what nobody is told any more."""
-        ended: list[Standing] = []
+        ended: list[GlobalErratum] = []
 
         def lines() -> list[Mapping[str, Any]]:
             found: list[Mapping[str, Any]] = []
@@ -121,7 +121,7 @@ class StandingErrata:
 
 
 def holding(
-    errata: Sequence[Standing], skill: str, fields: Mapping[str, str], marks: Collection[str] = ()
+    errata: Sequence[GlobalErratum], skill: str, fields: Mapping[str, str], marks: Collection[str] = ()
 ) -> dict[str, str]:
     """What is to be said of a skill whose text has these fields: the value of each that another one was given. `marks`:
     its own; none for the library's."""
@@ -133,9 +133,9 @@ def holding(
     return {name: value for name, value in found.items() if value != fields[name]}
 
 
-def standing(skill: str, field: str, was: str, value: str, marks: tuple[str, ...] = ()) -> Standing:
+def standing(skill: str, field: str, was: str, value: str, marks: tuple[str, ...] = ()) -> GlobalErratum:
     """An erratum of now."""
-    return Standing(skill, field, was, value, now(), marks)
+    return GlobalErratum(skill, field, was, value, now(), marks)
 
 
 def now() -> str:
@@ -149,20 +149,20 @@ def marks_of(source: str, text: str) -> tuple[str, ...]:
     return tuple(hashlib.sha256(one.encode(errors="replace")).hexdigest()[:16] for one in found)
 
 
-def _read(data: bytes) -> list[Standing]:
-    found: list[Standing] = []
+def _read(data: bytes) -> list[GlobalErratum]:
+    found: list[GlobalErratum] = []
     for line in data[: data.rfind(b"\n") + 1].splitlines():
         told = json.loads(line)
         marks = tuple(told.pop("marks", ()))
         if not all(isinstance(value, str) for value in (*told.values(), *marks)):
             raise ValueError(line)
         if "value" in told:
-            found.append(Standing(**told, marks=marks))
+            found.append(GlobalErratum(**told, marks=marks))
             continue
         whose = told["skill"], told["field"]
         found = [_from_now_on(one, marks) if (one.skill, one.field) == whose else one for one in found]
     return found
 
 
-def _from_now_on(one: Standing, marks: tuple[str, ...]) -> Standing:
+def _from_now_on(one: GlobalErratum, marks: tuple[str, ...]) -> GlobalErratum:
     return replace(one, marks=(*one.marks, *marks)) if marks else replace(one, was=ENDED)

@@ -242,11 +242,11 @@ class Library:
         info = _entry(name, path).info if (self.folder / ERRATA).exists() else None
         if info is None:
             return
-        from notes_cli.library.standing import StandingErrata, marks_of
+        from notes_cli.library.standing import GlobalErrata, marks_of
 
         fields = {span.name: span.value for span in info.fields}
         marks = marks_of(info.source, info.text)
-        for one in StandingErrata(self.folder).compiled(info.name, fields, marks, same=same):
+        for one in GlobalErrata(self.folder).compiled(info.name, fields, marks, same=same):
             if say is not None:
                 said = f"{one.skill}.{one.field}={one.value}"
                 say(Notice(f"the correction {said} for all sessions ends: the text that it corrected has changed"))
@@ -355,7 +355,7 @@ def changes(
     fields: Sequence[tuple[str, str, int, int]],
     identity: Identity,
     context: Tokens | Sequence[int],
-    pinned: bool,
+    prefix_only: bool,
     influence: bool = False,
     blocks: tuple[int, ...] | None = None,
     kv: str | None = None,
@@ -377,8 +377,8 @@ def changes(
         found.append("the description has changed")
     if not np.array_equal(info.context, np.asarray(context, np.int32)):
         found.append("it was compiled after a different left context")
-    if info.pinned != pinned:
-        found.append("its rows can be moved now" if info.pinned else "its rows cannot be moved any more")
+    if info.prefix_only != prefix_only:
+        found.append("its rows can be moved now" if info.prefix_only else "its rows cannot be moved any more")
     if blocks is not None and info.blocks != blocks and info.text == text:
         found.append(f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block")
     if kv not in (None, info.kv):

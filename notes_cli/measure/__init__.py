@@ -1,1 +1,1 @@
-"""Measuring: two notebooks compared. Nothing here prints."""
+"""Measuring: two sequences compared. Nothing here prints."""

@@ -33,12 +33,12 @@ from notes_cli.measure.carrying import measure_carried
 from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.composition import measure_pairs
 from notes_cli.measure.proof import LEAST, choose
-from notes_cli.runtime.asking import SILENT, Listener
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.answering import NO_CALLBACKS, Callbacks
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
-from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.sizes import human_time
@@ -119,21 +119,21 @@ class Calibration(NamedTuple):
 
 
 def calibrate_and_keep(
-    workspace: Workspace, cases: Sequence[Case], listener: Listener = SILENT, pairs: Sequence[Pair] = ()
+    workspace: Workspace, cases: Sequence[Case], callbacks: Callbacks = NO_CALLBACKS, pairs: Sequence[Pair] = ()
 ) -> Calibration:
     """Calibrate, and keep the profile for whoever asks this model from then on; without pairs what was known of
     composition stays. The first notice is how long it will take. What was measured is kept if it is stopped, and the
     next call goes on with that. Raise what `calibrate` raises."""
     if len(cases) < LEAST:
-        listener.notice(Notice(_duration(workspace, cases, pairs, ())))
-        with listener.watch("measuring decisions", unit="steps") as update:
+        callbacks.on_notice(Notice(_duration(workspace, cases, pairs, ())))
+        with callbacks.progress("measuring decisions", unit="steps") as update:
             return Calibration(calibrate(workspace, cases, update, pairs), None)
     writer, cache = f"notes {notes_cli.__version__}", workspace.context.options.cache
     profiles = Profiles(workspace.paths.profiles)
     kind = f"{writer}, {workspace.identity}, {cache}, {shipped_wordings()}"
     unfinished = Unfinished(profiles.path(workspace.identity, cache), kind)
-    listener.notice(Notice(_duration(workspace, cases, pairs, unfinished.found), Help.STOP_AND_GO_ON()))
-    with listener.watch("measuring decisions", unit="steps") as update:
+    callbacks.on_notice(Notice(_duration(workspace, cases, pairs, unfinished.found), Help.STOP_AND_GO_ON()))
+    with callbacks.progress("measuring decisions", unit="steps") as update:
         profile = calibrate(workspace, cases, update, pairs, unfinished.keep)
     if not pairs:
         profile = _with_known(profiles, profile)
@@ -270,8 +270,8 @@ def _prompt(case: Case, segment: Segment) -> Prompt:
 def _influenced(workspace: Workspace, case: Case) -> Segment:
     """The case's skill with the influence of its field."""
     segment = compile_skill(workspace, case.skill)
-    with workspace.scratch(len(segment.context) + len(segment) + 8) as notebook:  # another value may be longer
-        return replace(segment, influence={case.field: influence(notebook, segment, case.field)})
+    with workspace.scratch(len(segment.context) + len(segment) + 8) as sequence:  # another value may be longer
+        return replace(segment, influence={case.field: influence(sequence, segment, case.field)})
 
 
 def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
@@ -317,8 +317,8 @@ def _decided(
 ) -> _Found:
     started = time.perf_counter()
     room = THINK if prompt.think else 0
-    with assemble(workspace, prompt, splice=splice, seam=seam, room=room) as notebook:
-        logits = notebook.logits()
-        decoded = notebook.decoded
-        choice = run(choosing(workspace, notebook, case.choices, room)).choice
+    with assemble(workspace, prompt, splice=splice, seam=seam, room=room) as sequence:
+        logits = sequence.logits()
+        decoded = sequence.decoded
+        choice = run(choose_task(workspace, sequence, case.choices, room)).choice
     return _Found(choice, logits, decoded, time.perf_counter() - started)

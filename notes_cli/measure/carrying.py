@@ -19,10 +19,10 @@ from notes_cli.library.unfinished import Keep, keep_nothing, step_name
 from notes_cli.measure.battery import Case
 from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
@@ -49,7 +49,7 @@ def measure_carried(
     if workspace.context.supports("carry") is not None:
         return None, []
     rows: dict[tuple[str, str], list[_Found]] = {(way, place): [] for place in PLACES for way in WAYS}
-    with workspace.carrying(True):
+    with workspace.with_carry(True):
         other = compile_skill(workspace, Skill("other", "", verify_system(), (), "-"))
         for number, case in enumerate(cases):
             for place, way, *found in keep(step_name("state", number, case), partial(_case, workspace, case, other)):
@@ -70,9 +70,9 @@ def _case(workspace: Workspace, case: Case, other: Segment) -> list[list[object]
         wanted = None
         for way, asked, splice in ((RECOMPUTE, prompt, False), (CARRIED, prompt, True), (WITHOUT, left, False)):
             started = time.perf_counter()
-            with assemble(workspace, asked, splice=splice) as notebook:
-                logits, decoded = notebook.logits(), notebook.decoded
-                choice = run(choosing(workspace, notebook, case.choices, 0)).choice
+            with assemble(workspace, asked, splice=splice) as sequence:
+                logits, decoded = sequence.logits(), sequence.decoded
+                choice = run(choose_task(workspace, sequence, case.choices, 0)).choice
             seconds = time.perf_counter() - started
             wanted = wanted or (choice, logits)  # the recompute is the first
             near = cosine(logits, wanted[1])

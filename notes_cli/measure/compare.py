@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from notes_cli.config import resource
 from notes_cli.documents import read_yaml
 from notes_cli.engine.decision import decide, log_softmax
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Tokens
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.workspace import Workspace
 
 
@@ -86,19 +86,19 @@ class Parting:
         return self.near or self.late
 
 
-def answered(notebook: Notebook, choices: Sequence[str] | None) -> Answered:
-    """The decision at the end of a notebook; a text is added to it."""
+def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
+    """The decision at the end of a sequence; a text is added to it."""
     if choices:
-        decision = decide(notebook, choices)
+        decision = decide(sequence, choices)
         return Answered(decision.choice, decision.margin)
-    model = notebook.context.model
-    prompt = None if notebook.images else notebook.tokens
+    model = sequence.context.model
+    prompt = None if sequence.images else sequence.tokens
     tokens: list[int] = []
-    logits = [notebook.logits()]
-    while len(tokens) < ANSWER and notebook.room and not model.ends(token := int(logits[-1].argmax())):
+    logits = [sequence.logits()]
+    while len(tokens) < ANSWER and sequence.room and not model.ends(token := int(logits[-1].argmax())):
         tokens.append(token)
-        notebook.append([token], "answer")
-        logits.append(notebook.logits())
+        sequence.append([token], "answer")
+        logits.append(sequence.logits())
     return Answered(model.text(tokens).strip(), None, tuple(tokens), tuple(logits), prompt)
 
 
@@ -121,12 +121,12 @@ def noise_of(workspace: Workspace, wanted: Answered) -> float:
     many, few = CUTS
     last = many if len(wanted.prompt) % workspace.context.n_ubatch < many // 2 else few
     cut = max(1, len(wanted.prompt) - last)
-    with workspace.notebook() as notebook:
-        notebook.append(wanted.prompt[:cut])
-        notebook.flush()
-        notebook.append(wanted.prompt[cut:])
-        first = notebook.logits()
-        again = [first, *(notebook.lookahead(wanted.tokens) if wanted.tokens else ())]
+    with workspace.sequence() as sequence:
+        sequence.append(wanted.prompt[:cut])
+        sequence.flush()
+        sequence.append(wanted.prompt[cut:])
+        first = sequence.logits()
+        again = [first, *(sequence.lookahead(wanted.tokens) if wanted.tokens else ())]
     return max(_moved(one, other) for one, other in zip(wanted.logits, again, strict=True))
 
 

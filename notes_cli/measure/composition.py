@@ -16,8 +16,8 @@ from functools import partial
 from statistics import fmean
 
 from notes_cli.engine.loop import run
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import Composition, Measured
 from notes_cli.library.unfinished import Keep, keep_nothing, step_name
@@ -25,11 +25,11 @@ from notes_cli.measure.battery import Asked, Pair
 from notes_cli.measure.compare import ANSWER, RECOMPUTE, Composed, Mended, Question, cosine, verify_system
 from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
 from notes_cli.measure.verify import Case, decided
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import DEFAULT_SEAM
-from notes_cli.runtime.thinking import choosing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Field, Skill, joined
 
@@ -95,7 +95,7 @@ def _asked(
     """What each way comes to."""
     prompt = Prompt(asked.question, segments, system=verify_system(), think=think)
     room = THINK if think else 0
-    ways: dict[str, Callable[[], Notebook]] = {
+    ways: dict[str, Callable[[], KVSequence]] = {
         RECOMPUTE: partial(assemble, workspace, prompt, splice=False, room=room),
         SPLICED: partial(assemble, workspace, prompt, room=room),
         **{way: partial(repaired, workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},
@@ -106,11 +106,11 @@ def _asked(
     logits, choices, found = None, {}, {}
     for way, make in ways.items():
         started = time.perf_counter()
-        with make() as notebook:
-            here = notebook.logits()
+        with make() as sequence:
+            here = sequence.logits()
             logits = here if logits is None else logits  # the recompute is the first
-            decoded = notebook.decoded
-            choices[way] = run(choosing(workspace, notebook, asked.choices, room)).choice
+            decoded = sequence.decoded
+            choices[way] = run(choose_task(workspace, sequence, asked.choices, room)).choice
         seconds = time.perf_counter() - started
         same = choices[way] == choices[RECOMPUTE]
         found[way] = _Found(choices[way] == asked.right, same, cosine(here, logits), decoded, seconds)
@@ -119,7 +119,7 @@ def _asked(
 
 def repaired(
     workspace: Workspace, prompt: Prompt, way: str, whole: Whole, *, seam: int = DEFAULT_SEAM, room: int = 0
-) -> Notebook:
+) -> KVSequence:
     """The prompt's skills composed by one of REPAIRS. Raise UnsupportedError where that makes no difference."""
     segments = prompt.segments
     if way == REVERSED:
@@ -168,7 +168,7 @@ def compose(
     for fewer than two skills, and where rows cannot be moved: only the first is reused then. `progress` is told of each
     prefill."""
     segments = prompt.segments
-    if len(segments) < 2 or any(segment.pinned for segment in segments):
+    if len(segments) < 2 or any(segment.prefix_only for segment in segments):
         return None
     asked = [case for case in cases if not case.errata]
     questions = tuple(
@@ -198,9 +198,9 @@ def compose(
             same = []
             for case in asked:
                 here = replace(prompt, question=case.question, errata=())
-                with repaired(workspace, here, way, whole, seam=seam, room=ANSWER) as notebook:
-                    notebook.flush(progress)
-                    same.append(decided(notebook, choices)[0] == case.reference)
+                with repaired(workspace, here, way, whole, seam=seam, room=ANSWER) as sequence:
+                    sequence.flush(progress)
+                    same.append(decided(sequence, choices)[0] == case.reference)
             tried.append(Mended(way, tuple(same)))
         except NotesError as error:  # a skill that is too short, or too many tokens at once
             tried.append(Mended(way, refused=str(error)))
@@ -213,9 +213,9 @@ def _without(prompt: Prompt, case: Case, left: Segment) -> Prompt:
 
 
 def _decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None) -> str:
-    with assemble(workspace, prompt, splice=False, room=ANSWER) as notebook:
-        notebook.flush(progress)
-        return decided(notebook, choices)[0]
+    with assemble(workspace, prompt, splice=False, room=ANSWER) as sequence:
+        sequence.flush(progress)
+        return decided(sequence, choices)[0]
 
 
 def _measured(way: str, needs: int, found: Sequence[_Found]) -> Measured:

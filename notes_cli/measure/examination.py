@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import record_of
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Notice, Progress
 from notes_cli.measure.compare import ANSWER, cosine, divergence, same_top, verify_system
 from notes_cli.measure.composition import compose
@@ -28,11 +28,11 @@ from notes_cli.measure.verify import (
     verify,
     verify_edits,
 )
-from notes_cli.runtime.asking import SILENT, Listener, Request, keep_lists
-from notes_cli.runtime.opening import SkillRef, open_segments
+from notes_cli.runtime.answering import NO_CALLBACKS, Callbacks, Request, freeze_lists
+from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.resolve import resolve
 from notes_cli.runtime.settings import AUTO
-from notes_cli.runtime.settling import settled
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import Entry, State
@@ -118,7 +118,7 @@ class SessionReport:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What one notebook came to at one point."""
+    """What one sequence came to at one point."""
 
     logits: NDArray[np.float32]
     decision: str | None
@@ -142,48 +142,48 @@ def verify_session(
     workspace, state = session.workspace, session.state
     follows = next_turn(workspace.template, [user_message("?")])
     ending = int(workspace.tokenize(follows[0])[0])  # what ends the last answer
-    ours = [_end(session.notebook, ending)]
-    rows = _rows(session.notebook)
+    ours = [_end(session.sequence, ending)]
+    rows = _rows(session.sequence)
     for question in questions:
-        notebook = session.follow(question, (), wording, ANSWER)
-        logits, tokens = notebook.logits(), notebook.tokens[len(state.tokens) :]
-        ours.append(_Found(logits, decided(notebook, choices)[0], tuple(map(int, tokens))))
-        _back(workspace, notebook, len(state.tokens))
+        sequence = session.follow(question, (), wording, ANSWER)
+        logits, tokens = sequence.logits(), sequence.tokens[len(state.tokens) :]
+        ours.append(_Found(logits, decided(sequence, choices)[0], tuple(map(int, tokens))))
+        _back(workspace, sequence, len(state.tokens))
 
     longest = max(len(found.tokens) for found in ours)
     with _prefilled(workspace, state, longest + 1 + ANSWER, progress) as prefilled:
         theirs = [_end(prefilled, ending)]
         layers = tuple(map(_error, rows, _rows(prefilled)))
         for found in ours[1:]:
-            with prefilled.share() as notebook:
-                notebook.append(found.tokens)
-                theirs.append(_Found(notebook.logits(), decided(notebook, choices)[0]))
+            with prefilled.share() as sequence:
+                sequence.append(found.tokens)
+                theirs.append(_Found(sequence.logits(), decided(sequence, choices)[0]))
     points = map(_point, [None, *questions], ours, theirs)
     edits = tuple(entry for entry in state.entries if entry.kind == "edit")
     return SessionReport(len(state.tokens), tuple(points), layers, edits, _causes(state))
 
 
-def _prefilled(workspace: Workspace, state: State, room: int, progress: Progress | None) -> Notebook:
+def _prefilled(workspace: Workspace, state: State, room: int, progress: Progress | None) -> KVSequence:
     workspace.make_room(len(state.tokens), room)
-    notebook = workspace.notebook()
-    notebook.append(state.tokens)
-    notebook.flush(progress)
-    return notebook
+    sequence = workspace.sequence()
+    sequence.append(state.tokens)
+    sequence.flush(progress)
+    return sequence
 
 
-def _back(workspace: Workspace, notebook: Notebook, length: int) -> None:
-    """Go back to before the question where the memory can; where it cannot, the notebook is assembled again."""
+def _back(workspace: Workspace, sequence: KVSequence, length: int) -> None:
+    """Go back to before the question where the memory can; where it cannot, the sequence is assembled again."""
     if not workspace.model.recurrent:
-        notebook.truncate(length)
+        sequence.truncate(length)
 
 
-def _end(notebook: Notebook, ending: int) -> _Found:
+def _end(sequence: KVSequence, ending: int) -> _Found:
     """After the token that ends the answer: rows that were put back have no logits of their own."""
-    return _Found(notebook.lookahead([ending])[0], None)
+    return _Found(sequence.lookahead([ending])[0], None)
 
 
-def _rows(notebook: Notebook) -> tuple[LayerRows, ...]:
-    return notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype=notebook.context.lossless_type)
+def _rows(sequence: KVSequence) -> tuple[LayerRows, ...]:
+    return sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype=sequence.context.lossless_type)
 
 
 def _error(found: LayerRows, wanted: LayerRows) -> LayerError:
@@ -243,47 +243,47 @@ class Examination:
     wording: str | None = None
 
     def __post_init__(self) -> None:
-        keep_lists(self, "splice", "questions", "errata", "methods", "choices")
+        freeze_lists(self, "splice", "questions", "errata", "methods", "choices")
 
 
-def examine_splice(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Report:
+def examine_splice(workspace: Workspace, wanted: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Report:
     """Compare splice and errata with a full recompute of the same tokens; of several skills also what each question
     needs of them, and what repairs those that decide otherwise. Raise NotesError where that cannot be."""
-    prompt, questions, seam = _settled(workspace, wanted, listener)
+    prompt, questions, seam = _settled(workspace, wanted, callbacks)
     how: dict[str, Any] = {"choices": wanted.choices, "seam": seam}
-    with listener.watch(LABEL, later=True) as update:
+    with callbacks.progress(LABEL, later=True) as update:
         report = verify(workspace, prompt, questions, progress=update, **how)
         composed = compose(workspace, replace(prompt, fields={}), report.cases, progress=update, **how)
     return replace(report, composition=composed)
 
 
-def examine_edits(workspace: Workspace, wanted: Examination, listener: Listener = SILENT) -> Edits:
+def examine_edits(workspace: Workspace, wanted: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Edits:
     """Compare edit methods that bring in the values with a full recompute of the corrected text. Raise NotesError
     where that cannot be."""
-    prompt, questions, seam = _settled(workspace, wanted, listener)
-    with listener.watch(LABEL, later=True) as update:
+    prompt, questions, seam = _settled(workspace, wanted, callbacks)
+    with callbacks.progress(LABEL, later=True) as update:
         given = workspace, prompt, questions, wanted.methods
         return verify_edits(*given, choices=wanted.choices, seam=seam, progress=update)
 
 
-def examine_session(session: Session, wanted: Examination, listener: Listener = SILENT) -> SessionReport:
+def examine_session(session: Session, wanted: Examination, callbacks: Callbacks = NO_CALLBACKS) -> SessionReport:
     """Compare what is put back from disk with a prefill of the session's tokens, at its end and after each question.
     Only questions, choices and wording count. Raise NotesError where that cannot be."""
     questions = wanted.questions or field_questions(session.state.skills)
     request, had = Request("", wording=wanted.wording), session.state.skills
-    wording = settled(session.workspace, request, (), listener, had=had, goes_on=True).settings.wording
-    with listener.watch(LABEL, later=True) as update:
+    wording = resolve(session.workspace, request, (), callbacks, had=had, goes_on=True).settings.wording
+    with callbacks.progress(LABEL, later=True) as update:
         return verify_session(session, questions, choices=wanted.choices, wording=wording, progress=update)
 
 
-def _settled(workspace: Workspace, wanted: Examination, listener: Listener) -> tuple[Prompt, Sequence[str], int]:
+def _settled(workspace: Workspace, wanted: Examination, callbacks: Callbacks) -> tuple[Prompt, Sequence[str], int]:
     """The prompt without a question, the questions, and the seam."""
-    segments = open_segments(workspace, wanted.splice, listener.notice, watch=listener.watch)
+    segments = open_segments(workspace, wanted.splice, callbacks.on_notice, watch=callbacks.progress)
     system = wanted.system
     if system is None:
-        fixed = any(segment.pinned and not (segment.carry and workspace.context.carries) for segment in segments)
+        fixed = any(segment.prefix_only and not (segment.carry and workspace.context.carries) for segment in segments)
         system = "" if fixed else verify_system()
     how: dict[str, Any] = {"seam": wanted.seam, "wording": wanted.wording, "fields": wanted.fields}
     request = Request("", errata=wanted.errata, system=system, **how)
-    draft = settled(workspace, request, segments, listener)
+    draft = resolve(workspace, request, segments, callbacks)
     return draft.prompt, wanted.questions or field_questions(segments), draft.settings.seam

@@ -19,12 +19,12 @@ import numpy as np
 
 from notes_cli.config import sample_skills
 from notes_cli.engine import limits
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Notice, Progress, UnsupportedError, UnwritableError, reason
 from notes_cli.library.container import open_stored, write_segment
 from notes_cli.library.safe_files import make_private
-from notes_cli.runtime.asking import SILENT, Listener
+from notes_cli.runtime.answering import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.sizes import human_size
 from notes_cli.text.skill import load_skill
@@ -128,7 +128,7 @@ class Need:
     disk: int
 
 
-def bench(workspace: Workspace, wanted: Benching, listener: Listener = SILENT) -> Speed:
+def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALLBACKS) -> Speed:
     """Measure the lengths that there is memory for, the shortest first. Raise UnsupportedError for a model whose rows
     cannot be moved, EngineError where no length can be measured, UnwritableError where the disk refuses."""
     context, name = workspace.context, workspace.model.name
@@ -140,10 +140,10 @@ def bench(workspace: Workspace, wanted: Benching, listener: Listener = SILENT) -
         if not possible:
             raise EngineError(f"{left[0].tokens:,} tokens cannot be measured: {left[0].why}", "Measure fewer")
         for one in left:
-            listener.notice(Notice(f"{one.tokens:,} tokens are left out: {one.why}"))
+            callbacks.on_notice(Notice(f"{one.tokens:,} tokens are left out: {one.why}"))
         most = possible[max(possible)]
-        there = limits.available()
-        listener.notice(
+        there = limits.available_memory()
+        callbacks.on_notice(
             Notice(
                 f"measuring needs about {human_size(most.memory)} of memory"
                 + (f", of which {human_size(there)} are available," if there else "")
@@ -151,7 +151,7 @@ def bench(workspace: Workspace, wanted: Benching, listener: Listener = SILENT) -
             )
         )
         tokens = _tokens(workspace, max(possible) + SPLICED_AT)
-        lengths = tuple(_measure(workspace, wanted, count, tokens, folder, listener) for count in sorted(possible))
+        lengths = tuple(_measure(workspace, wanted, count, tokens, folder, callbacks) for count in sorted(possible))
     options = workspace.options
     return Speed(
         f"{name} {workspace.model.quantization}",
@@ -180,7 +180,7 @@ def _folder(workspace: Workspace) -> Iterator[Path]:
 
 def _possible(workspace: Workspace, wanted: Benching, folder: Path) -> tuple[dict[int, Need], list[LeftOut]]:
     """The lengths that can be measured, with what they need, and those that cannot."""
-    there, disk = limits.available(), shutil.disk_usage(folder).free
+    there, disk = limits.available_memory(), shutil.disk_usage(folder).free
     possible: dict[int, Need] = {}
     left = []
     for count in sorted(set(wanted.tokens)):
@@ -205,7 +205,7 @@ def _need(workspace: Workspace, wanted: Benching, count: int) -> Need:
     """The context, and beside it the rows before they are in the file."""
     options = replace(workspace.options, n_ctx=max(workspace.options.n_ctx, count + wanted.around))
     rows = _row_bytes(workspace, "f16") * count
-    return Need(limits.memory(workspace.model, options).total + rows, rows)
+    return Need(limits.estimate_memory(workspace.model, options).total + rows, rows)
 
 
 def _row_bytes(workspace: Workspace, kv_type: str | None = None) -> int:
@@ -223,53 +223,53 @@ def _tokens(workspace: Workspace, count: int) -> Tokens:
 
 
 def _measure(
-    workspace: Workspace, wanted: Benching, count: int, tokens: Tokens, folder: Path, listener: Listener
+    workspace: Workspace, wanted: Benching, count: int, tokens: Tokens, folder: Path, callbacks: Callbacks
 ) -> Length:
     workspace.make_room(count + wanted.around)
     cached, path = _row_bytes(workspace) * count, folder / "skill.notes"
-    with workspace.notebook() as notebook:
-        notebook.append(tokens[:SPLICED_AT])
-        notebook.flush()
-        with listener.watch(f"prefilling {count:,} tokens") as update:
-            prefills = _prefills(notebook, tokens[SPLICED_AT:][:count], wanted.runs, update)
-        stored, write = _store(notebook, count, path)
+    with workspace.sequence() as sequence:
+        sequence.append(tokens[:SPLICED_AT])
+        sequence.flush()
+        with callbacks.progress(f"prefilling {count:,} tokens") as update:
+            prefills = _prefills(sequence, tokens[SPLICED_AT:][:count], wanted.runs, update)
+        stored, write = _store(sequence, count, path)
         turns = []
-        with listener.watch(f"splicing {count:,} tokens", unit="times") as update:
+        with callbacks.progress(f"splicing {count:,} tokens", unit="times") as update:
             for number in range(wanted.runs):
-                turns.append(_turn(notebook, path, wanted))
+                turns.append(_turn(sequence, path, wanted))
                 update(number + 1, wanted.runs)
     splice, question = (Times(seconds) for seconds in zip(*turns, strict=True))
     return Length(count, cached, stored, prefills, write, splice, question)
 
 
-def _prefills(notebook: Notebook, tokens: Tokens, runs: int, update: Progress) -> Times:
+def _prefills(sequence: KVSequence, tokens: Tokens, runs: int, update: Progress) -> Times:
     """As often as asked, or for as long as PATIENCE lasts. The rows of the last one stay."""
     found: list[float] = []
     while len(found) < runs and sum(found) < PATIENCE:
-        notebook.truncate(SPLICED_AT)
-        notebook.append(tokens)
-        found.append(_seconds(lambda: notebook.flush(update)))
+        sequence.truncate(SPLICED_AT)
+        sequence.append(tokens)
+        found.append(_seconds(lambda: sequence.flush(update)))
     return Times(tuple(found))
 
 
-def _store(notebook: Notebook, count: int, path: Path) -> tuple[int, float]:
-    """Write the last tokens of the notebook as a segment. Return the bytes of its rows, and the seconds."""
+def _store(sequence: KVSequence, count: int, path: Path) -> tuple[int, float]:
+    """Write the last tokens of the sequence as a segment. Return the bytes of its rows, and the seconds."""
     started = time.perf_counter()
-    layers = notebook.context.read(notebook.sequence, SPLICED_AT, count, base=COMPILED_AT)
-    tokens = notebook.tokens[-count:]
+    layers = sequence.context.read(sequence.seq_id, SPLICED_AT, count, base=COMPILED_AT)
+    tokens = sequence.tokens[-count:]
     left = np.zeros(COMPILED_AT, np.int32)
-    identity = notebook.context.identity("0" * 64)  # of no weights: nobody else opens it
+    identity = sequence.context.identity("0" * 64)  # of no weights: nobody else opens it
     segment = Segment("bench", "", "", tokens, COMPILED_AT, left, (), identity, layers)
     write_segment(path, segment)
     return segment.nbytes, time.perf_counter() - started
 
 
-def _turn(notebook: Notebook, path: Path, wanted: Benching) -> tuple[float, float]:
+def _turn(sequence: KVSequence, path: Path, wanted: Benching) -> tuple[float, float]:
     """Seconds of a splice, and of the question after it."""
-    notebook.truncate(SPLICED_AT)
-    splice = _seconds(lambda: notebook.splice(open_stored(path)))
-    notebook.append(np.resize(notebook.tokens[: wanted.question], wanted.question))
-    return splice, _seconds(notebook.logits)
+    sequence.truncate(SPLICED_AT)
+    splice = _seconds(lambda: sequence.splice(open_stored(path)))
+    sequence.append(np.resize(sequence.tokens[: wanted.question], wanted.question))
+    return splice, _seconds(sequence.logits)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.change import change
 from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment, quantized
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.measure.compare import (
     ANSWER,
@@ -27,12 +27,12 @@ from notes_cli.measure.compare import (
     parting,
     same_top,
 )
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.corrections import known_fields, resolved
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.check_rows import RowCheck, check_rows
+from notes_cli.runtime.corrections import known_fields, resolve_values
 from notes_cli.runtime.prompt import Prompt, changes_of
-from notes_cli.runtime.rows import RowCheck, check_rows
+from notes_cli.runtime.resolve import method_for
 from notes_cli.runtime.settings import AUTO, DEFAULT_SEAM
-from notes_cli.runtime.settling import method_for
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import SkillText
 from notes_cli.text.keys import listed
@@ -234,7 +234,7 @@ def _measure(
 
 def _missing(prompt: Prompt, found: Answered, corrected: Answered | None) -> tuple[str, ...]:
     """The new values that the corrected text's answer has, and this one has not."""
-    values = [value.strip() for _, value in resolved(prompt.fields, prompt.segments)]
+    values = [value.strip() for _, value in resolve_values(prompt.fields, prompt.segments)]
     texts = (corrected.text.casefold() if corrected else "", found.text.casefold())
     return tuple(value for value in values if value.casefold() in texts[0] and value.casefold() not in texts[1])
 
@@ -243,7 +243,7 @@ def _corrected(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Answered | None:
     """The decision of the corrected text without an erratum; None where no field is corrected."""
-    values = resolved(prompt.fields, prompt.segments)
+    values = resolve_values(prompt.fields, prompt.segments)
     names = {one.name for one in prompt.segments if one.media}
     if not values or any(one.skill in names for one, _ in values):  # a text with images is not written again
         return None
@@ -251,14 +251,14 @@ def _corrected(
         corrected_segment(segment, {one.field: value for one, value in values if one.skill == segment.name}, workspace)
         for segment in prompt.segments
     ]
-    with assemble(workspace, replace(prompt, segments=segments, fields={}), splice=False, room=ANSWER) as notebook:
-        notebook.flush(progress)
-        return answered(notebook, choices)
+    with assemble(workspace, replace(prompt, segments=segments, fields={}), splice=False, room=ANSWER) as sequence:
+        sequence.flush(progress)
+        return answered(sequence, choices)
 
 
-def decided(notebook: Notebook, choices: Sequence[str] | None) -> tuple[str, float | None]:
-    """The decision at the end of a notebook, and its margin where there are choices."""
-    found = answered(notebook, choices)
+def decided(sequence: KVSequence, choices: Sequence[str] | None) -> tuple[str, float | None]:
+    """The decision at the end of a sequence, and its margin where there are choices."""
+    found = answered(sequence, choices)
     return found.text, found.margin
 
 
@@ -269,7 +269,7 @@ Reference = tuple[NDArray[np.float32], str]  # logits after the prompt, and the 
 
 @dataclass(frozen=True, slots=True)
 class EditCase:
-    """One question to a notebook that one method has amended. `reference` is the decision of the corrected text."""
+    """One question to a sequence that one method has amended. `reference` is the decision of the corrected text."""
 
     question: str
     cosine: float
@@ -369,9 +369,9 @@ def verify_edits(
 def _recomputed(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Reference:
-    with assemble(workspace, replace(prompt, method=RECOMPUTE), splice=False, room=ANSWER) as notebook:
-        notebook.flush(progress)
-        return notebook.logits(), decided(notebook, choices)[0]
+    with assemble(workspace, replace(prompt, method=RECOMPUTE), splice=False, room=ANSWER) as sequence:
+        sequence.flush(progress)
+        return sequence.logits(), decided(sequence, choices)[0]
 
 
 def _tried(
@@ -386,14 +386,14 @@ def _tried(
     cases = []
     for prompt, (wanted, reference) in zip(asked, references, strict=True):
         try:
-            notebook = assemble(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
+            sequence = assemble(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
         except NotesError as error:  # this model, or the way the skill was compiled, has other methods
             return Tried(str(method), refused=error)
-        with notebook:
-            notebook.flush(progress)
-            found = notebook.logits()
-            decoded = notebook.decoded
-            decision, _ = decided(notebook, choices)
+        with sequence:
+            sequence.flush(progress)
+            found = sequence.logits()
+            decoded = sequence.decoded
+            decision, _ = decided(sequence, choices)
         near = cosine(found, wanted), divergence(found, wanted), same_top(found, wanted)
         cases.append(EditCase(prompt.question, *near, decision, reference, decoded))
     return Tried(str(method), tuple(cases))

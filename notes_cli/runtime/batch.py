@@ -14,27 +14,35 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 
 from notes_cli.engine.decision import variants_of
-from notes_cli.engine.loop import AHEAD, Task, one_by_one, serve
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.loop import AHEAD, Task, one_request_at_a_time, serve
 from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, NotesError, Notice
 from notes_cli.errors import reason as reason_of
-from notes_cli.runtime.asking import (
-    ENDLESS,
+from notes_cli.runtime.answering import (
+    NO_CALLBACKS,
     PARALLEL,
-    SILENT,
+    UNLIMITED,
     Answer,
+    Callbacks,
     Counts,
-    Listener,
     Plan,
     Request,
-    answering,
-    room_for,
+    answer_task,
+    max_new_tokens,
 )
-from notes_cli.runtime.assembling import APART, How, assemble, cells_meanwhile, divide, saved, tell_unspliced
-from notes_cli.runtime.opening import SkillRef, open_segments
+from notes_cli.runtime.assemble import (
+    APART,
+    AssembleOptions,
+    assemble,
+    divide_before_question,
+    saved_seconds,
+    temporary_cells,
+    warn_unspliced,
+)
+from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
-from notes_cli.runtime.settling import Settings, check_no_results, held_to, settled
+from notes_cli.runtime.resolve import Settings, check_no_results, constraint_of, resolve
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk, at_question
 
@@ -55,53 +63,53 @@ _OWN = {
 
 @dataclass(slots=True, eq=False)
 class _Stem:
-    """What some requests have in common, and the notebook of it, once one of them is asked."""
+    """What some requests have in common, and the sequence of it, once one of them is asked."""
 
     wanted: Sequence[SkillRef]  # skills and images, as they were called
     settings: Settings
     prompt: Prompt  # of the first of them
-    how: How
+    how: AssembleOptions
     chunks: Sequence[Chunk] = ()
-    notebook: Notebook | None = None
+    sequence: KVSequence | None = None
     saved: float | None = 0.0  # seconds of prefill, until an answer has them
 
     @property
     def tokens(self) -> int:
-        return 0 if self.notebook is None else len(self.notebook)
+        return 0 if self.sequence is None else len(self.sequence)
 
     @property
     def rows(self) -> int:
         """Tokens of it whose rows are shared."""
-        return 0 if self.notebook is None else self.notebook.rows
+        return 0 if self.sequence is None else self.sequence.rows
 
     def ready(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether its notebook is there, and is the beginning of a prompt of these chunks (some templates tell the
+        """Whether its sequence is there, and is the beginning of a prompt of these chunks (some templates tell the
         time)."""
-        return self.notebook is not None and self.notebook.intact and list(chunks[:-1]) == list(self.chunks)
+        return self.sequence is not None and self.sequence.intact and list(chunks[:-1]) == list(self.chunks)
 
-    def assemble(self, workspace: Workspace, place: _Place, listener: Listener) -> None:
-        """Put the notebook together, if it is not there, and decode what of it is decoded apart from a question."""
+    def assemble(self, workspace: Workspace, place: _Place, callbacks: Callbacks) -> None:
+        """Put the sequence together, if it is not there, and decode what of it is decoded apart from a question."""
         parts = place.parts
         if parts is None:
             return
         self.close()
         self.chunks = parts.chunks[:-1]
-        self.notebook = assemble(workspace, self.prompt, **self.how, parts=parts.stem)
-        self.saved = saved(self.notebook.pieces, self.prompt.segments)
+        self.sequence = assemble(workspace, self.prompt, **self.how, parts=parts.stem)
+        self.saved = saved_seconds(self.sequence.pieces, self.prompt.segments)
         if not parts.stem.asking:  # else it was divided there
-            divide(self.notebook)
-        tell_unspliced(self.notebook, listener.notice)
+            divide_before_question(self.sequence)
+        warn_unspliced(self.sequence, callbacks.on_notice)
         try:
-            with listener.watch("reading what the prompts share", len(self.notebook.pending)) as update:
-                self.notebook.flush_divided(update)
+            with callbacks.progress("reading what the prompts share", len(self.sequence.pending)) as update:
+                self.sequence.flush_divided(update)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        if self.notebook is not None:
-            self.notebook.close()
-            self.notebook = None
+        if self.sequence is not None:
+            self.sequence.close()
+            self.sequence = None
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +119,7 @@ class _Place:
     request: Request
     stem: _Stem
     question: Tokens
-    bound: int  # tokens of its notebook at most
+    bound: int  # tokens of its sequence at most
     looks: int  # cells for what it tries out, before it chooses
     begun: float
     before: int  # tokens of the stem
@@ -119,20 +127,20 @@ class _Place:
     parts: Parts | None  # of the whole prompt, where the stem is not there yet
     meanwhile: int  # cells that it takes to put the stem together
     grammar: str | None
-    notebook: Notebook | None = None
+    sequence: KVSequence | None = None
 
     @property
     def cells(self) -> int:
         """Cells that it is still going to take at most."""
-        assert self.notebook is not None
-        return max(0, self.bound - self.notebook.rows) + self.looks
+        assert self.sequence is not None
+        return max(0, self.bound - self.sequence.rows) + self.looks
 
 
 def ask_many(
     workspace: Workspace,
     requests: Iterable[Request | NotesError],
     parallel: int = PARALLEL,
-    listener: Listener = SILENT,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Iterator[tuple[int, Answer | NotesError]]:
     """Answer many questions, at most `parallel` of them at a time, and fewer where a context of a given size has no
     room for them. Yield the number of each, counted from 0, and its answer or its error, in the order of the requests,
@@ -143,7 +151,7 @@ def ask_many(
     """
     if not 1 <= parallel <= AT_MOST:
         raise NotesError(f"{parallel!r} questions at once are not possible", f"Take from 1 to {AT_MOST}")
-    batch = _Batch(workspace, parallel, listener)
+    batch = _Batch(workspace, parallel, callbacks)
     done: dict[int, Answer | NotesError] = {}
     try:
         with closing(serve(batch.tasks(requests), parallel)) as outcomes:
@@ -160,13 +168,13 @@ def ask_many(
 class _Batch:
     """The questions that are being answered, and the stems that they go on from."""
 
-    def __init__(self, workspace: Workspace, parallel: int, listener: Listener) -> None:
+    def __init__(self, workspace: Workspace, parallel: int, callbacks: Callbacks) -> None:
         self.told = 0  # answers that were yielded
         self._begun = time.perf_counter()
         self._workspace, self._parallel = workspace, parallel
         self._notices: set[str] = set()
-        self._listener = replace(SILENT, notice=self._notice, watch=listener.watch)
-        self._notice_to = listener.notice
+        self._callbacks = replace(NO_CALLBACKS, on_notice=self._notice, progress=callbacks.progress)
+        self._notice_to = callbacks.on_notice
         self._stems: dict[object, _Stem] = {}  # the latest last
         self._segments: dict[str, list[Segment]] = {}  # of the stems, by what they were called
         self._places: list[_Place] = []
@@ -193,7 +201,7 @@ class _Batch:
                 place = self._place(request)
                 while not self._seen_to(place):
                     yield None
-                place.stem.assemble(self._workspace, place, self._listener)
+                place.stem.assemble(self._workspace, place, self._callbacks)
             except NotesError as error:
                 yield _failing(error)
             except OSError as error:
@@ -206,28 +214,28 @@ class _Batch:
     def _answering(self, place: _Place) -> Task[Answer]:
         """Go on from the stem with the question, and answer it."""
         stem = place.stem
-        assert stem.notebook is not None
+        assert stem.sequence is not None
         try:
             shared = stem.rows
-            with stem.notebook.share_rows() as notebook:
-                place.notebook, notebook.bound = notebook, place.bound
-                notebook.seconds["splice"] = stem.notebook.seconds["splice"]
-                stem.notebook.seconds["splice"] = 0.0  # it was the first one's, and so is what it saved
+            with stem.sequence.share_rows() as sequence:
+                place.sequence, sequence.token_limit = sequence, place.bound
+                sequence.seconds["splice"] = stem.sequence.seconds["splice"]
+                stem.sequence.seconds["splice"] = 0.0  # it was the first one's, and so is what it saved
                 gain, stem.saved = stem.saved, 0.0
                 if stem.chunks and stem.chunks[-1].kind == "question":  # the template's words before it
-                    notebook.extend(place.question)
+                    sequence.extend(place.question)
                 else:
-                    notebook.append(place.question, "question")
-                counts = replace(Counts.of(notebook), shared=shared)
-                plan = Plan(notebook, stem.settings, counts, self._begun, place.begun, gain, place.grammar)
-                return (yield from one_by_one(answering(self._workspace, place.request, plan)))
+                    sequence.append(place.question, "question")
+                counts = replace(Counts.of(sequence), shared=shared)
+                plan = Plan(sequence, stem.settings, counts, self._begun, place.begun, gain, place.grammar)
+                return (yield from one_request_at_a_time(answer_task(self._workspace, place.request, plan)))
         finally:
             self._places.remove(place)
 
     def _place(self, request: Request) -> _Place:
         """What is needed for the request. Raise NotesError where it cannot be answered at all."""
         begun, workspace = time.perf_counter(), self._workspace
-        grammar = held_to(workspace, request)
+        grammar = constraint_of(workspace, request)
         stem = self._stem(request)
         prompt = replace(stem.prompt, question=request.question)
         chunks = chunks_of(workspace, prompt)
@@ -238,13 +246,13 @@ class _Batch:
             question = question if len(chunks) > 1 else workspace.with_bos(question)
         else:
             parts = replace(parts_of(workspace, prompt, chunks), asking=1 + len(chunks) - whole)
-            before, meanwhile, question = parts.stem.count, cells_meanwhile(prompt, parts), parts.tokens[-1]
+            before, meanwhile, question = parts.stem.count, temporary_cells(prompt, parts), parts.tokens[-1]
             again = min(before, APART + sum(len(tokens) for tokens in parts.tokens[whole - 1 : -1]))
         total = before + len(question)
         workspace.check_length(total + 1)
         return _Place(
             *(request, stem, question),
-            bound=min(total + _written(workspace, request, stem.settings), workspace.longest or ENDLESS),
+            bound=min(total + _written(workspace, request, stem.settings), workspace.longest or UNLIMITED),
             looks=sum(map(len, _looks(workspace, request.choices))),
             begun=begun,
             before=before,
@@ -273,7 +281,7 @@ class _Batch:
             if other is not place.stem:
                 other.close()
         if self._workspace.grows:
-            self._workspace.make_way(stem + own, beside + 1)
+            self._workspace.reserve(stem + own, beside + 1)
         else:
             tokens = place.before + place.meanwhile + len(place.question)
             spare = place.bound - place.before - len(place.question) + place.looks
@@ -288,14 +296,14 @@ class _Batch:
     def _fits(self, cells: int, sequences: int) -> bool:
         """Whether so much is free beside what was promised."""
         context = self._workspace.context
-        return sequences <= context.free and context.used + self._promised + cells <= context.cells
+        return sequences <= context.n_free and context.used + self._promised + cells <= context.cells
 
     def _grow(self, stem: int, cells: int, beside: int) -> None:
         """See to room for as many like this as may still begin, or for fewer where there cannot be so much."""
         slots = self._parallel - len(self._places)
         while slots:
             try:
-                self._workspace.make_way(self._promised + stem + slots * cells, beside + slots)
+                self._workspace.reserve(self._promised + stem + slots * cells, beside + slots)
                 return
             except EngineError:
                 self._grows = False  # not again: each time takes a context
@@ -311,7 +319,7 @@ class _Batch:
         wanted = (*request.splice, *request.images)
         skills = [segment for word in request.splice for segment in self._open(word)]
         images = [segment for word in request.images for segment in self._open(word, image=True)]
-        draft = settled(self._workspace, request, [*skills, *images], self._listener)
+        draft = resolve(self._workspace, request, [*skills, *images], self._callbacks)
         stem = _Stem(wanted, draft.settings, draft.prompt, draft.how)
         busy = [place.stem for place in self._places]
         for other in [one for one, found in self._stems.items() if found not in busy][: 1 - STEMS or None]:
@@ -325,7 +333,7 @@ class _Batch:
         """The segment, which another stem may have opened already."""
         known = self._segments.get(word) if isinstance(word, str) else None
         if known is None or image:
-            say, watch = self._listener.notice, self._listener.watch
+            say, watch = self._callbacks.on_notice, self._callbacks.progress
             known = open_segments(self._workspace, known or [word], say, image=image, watch=watch)
         if isinstance(word, str):
             self._segments[word] = known
@@ -348,7 +356,7 @@ def _hashable(value: object) -> object:
 
 def _written(workspace: Workspace, request: Request, settings: Settings) -> int:
     """Tokens that will be written at most: a choice is not."""
-    return room_for(workspace, request, settings.think) - (request.room if request.choices is not None else 0)
+    return max_new_tokens(workspace, request, settings.think) - (request.room if request.choices is not None else 0)
 
 
 def _looks(workspace: Workspace, choices: Sequence[str] | None) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The context of a model: made when it is wanted, enlarged for what is put into it, with scratch notebooks beside it.
+"""The context of a model: made when it is wanted, enlarged for what is put into it, with scratch sequences beside it.
 
 It knows no user, and nothing of what is put into it.
 """
@@ -16,9 +16,9 @@ import numpy as np
 from notes_cli.engine import limits
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Tokens
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import ContextLengthError, EngineError, Help
 
 DEFAULT_CONTEXT = 4096
@@ -41,15 +41,15 @@ class Contexts:
         """It takes the model over, and closes it. The options are those of Workspace. Raise EngineError for an n_ctx
         that was chosen beyond what the model was trained for."""
         self.model = model
-        self._alone = os.getpid(), threading.RLock()
+        self._lock = os.getpid(), threading.RLock()
         self._options = options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self._fixed_size, self._beyond_trained, self._log = fixed_size, beyond_trained, log
         self._context: Context | None = None
-        self._left: Notebook | None = None  # what compiles begin with, while several are made (`compiling`)
+        self._left: KVSequence | None = None  # what compiles begin with, while several are made (`compiling`)
         self._sharing = 0  # blocks of `compiling` that are open
-        trained = limits.trained(model, options)
+        trained = limits.trained_length(model, options)
         # The most tokens that a context may have, None for any number.
-        self.longest = None if beyond_trained and not limits.learned(model) else trained
+        self.longest = None if beyond_trained and not limits.has_learned_positions(model) else trained
         if not options.n_ctx:
             self._options = replace(options, n_ctx=trained or DEFAULT_CONTEXT)
         elif fixed_size:
@@ -58,12 +58,12 @@ class Contexts:
             self._options = replace(options, n_ctx=min(options.n_ctx, self.longest))
 
     @property
-    def alone(self) -> threading.RLock:
+    def lock(self) -> threading.RLock:
         """Held by the thread that computes (alone.py). A process that was forked has one of its own: threads that held
         this one are not in it."""
-        process, lock = self._alone
+        process, lock = self._lock
         if process != os.getpid():
-            self._alone = process, lock = os.getpid(), threading.RLock()
+            self._lock = process, lock = os.getpid(), threading.RLock()
         return lock
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Contexts:
     def _told(self) -> None:
         if self._log and self._context:
             options = self._context.options
-            self._log(f"a context of {options.n_ctx:,} tokens: {limits.memory(self.model, options)}")
+            self._log(f"a context of {options.n_ctx:,} tokens: {limits.estimate_memory(self.model, options)}")
 
     @property
     def options(self) -> ContextOptions:
@@ -96,13 +96,13 @@ class Contexts:
         return self._context.options if self._context else self._options
 
     @contextmanager
-    def scratch(self, tokens: int = 0) -> Iterator[Notebook]:
-        """An empty notebook to compute `tokens` rows in, beside those that are in use: in f16 or f32, also where the
+    def scratch(self, tokens: int = 0) -> Iterator[KVSequence]:
+        """An empty sequence to compute `tokens` rows in, beside those that are in use: in f16 or f32, also where the
         cache is quantized. It is given back afterwards."""
         context = self.context
         if self._beside(tokens):
-            with Notebook(context) as notebook:
-                yield notebook
+            with KVSequence(context) as sequence:
+                yield sequence
         else:
             size = context.options.n_ctx  # not less: LongRoPE goes by it
             if not self._fixed_size:
@@ -110,7 +110,7 @@ class Contexts:
             options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
             with Context(self.model, options) as other:
                 other.unmovable, other.carries = context.unmovable, context.carries
-                yield Notebook(other)
+                yield KVSequence(other)
 
     def _beside(self, tokens: int, shared: int = 0) -> bool:
         """Whether so many rows can be computed in the context itself, beside those that are in use, of which it is to
@@ -123,12 +123,12 @@ class Contexts:
     def compiling(self) -> Iterator[None]:
         """Within the block what compiles begin with is decoded once, and stays for the next one: rows are those of a
         compile by itself."""
-        with self.alone:
+        with self.lock:
             self._sharing += 1
         try:
             yield
         finally:
-            with self.alone:
+            with self.lock:
                 self._sharing -= 1
                 if not self._sharing:
                     self._forget_left()
@@ -139,25 +139,25 @@ class Contexts:
             left.close()
 
     @contextmanager
-    def scratch_after(self, left: Tokens, tokens: int) -> Iterator[Notebook]:
-        """A scratch notebook that begins with these tokens, for `tokens` rows in all. Within `compiling` it shares them
+    def scratch_after(self, left: Tokens, tokens: int) -> Iterator[KVSequence]:
+        """A scratch sequence that begins with these tokens, for `tokens` rows in all. Within `compiling` it shares them
         with others before and after it."""
         there = len(self._left) if self._left and np.array_equal(self._left.tokens, left) else 0
         shares = self._sharing and not self.model.recurrent and self.context.options.unified
         if not shares or not self._beside(tokens, there):
             self._forget_left()
-            with self.scratch(tokens) as notebook:
-                notebook.append(left)
-                notebook.flush()
-                yield notebook
+            with self.scratch(tokens) as sequence:
+                sequence.append(left)
+                sequence.flush()
+                yield sequence
             return
         if self._left is None or not self._left.intact or not there:
             self._forget_left()
-            self._left = self.notebook()
+            self._left = self.sequence()
             self._left.append(left)
             self._left.flush()
-        with self._left.share() as notebook:
-            yield notebook
+        with self._left.share() as sequence:
+            yield sequence
 
     def make_room(self, tokens: int, spare: int = 0, held: int = 0) -> None:
         """See to room for a sequence of so many tokens, of which it has `held` already. The context is made larger
@@ -196,7 +196,7 @@ class Contexts:
         """Raise EngineError for more tokens in one sequence than the model was trained for."""
         self._check_trained(tokens, "{:,} tokens are to be read and written")
 
-    def make_way(self, tokens: int, sequences: int) -> None:
+    def reserve(self, tokens: int, sequences: int) -> None:
         """See to cells for so many tokens, and sequences, beside those in use, which others are going to share.
 
         Raise EngineError where there cannot be so many: the size was given, the memory does not suffice, or rows would
@@ -204,14 +204,16 @@ class Contexts:
         """
         context = self.context
         cells = context.used + tokens
-        if cells <= context.cells and sequences <= context.free:
+        if cells <= context.cells and sequences <= context.n_free:
             return
         if cells > context.cells and self._fixed_size:
             raise EngineError(f"{cells:,} tokens do not fit into the {context.cells:,} of this context")
-        if context.held + sequences > MOST_SEQUENCES:
-            raise EngineError(f"{context.held + sequences} sequences are more than the {MOST_SEQUENCES} of a context")
+        if context.n_leased + sequences > MOST_SEQUENCES:
+            raise EngineError(
+                f"{context.n_leased + sequences} sequences are more than the {MOST_SEQUENCES} of a context"
+            )
         size = _padded(cells) if cells > context.cells else 0
-        context.resize(n_ctx=size, n_sequences=context.held + sequences, rotated_alike=True)
+        context.resize(n_ctx=size, n_sequences=context.n_leased + sequences, rotated_alike=True)
         self._told()
 
     def _check_trained(self, tokens: int, what: str) -> None:
@@ -220,17 +222,17 @@ class Contexts:
             return
         why = f"{what.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
         counts = {"tokens": tokens, "longest": self.longest}
-        if limits.learned(self.model):
+        if limits.has_learned_positions(self.model):
             raise ContextLengthError(f"{why}, and has no position beyond", "Take fewer", **counts)
         scales = (1 / factor for factor in (2, 4, 8, 16, 32))
         yarn = (replace(self.options, rope_scaling="yarn", rope_freq_scale=scale) for scale in scales)
-        reach = (one.rope_freq_scale for one in yarn if (limits.trained(self.model, one) or 0) >= tokens)
+        reach = (one.rope_freq_scale for one in yarn if (limits.trained_length(self.model, one) or 0) >= tokens)
         scale = next(reach, None)
         raise ContextLengthError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED(), **counts)
 
-    def notebook(self, *, dry: bool = False) -> Notebook:
-        """An empty notebook in a sequence of its own, beside those that are in use. Close it afterwards."""
-        return Notebook(self.context, dry=dry)
+    def sequence(self, *, dry: bool = False) -> KVSequence:
+        """An empty sequence in a sequence of its own, beside those that are in use. Close it afterwards."""
+        return KVSequence(self.context, dry=dry)
 
 
 def _padded(tokens: int) -> int:

@@ -32,7 +32,7 @@ def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erra
     return read_errata(given, known_fields(*segments))
 
 
-def meant(given: Iterable[str], known: Known) -> list[str]:
+def describe_wildcards(given: Iterable[str], known: Known) -> list[str]:
     """What each `*.field` among errata and references stands for, for people."""
     names = [text.partition("=")[0].strip() for text in given]
     return [
@@ -42,7 +42,7 @@ def meant(given: Iterable[str], known: Known) -> list[str]:
     ]
 
 
-def resolved(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tuple[Reference, str]]:
+def resolve_values(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tuple[Reference, str]]:
     """The field of one skill for each value, of `*.field` for each skill that has it.
 
     Raise SkillError for a field that no skill has, for one without a skill that several have, and for one that has two
@@ -50,10 +50,10 @@ def resolved(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tup
     """
     known = known_fields(*segments)
     given = ((one, value) for name, value in values.items() for one in known.resolve(name))
-    return list(one_value(given, lambda one: one.key).items())
+    return list(unique_values(given, lambda one: one.key).items())
 
 
-def one_value(given: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> dict[T, str]:
+def unique_values(given: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> dict[T, str]:
     """The new value of each field. Raise SkillError for one that is given two, with its `key`."""
     found: dict[T, str] = {}
     for one, value in given:
@@ -87,7 +87,7 @@ def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Seq
         return
     known = known_fields(*segments)
     said = {known.find(one.key)[0]: one.value or "" for one in read_errata(errata, known) if one.field}
-    for one, value in resolved(values, segments):
+    for one, value in resolve_values(values, segments):
         if said.get(one, value).strip() != value.strip():
             what = f"{one.key} is given the new value {value!r}, and {said[one]!r} by an erratum"
             raise SkillError(what, Help.ONE_VALUE())

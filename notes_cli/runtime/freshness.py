@@ -49,7 +49,7 @@ class Reason:
     what: str
 
 
-def reasons(
+def stale_reasons(
     entry: SegmentFile, entries: Sequence[SegmentFile], profiles: Profiles | None = None, weights: str | None = None
 ) -> list[Reason]:
     """Why a file of the library is out of date; nothing if it is not. `entries`: all of its name. `weights`: the digest
@@ -156,7 +156,7 @@ def _profiles(profiles: Profiles, identity: Identity) -> list[Profile]:
         return []
 
 
-def again(info: SegmentInfo, name: str | None = None) -> Skill:
+def skill_from_segment(info: SegmentInfo, name: str | None = None) -> Skill:
     """The skill that a segment was compiled from, by the text and the fields that it holds. Raise SkillError for tools:
     another model's template tells of them in another way."""
     if info.tools:
@@ -184,7 +184,7 @@ def from_library(library: Library, name: str, other: str | None = None) -> tuple
     if files and all(map(os.path.isfile, files)):
         read = load_tools(info.source, other or name) if info.tools else load_source(info.source, other or name)
         return read, info, source_text(info.source)
-    return again(info, other or name), info, f"the segment: {_no_file(info.source)}"
+    return skill_from_segment(info, other or name), info, f"the segment: {_no_file(info.source)}"
 
 
 def _no_file(source: str) -> str:

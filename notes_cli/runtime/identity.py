@@ -21,7 +21,7 @@ from notes_cli.runtime.contexts import Contexts
 REMEMBERED = 256  # rotations
 
 
-class Identified(Contexts):
+class IdentifiedContexts(Contexts):
     """A model in its context, by its identity. A workspace sets what follows."""
 
     paths: Paths  # of what is remembered of models, and of their profiles
@@ -45,7 +45,7 @@ class Identified(Contexts):
             digest = self._hash() if found else self._weights
             if digest == self._weights:  # moved, linked or touched
                 for source in found:
-                    source.settle()
+                    source.accept_content()
                 found = []
         if found:
             raise changed(found[0])
@@ -63,9 +63,9 @@ class Identified(Contexts):
     @property
     def identity(self) -> Identity:
         """Identity of this model in this context. Raise UnsupportedError where its rows cannot be read."""
-        return self.learn()
+        return self.refresh_capabilities()
 
-    def learn(self) -> Identity:
+    def refresh_capabilities(self) -> Identity:
         """See to it that the context goes by what is known of a model of this identity: whether its rows may be moved,
         and a state carried. Asking for the identity does it, so it cannot be forgotten. Any thread may do so."""
         weights, context = self.weights, self.context
@@ -91,25 +91,25 @@ class Identified(Contexts):
         return self._measured[key]
 
     @contextmanager
-    def carrying(self, carry: bool) -> Iterator[None]:
+    def with_carry(self, carry: bool) -> Iterator[None]:
         """A state is carried through skills in this block, or is not, whatever was chosen: to measure it."""
         before, self._carry = self._carry, carry
         try:
-            self.learn()
+            self.refresh_capabilities()
             yield
         finally:
             self._carry = before
-            self.learn()
+            self.refresh_capabilities()
 
     def measure_rotation(self) -> None:
         """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved."""
         key = self._rotation_key(self.identity)
         if key in self._rotations:
             return
-        with self.scratch() as notebook:
-            self._rotations[key] = measure_rotation(notebook.context, notebook.sequence)
+        with self.scratch() as sequence:
+            self._rotations[key] = measure_rotation(sequence.context, sequence.seq_id)
         self._checks.add({key: self._rotations[key]})
-        self.learn()
+        self.refresh_capabilities()
 
     @cached_property
     def _rotations(self) -> dict[str, RotationCheck | None]:

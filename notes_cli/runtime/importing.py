@@ -19,9 +19,9 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, Help, Progress, Say, SegmentError, TakenError
 from notes_cli.images import read_picture
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.runtime.compiling import pinned
-from notes_cli.runtime.keeping import compile_to_library, taken
-from notes_cli.runtime.rows import RowCheck, check_rows
+from notes_cli.runtime.check_rows import RowCheck, check_rows
+from notes_cli.runtime.compile import prefix_only
+from notes_cli.runtime.recompile import compile_to_library, taken
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Field, Skill
@@ -63,7 +63,7 @@ def import_segment(
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
     pictures = tuple(Shown(one.start, one.end, read_picture(one.data, str(source))) for one in segment.pictures)
     skill = Skill(name or segment.name, segment.description, segment.text, fields, "", pictures=pictures)
-    if not segment.media or workspace.sees:
+    if not segment.media or workspace.has_vision:
         workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)))
     why = differences(workspace, segment)
     if not why and not trust:
@@ -101,7 +101,7 @@ def differences(workspace: Workspace, segment: Segment) -> list[str]:
         found.append("its text gives other tokens here")
     if not np.array_equal(segment.context, workspace.left_context):
         found.append("it was compiled after a different left context")
-    if segment.pinned != pinned(workspace):
+    if segment.prefix_only != prefix_only(workspace):
         found.append("its rows are kept in another way here")
     return found
 

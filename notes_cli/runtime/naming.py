@@ -56,7 +56,7 @@ def own_name(path: Path) -> str | None:
     return {**own, config.EYE_FILES[0]: config.SHIPPED_EYE}.get(path.name)
 
 
-def word_for(path: Path, paths: config.Paths | None = None) -> str:
+def model_argument(path: Path, paths: config.Paths | None = None) -> str:
     """The argument of -m for a model: its name where that opens this very file, else the file."""
     name = own_name(path)
     with suppress(NotesError, OSError):

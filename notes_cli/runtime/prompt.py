@@ -12,7 +12,7 @@ from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
 from notes_cli.library.info import SegmentInfo
-from notes_cli.runtime.corrections import resolved
+from notes_cli.runtime.corrections import resolve_values
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.keys import listed
@@ -38,29 +38,31 @@ class Prompt:
     place: str = "early"  # of skills: in the system message, or "late": right before the question
     shown: frozenset[str] = frozenset()  # segments that are in the user's message, wherever skills are
     decoded: frozenset[str] = frozenset()  # skills whose tokens are decoded instead: they see what precedes them
-    think: bool = False  # the prompt ends where a chain of thought begins (runtime/thinking.py goes on)
+    think: bool = False  # the prompt ends where a chain of thought begins (runtime/generate.py goes on)
     # Instead of question, system text, turns, place and errata: messages made of parts, with tools, calls and results.
     conversation: Conversation | None = None
 
     @property
     def after_skills(self) -> list[str]:
         """The errata after the skills: those of a method that refreshes the entries of fields, too."""
-        return [word(erratum, self.wording) for erratum in (self.said if self.method.record.edits_rows else ())]
+        return [
+            word(erratum, self.wording) for erratum in (self.method_errata if self.method.record.edits_rows else ())
+        ]
 
     @property
     def before_question(self) -> list[str]:
         """The errata before the question: those of a method that leaves all entries, then those in free words."""
-        before = () if self.method.record.edits_rows else self.said
+        before = () if self.method.record.edits_rows else self.method_errata
         return [word(erratum, self.wording) for erratum in (*before, *self.errata)]
 
     @property
-    def said(self) -> list[Erratum]:
+    def method_errata(self) -> list[Erratum]:
         """The method's errata: one for each value, if it appends any."""
         if not self.method.record.appends_erratum:
             return []
         return [
             Erratum(one.field, value, f"{one.key}={value}", one.skill if one.shared else "")
-            for one, value in resolved(self.fields, self.segments)
+            for one, value in resolve_values(self.fields, self.segments)
         ]
 
 
@@ -80,7 +82,7 @@ class Parts:
         return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1], asking=self.asking - 1)
 
     @property
-    def each(self) -> Iterator[tuple[Chunk, Tokens]]:
+    def all_chunks(self) -> Iterator[tuple[Chunk, Tokens]]:
         """The chunks with their tokens, in the order of the prompt: BOS first, where it is apart."""
         return zip((_OPENING, *self.chunks), (self.opening, *self.tokens), strict=True)
 
@@ -163,7 +165,7 @@ def with_tools(
 
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
     """What the prompt's new values change, by skill. Raise SkillError for a field that no skill has."""
-    values = resolved(prompt.fields, prompt.segments)
+    values = resolve_values(prompt.fields, prompt.segments)
     for segment in prompt.segments if prompt.method.record.edits_rows else ():
         if segment.media and any(one.skill == segment.name for one, _ in values):
             what = f"{segment.name} has an image, and its fields cannot be edited by {prompt.method.name}"

@@ -44,7 +44,7 @@ UNMEASURED = Defaults(
 )
 
 
-def method_named(given: Method | str | None) -> Method | None:
+def parse_method(given: Method | str | None) -> Method | None:
     """None for the one that was measured to be best. Raise NotesError for one that there is not."""
     if not isinstance(given, str):
         return given
@@ -79,7 +79,9 @@ def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
     return Help.DECODE(names=names[1:]) if kind == "suffix" else Help.DECODE_ALL()
 
 
-def composing(found: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int) -> Notice | None:
+def composition_warning(
+    found: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int
+) -> Notice | None:
     """What to say where skills of these names are composed and that fails on this model; None where it does not, or
     where what repairs it is done already. `decoded`: those that are not spliced."""
     if found is None or found.verdict != "fails" or len(set(names[1:]) - set(decoded)) == 0:
@@ -90,7 +92,7 @@ def composing(found: Composition | None, names: Sequence[str], decoded: Collecti
     return Notice(what, repair(found.repair, names), warning=True)
 
 
-def near(change: Change) -> bool:
+def few_tokens_follow(change: Change) -> bool:
     """Whether so little follows the first changed token that all of it is better decoded."""
     return len(change.tokens) - change.patches[0].first <= NEAR
 
@@ -104,7 +106,7 @@ def choose(
     if stated and not found.method.record.appends_erratum:
         found = replace(found, method=FIELD_ERRATUM, why=f"{FIELD_ERRATUM}: an erratum was asked for")
     method, why = found.method, found.why
-    if not stated and changes and all(near(change) for change in changes):
+    if not stated and changes and all(few_tokens_follow(change) for change in changes):
         method, why = SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
     reason = refusal(workspace.context, method, changes=changes)
     if reason is None:

@@ -18,7 +18,7 @@ from notes_cli.errors import Help, SkillError
 from notes_cli.library.container import SegmentInfo
 from notes_cli.library.profiles import Profiles
 from notes_cli.library.store import Library
-from notes_cli.runtime.freshness import again, from_library, wants_influence
+from notes_cli.runtime.freshness import from_library, skill_from_segment, wants_influence
 from notes_cli.text import names
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.discovery import Found, find_skills
@@ -68,11 +68,11 @@ class Sources:
             return Source(word, load_skill(word, name=name, stdin=stdin))
         for typed in (names.typed(word), names.typed(word.lower())):
             if typed in self.library.names():
-                return self.kept(typed, name)
-            if typed in self.found():
-                if not self.found()[typed].hides:
-                    self._note(f"{typed} is {self.found()[typed].path}")
-                return self.agent_skill(self.found()[typed], name)
+                return self.library_skill(typed, name)
+            if typed in self.agent_skills():
+                if not self.agent_skills()[typed].hides:
+                    self._note(f"{typed} is {self.agent_skills()[typed].path}")
+                return self.agent_skill(self.agent_skills()[typed], name)
         sample = config.sample_skill(typed)
         if sample is not None:
             self._note(f"{typed} is a sample that came with notes: {sample}")
@@ -81,17 +81,17 @@ class Sources:
             raise self._nothing(word)
         return Source(word, load_skill(word, name=name))  # which says that there is no such file
 
-    def kept(self, name: str, other: str | None = None) -> Source:
+    def library_skill(self, name: str, other: str | None = None) -> Source:
         """A skill of the library, from its file if that is there, else from its segment; to be called `other`."""
         skill, latest, where = from_library(self.library, name, other)
         self._note(f"{name}: its text is read from {where}")
         return Source(name, skill, latest)
 
-    def known(self, name: str) -> Source | None:
+    def readable_skill(self, name: str) -> Source | None:
         """The skill of that name in the library, None without one that can be read, and for tools."""
         infos = [entry.info for entry in self.library.entries(name) if entry.info is not None]
         latest = max(infos, key=lambda info: info.created, default=None)
-        return Source(name, again(latest), latest) if latest and not latest.tools else None
+        return Source(name, skill_from_segment(latest), latest) if latest and not latest.tools else None
 
     def agent_skill(self, found: Found, name: str | None = None) -> Source:
         """An Agent Skill that was found. Raise SkillError where the name means several, or it cannot be read."""
@@ -101,14 +101,14 @@ class Sources:
             self._note(f"{found.name} is {found.path}, which hides {listed(list(map(str, found.hides)))}")
         return Source(str(found.path), load_skill(found.path, name=name))
 
-    def found(self) -> dict[str, Found]:
+    def agent_skills(self) -> dict[str, Found]:
         """The Agent Skills of the project and the user, by name."""
         if self._found is None:
             self._found = {found.name: found for found in find_skills(config.skill_folders())}
         return self._found
 
     def _nothing(self, word: str) -> SkillError:
-        known = {*self.library.names(), *self.found(), *config.sample_names()}
+        known = {*self.library.names(), *self.agent_skills(), *config.sample_names()}
         near = get_close_matches(word, known, n=3)
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
         what = f"no file, no compiled skill and no Agent Skill {word!r}{hint}"

@@ -24,7 +24,7 @@ from notes_cli.library.container import open_stored
 from notes_cli.library.facts import Renderings
 from notes_cli.library.store import Library, Store, check_called
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
-from notes_cli.runtime.identity import Identified
+from notes_cli.runtime.identity import IdentifiedContexts
 from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
@@ -32,8 +32,8 @@ from notes_cli.text.rendering import start_rendering
 from notes_cli.text.template import ChatTemplate
 
 if TYPE_CHECKING:
-    from notes_cli.engine.eye import Seen
-    from notes_cli.runtime.seeing import Seeing
+    from notes_cli.engine.vision import ImageEmbeddings
+    from notes_cli.runtime.image_encoding import ImageEncoding
     from notes_cli.text.skill import Skill
 
 # Options that a segment goes by: LongRoPE by the size of the context, the keys of some sparse attention by flash
@@ -44,7 +44,7 @@ _COMPILED = (
 )
 
 
-class Workspace(Identified):
+class Workspace(IdentifiedContexts):
     """Use as a context manager, or close it."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Workspace(Identified):
         self.library: Store = library or own_library(self.paths)
         self._carry, self._hashing, self._measured = carry, hashing, {}
         self._projector, self._image_tokens = projector, image_tokens
-        self._seeing: Seeing | None = None
+        self._image_encoding: ImageEncoding | None = None
         self._files: dict[str, Path] = {}  # of the segments that were opened, by their names
         self._words: dict[str, str] = {}  # what the user calls the segments that were opened, by their names
         self._renderings = Renderings(self.paths.models / "renderings.json")
@@ -97,9 +97,9 @@ class Workspace(Identified):
             raise
 
     def close(self) -> None:
-        if self._seeing is not None:
-            self._seeing.close()
-            self._seeing = None
+        if self._image_encoding is not None:
+            self._image_encoding.close()
+            self._image_encoding = None
         self._renderings.save()
         super().close()
 
@@ -112,22 +112,22 @@ class Workspace(Identified):
     # Images.
 
     @property
-    def sees(self) -> bool:
+    def has_vision(self) -> bool:
         """Whether a projector was named."""
         return self._projector is not None
 
     @property
-    def seeing(self) -> Seeing:
+    def image_encoding(self) -> ImageEncoding:
         """What the projector makes of images."""
-        if self._seeing is None:
-            from notes_cli.runtime.seeing import Seeing  # most prompts have none
+        if self._image_encoding is None:
+            from notes_cli.runtime.image_encoding import ImageEncoding  # most prompts have none
 
-            self._seeing = Seeing(self, self._projector, self._image_tokens)
-        return self._seeing
+            self._image_encoding = ImageEncoding(self, self._projector, self._image_tokens)
+        return self._image_encoding
 
-    def look(self, segment: Segment, *, dry: bool = False) -> Seen:
+    def encode_images(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
         """A segment with images, these looked at again. `dry`: how many rows they would take."""
-        return self.seeing.look(segment, dry=dry)
+        return self.image_encoding.encode_segment(segment, dry=dry)
 
     # The chat template.
 
@@ -169,7 +169,7 @@ class Workspace(Identified):
     def tokens_of(self, skill: Skill) -> Tokens:
         """Tokens of a skill that is to be compiled; of its images those that mark them, and one for each row."""
         if skill.pictures:
-            return np.concatenate([part.tokens for *_, part in self.seeing.stretches(skill)])
+            return np.concatenate([part.tokens for *_, part in self.image_encoding.split(skill)])
         return self.model.tokenize_runs(skill.runs) if skill.runs else self.model.tokenize(skill.text)
 
     def with_bos(self, tokens: Tokens) -> Tokens:
@@ -198,7 +198,7 @@ class Workspace(Identified):
         return segment
 
     def used(self, name: str, spliced: int = 0, saved: float | None = None) -> None:
-        """A segment that was opened has come into a notebook: remember that as a use of its file, with the tokens that
+        """A segment that was opened has come into a sequence: remember that as a use of its file, with the tokens that
         an answer got from there, and the seconds of prefill that this saved, if they are known."""
         if name in self._files:
             self.library.used(self._files[name], spliced, saved)

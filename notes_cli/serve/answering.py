@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from notes_cli.engine.decision import log_softmax
-from notes_cli.engine.loop import Logits, Task, together
+from notes_cli.engine.loop import Logits, Task, join_tasks
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook, Stopped
-from notes_cli.runtime.thinking import Speaker
+from notes_cli.engine.sequence import KVSequence, Stopped
+from notes_cli.runtime.generate import ReplyGenerator
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.prepare import PreparedRequest
 from notes_cli.text.messages import ToolCall
@@ -85,25 +85,25 @@ class Probabilities:
 def writing(
     workspace: Workspace,
     prepared: PreparedRequest,
-    books: Sequence[Notebook],
+    seqs: Sequence[KVSequence],
     seed: int,
     hear: Hear,
     ended: Callable[[Written], object],
 ) -> Task[list[None]]:
-    """The answers, each in a notebook that ends with the prompt. The seed of each is one more than that before.
+    """The answers, each in a sequence that ends with the prompt. The seed of each is one more than that before.
     `ended` is told of each when it is complete."""
     way = _chat if prepared.request.prompt is None else _text
 
-    def one(index: int, book: Notebook) -> Task[None]:
-        ended((yield from way(workspace, prepared, book, index, seed + index, hear)))
+    def one(index: int, seq: KVSequence) -> Task[None]:
+        ended((yield from way(workspace, prepared, seq, index, seed + index, hear)))
 
-    return together([one(index, book) for index, book in enumerate(books)])
+    return join_tasks([one(index, seq) for index, seq in enumerate(seqs)])
 
 
 def _chat(
-    workspace: Workspace, prepared: PreparedRequest, notebook: Notebook, index: int, seed: int, hear: Hear
+    workspace: Workspace, prepared: PreparedRequest, sequence: KVSequence, index: int, seed: int, hear: Hear
 ) -> Task[Written]:
-    wanted, start = prepared.request.params, len(notebook)
+    wanted, start = prepared.request.params, len(sequence)
     sampling = replace(wanted.sampling, seed=seed & 0xFFFFFFFF)
     told = Probabilities(workspace.model, wanted.likely)
     form = _form(workspace, prepared)
@@ -117,25 +117,25 @@ def _chat(
     def say_thought(text: str) -> None:
         hear(TextDelta(index, text, thought=True))
 
-    speaker = Speaker(
+    speaker = ReplyGenerator(
         *(workspace, sampling, prepared.max_tokens, wanted.max_think),
-        say=say,
-        say_thought=say_thought,
+        on_text=say,
+        on_reasoning=say_thought,
         stops=wanted.stops,
-        chosen=told.chosen,
+        on_token=told.chosen,
         grammar=wanted.grammar,
         calls=Calls(form, prepared.request.tools) if form and not wanted.must_call else None,
         opened=not prepared.request.tools,
     )
-    thought = (yield from speaker.thinking(notebook)) if prepared.think else None
-    reply = yield from speaker.replying(notebook, thought)
+    thought = (yield from speaker.reason(sequence)) if prepared.think else None
+    reply = yield from speaker.reply(sequence, thought)
     calls: tuple[ToolCall, ...] = ()
     if listening:
         rest, calls = listening.end()
         if rest:
             hear(TextDelta(index, rest, tokens=told.take()))
     reasoning = reply.thought.tokens if reply.thought else 0
-    return Written(index, reply.stopped, len(notebook) - start, reasoning, told.take(), calls)
+    return Written(index, reply.stopped, len(sequence) - start, reasoning, told.take(), calls)
 
 
 def _form(workspace: Workspace, prepared: PreparedRequest) -> Form | None:
@@ -146,14 +146,14 @@ def _form(workspace: Workspace, prepared: PreparedRequest) -> Form | None:
 
 
 def _text(
-    workspace: Workspace, prepared: PreparedRequest, notebook: Notebook, index: int, seed: int, hear: Hear
+    workspace: Workspace, prepared: PreparedRequest, sequence: KVSequence, index: int, seed: int, hear: Hear
 ) -> Task[Written]:
     from notes_cli.engine.constraint import Constraint
     from notes_cli.engine.sampler import Sampler
-    from notes_cli.engine.writing import Writer
+    from notes_cli.engine.token_generator import TokenGenerator
     from notes_cli.text.reasoning import Until
 
-    wanted, start, model = prepared.request.params, len(notebook), workspace.model
+    wanted, start, model = prepared.request.params, len(sequence), workspace.model
     told, end = Probabilities(model, wanted.likely), Until("", wanted.stops)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -163,13 +163,13 @@ def _text(
 
     constraint = None if wanted.grammar is None else Constraint(model, wanted.grammar)
     with Sampler(replace(wanted.sampling, seed=seed & 0xFFFFFFFF), constraint) as sampler:
-        writer = Writer(notebook, sampler, prepared.max_tokens)
-        while writer.goes_on and not end.found:
-            (logits,) = yield [notebook]
+        writer = TokenGenerator(sequence, sampler, prepared.max_tokens)
+        while writer.active and not end.found:
+            (logits,) = yield [sequence]
             token = writer.choose(logits)
             if token is not None:
                 told.chosen(token, logits)
                 say(end.feed(decoder.decode(model.token_bytes(token))))
     say(end.feed(decoder.decode(b"", final=True)))
     say(end.flush())
-    return Written(index, "end" if end.found else notebook.stopped, len(notebook) - start, rest=told.take())
+    return Written(index, "end" if end.found else sequence.stopped, len(sequence) - start, rest=told.take())

@@ -16,7 +16,7 @@ from notes_cli.serve.registry import Server
 
 CHAT, EXPLAIN = "/v1/chat/completions", "/v1/notes/explain"
 BEGIN = 20.0  # seconds until the first byte of a reply, of which the server sends some after 15
-SILENT = 60.0  # seconds without a byte
+NO_CALLBACKS = 60.0  # seconds without a byte
 _UNABLE = {"overloaded_error", "rate_limit_error", "authentication_error", "permission_error", "timeout_error"}
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ def _response(connection: HTTPConnection, server: Server, path: str, body: Mappi
     with suppress(BrokenPipeError, ConnectionResetError):  # of a request that is too large, it reads only a part
         connection.request("POST", path, json.dumps(body), headers)
     response = connection.getresponse()
-    sock.settimeout(SILENT)
+    sock.settimeout(NO_CALLBACKS)
     if response.status != 200:
         raise _declined(json.loads(response.read()))
     return response

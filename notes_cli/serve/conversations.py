@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 from notes_cli.engine.segment import Segment
-from notes_cli.library.standing import Standing
+from notes_cli.library.standing import GlobalErratum
 from notes_cli.runtime.corrections import known_fields, parse_errata
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.text.erratum import Erratum, word
@@ -165,7 +165,7 @@ def told(
     talk: Talk | None,
     skills: dict[str, Segment],
     copies: Sequence[Copy],
-    errata: Sequence[Standing],
+    errata: Sequence[GlobalErratum],
     own: Sequence[str],
     question: int,
     wording: str | None,
@@ -205,7 +205,7 @@ def told(
     last = {copy.name: copy for copy in copies}
     for name, segment in zip(latest_last, segments, strict=True):
         there = name in talk.skills
-        latest: dict[str, Standing] = {}
+        latest: dict[str, GlobalErratum] = {}
         # What was given since its last turn is about its older text, too. (A file that has become shorter was mended.)
         for one in errata[talk.heard if there and talk.heard <= len(errata) else 0 :] if not (there and waits) else ():
             if one.skill == name and (there or value_of(segment, one.field) == one.was):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from notes_cli.errors import NotesError, SessionError
-from notes_cli.library.standing import StandingErrata, holding
+from notes_cli.library.standing import GlobalErrata, holding
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
@@ -50,7 +50,7 @@ def correcting_all(scheduler: Scheduler, values: dict[str, str]) -> Iterator[Jso
     yield {"errata": errata, "told": told, "sessions": list(done.edited), "skipped": skipped}
 
 
-def _check_length(scheduler: Scheduler, errata: StandingErrata, values: dict[str, str]) -> None:
+def _check_length(scheduler: Scheduler, errata: GlobalErrata, values: dict[str, str]) -> None:
     """Raise Refused for what would leave others no room: every prompt that has the skill says it. SkillError for a
     field that no skill has."""
 

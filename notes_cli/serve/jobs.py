@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from notes_cli.engine.loop import Running
+from notes_cli.engine.loop import RunningTask
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
-from notes_cli.runtime.asking import Counts
+from notes_cli.runtime.answering import Counts
 from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.kv_budget import Reservation
 from notes_cli.serve.parsing import ChatRequest
@@ -45,7 +45,7 @@ class Begun:
     pieces: tuple[Piece, ...]
     seconds: float  # since the request came
     notices: tuple[str, ...] = ()
-    saved: float | None = None  # seconds of prefill (runtime/assembling.py)
+    saved: float | None = None  # seconds of prefill (runtime/assemble.py)
 
 
 JobEvent = Begun | TextDelta | Written | NotesError | None  # None: all is said
@@ -61,7 +61,7 @@ class Job:
     came: float = field(default_factory=time.perf_counter)
     gone: bool = False  # nobody wants the answer any more
     prepared: Prepared | None = None  # None: not yet
-    running: Running[None] | None = None
+    running: RunningTask[None] | None = None
     reservations: list[Reservation] = field(default_factory=list)
     held: ExitStack = field(default_factory=ExitStack)  # what it gives up when it is over: its session
     over: threading.Event = field(default_factory=threading.Event)

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
-from notes_cli.runtime.asking import Request, room_for
-from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.answering import Request, max_new_tokens
+from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import State
 
@@ -31,35 +31,35 @@ def turn_of_session(workspace: Workspace, state: State, request: Request) -> tup
     told = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
     told += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
     told += sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
-    return told, room_for(workspace, request, request.think)
+    return told, max_new_tokens(workspace, request, request.think)
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Cells that are reserved for a notebook: tokens that it may have at the moment."""
+    """Cells that are reserved for a sequence: tokens that it may have at the moment."""
 
-    notebook: Notebook
+    sequence: KVSequence
     tokens: int
-    more: int = 0  # cells for notebooks that will go on from it
-    others: int = 0  # these notebooks: a sequence each
+    more: int = 0  # cells for sequences that will go on from it
+    others: int = 0  # these sequences: a sequence each
     kept: int = 0  # of the tokens, for the end of a chain of thought
     preempted: bool = False  # its rows were dropped, to be decoded again
 
     @property
     def promised(self) -> int:
         """Cells that are reserved and not used yet."""
-        return max(0, self.tokens - self.notebook.rows) + self.more
+        return max(0, self.tokens - self.sequence.rows) + self.more
 
     @property
     def used_up(self) -> bool:
         """Whether what is pending is as much as it may take: another token needs a new reservation."""
-        return len(self.notebook) + self.kept >= self.tokens
+        return len(self.sequence) + self.kept >= self.tokens
 
 
 class KVBudget:
     """Cells and sequences of a workspace's context that are free or reserved."""
 
-    def __init__(self, workspace: Workspace, prefixes: Prefixes) -> None:
+    def __init__(self, workspace: Workspace, prefixes: PrefixCache) -> None:
         self._workspace, self._prefixes = workspace, prefixes
         self.reservations: list[Reservation] = []
         self._reserved = 0
@@ -78,10 +78,10 @@ class KVBudget:
     def free(self) -> int:
         """Sequences that are free beside those that are reserved."""
         context = self._workspace.context
-        ours = {one.notebook for one in self.reservations} | {one.notebook for one in self._prefixes.kept}
-        taken = context.held - len(ours)  # by what has reserved some
+        ours = {one.sequence for one in self.reservations} | {one.sequence for one in self._prefixes.entries}
+        taken = context.n_leased - len(ours)  # by what has reserved some
         return (
-            context.free
+            context.n_free
             - max(0, self._sequences - taken)
             - sum(reservation.others for reservation in self.reservations)
         )
@@ -118,18 +118,18 @@ class KVBudget:
         if not self._grows:
             return False
         wanted = self.promised + cells
-        sequences += self._workspace.context.free - self.free
+        sequences += self._workspace.context.n_free - self.free
         for tokens in (max(wanted, self.cells // 2), wanted):
             try:
-                self._workspace.make_way(tokens, sequences)
+                self._workspace.reserve(tokens, sequences)
                 return True
             except EngineError:  # the memory does not suffice, or rows would not fit any more
                 continue
         return False
 
-    def reserve(self, notebook: Notebook, tokens: int, more: int = 0, others: int = 0, kept: int = 0) -> Reservation:
+    def reserve(self, sequence: KVSequence, tokens: int, more: int = 0, others: int = 0, kept: int = 0) -> Reservation:
         """Reserve room that `make_room` has found."""
-        self.reservations.append(Reservation(notebook, tokens, more, others, kept))
+        self.reservations.append(Reservation(sequence, tokens, more, others, kept))
         return self.reservations[-1]
 
     def end(self, reservations: Iterable[Reservation]) -> None:
@@ -140,21 +140,21 @@ class KVBudget:
     def preempt(self, reservations: Iterable[Reservation], length: int) -> None:
         """Give the rows after the first `length` up for others. Raise EngineError where they cannot go back."""
         for reservation in reservations:
-            reservation.notebook.set_aside(length)
-            reservation.tokens, reservation.preempted = reservation.notebook.rows, True
+            reservation.sequence.preempt(length)
+            reservation.tokens, reservation.preempted = reservation.sequence.rows, True
 
     def can_resume(self, reservations: Sequence[Reservation]) -> bool:
         """Whether those could go on that are preempted. Answers to one prompt have its rows in the same cells, and are
         read again each with its own."""
-        return self.can_allocate(sum(len(reservation.notebook) + reservation.kept + 1 for reservation in reservations))
+        return self.can_allocate(sum(len(reservation.sequence) + reservation.kept + 1 for reservation in reservations))
 
     def resume(self, reservations: Sequence[Reservation], more: int = GRANT) -> bool:
         """Let those go on that were preempted, if there is room for them and so many tokens more."""
         wanted = [
-            min(len(reservation.notebook) + reservation.kept + more, reservation.notebook.size)
+            min(len(reservation.sequence) + reservation.kept + more, reservation.sequence.size)
             for reservation in reservations
         ]
-        rows = sum(reservation.notebook.rows for reservation in reservations)
+        rows = sum(reservation.sequence.rows for reservation in reservations)
         if not self.make_room(sum(wanted) - rows):
             return False
         for reservation, tokens in zip(reservations, wanted, strict=True):
@@ -164,23 +164,26 @@ class KVBudget:
     def divide(self, reservations: Sequence[Reservation]) -> None:
         """Give what is left to those that are used up. With nothing left each ends with the token that waits, for
         which there is a cell, and a chain of thought with what is kept for its end."""
-        waiting = [reservation for reservation in reservations if reservation.used_up and reservation.notebook.pending]
+        waiting = [reservation for reservation in reservations if reservation.used_up and reservation.sequence.pending]
         left = self.cells - self._workspace.context.used - self.promised
         for reservation in waiting:
             if left >= len(waiting):
                 reservation.tokens += left // len(waiting)
             else:
-                reservation.notebook.bound, reservation.kept = max(len(reservation.notebook), reservation.tokens), 0
+                reservation.sequence.token_limit, reservation.kept = (
+                    max(len(reservation.sequence), reservation.tokens),
+                    0,
+                )
 
-    def held(self) -> list[Notebook]:
-        """Notebooks that have to wait, as there is no room for another token of theirs; the others have it."""
+    def held(self) -> list[KVSequence]:
+        """Sequences that have to wait, as there is no room for another token of theirs; the others have it."""
         found = []
         for reservation in self.reservations:
             if reservation.preempted:
-                found.append(reservation.notebook)
-            elif reservation.used_up and reservation.notebook.pending:
+                found.append(reservation.sequence)
+            elif reservation.used_up and reservation.sequence.pending:
                 if self.make_room(GRANT):
                     reservation.tokens += GRANT
                 else:
-                    found.append(reservation.notebook)
+                    found.append(reservation.sequence)
         return found

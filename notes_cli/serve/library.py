@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from notes_cli.engine.segment import KEPT
+from notes_cli.engine.segment import STORED_TYPES
 from notes_cli.errors import CompilingError, Help, NotesError, Progress, SegmentError, TakenError
 from notes_cli.explaining import entry_as_json
 from notes_cli.library.standing import holding
 from notes_cli.library.store import Library, SegmentFile, source_text
-from notes_cli.runtime.compiling import block_warnings
-from notes_cli.runtime.keeping import Compiled, compile_to_library
+from notes_cli.runtime.compile import block_warnings
+from notes_cli.runtime.recompile import Compiled, compile_to_library
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused, refused
@@ -104,8 +104,8 @@ def _parse(scheduler: Scheduler, data: Any) -> _Compile:
         raise Refused(400, "name is missing: what the skill is to be called", param="name")
     if blocks not in (None, "headings") and (not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1):
         raise given.wrong("blocks", "a whole number, or headings", blocks)
-    if kv not in (None, *KEPT):
-        raise given.wrong("kv", f"one of {', '.join(KEPT)}", kv)
+    if kv not in (None, *STORED_TYPES):
+        raise given.wrong("kv", f"one of {', '.join(STORED_TYPES)}", kv)
     workspace, wanted = scheduler.workspace, blocks or 1
     check_size(scheduler.state, [text], "text")
     try:

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
-from notes_cli.runtime.settings import method_named
-from notes_cli.runtime.thinking import THINK
+from notes_cli.runtime.generate import DEFAULT_MAX_THINK
+from notes_cli.runtime.settings import parse_method
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import gbnf_grammar
@@ -104,7 +104,7 @@ class GenerationParams:
         None  # so many alternatives to each token, with their log-probabilities; None: not even its own
     )
     think: bool = False
-    max_think: int = THINK
+    max_think: int = DEFAULT_MAX_THINK
     grammar: str | None = None  # what the answer is held to
     must_call: bool = False  # a tool, in the form that the grammar has
 
@@ -302,7 +302,7 @@ def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks
         choices=given.whole("n", 1, MOST_CHOICES, 1) or 1,
         likely=likely,
         think=think,
-        max_think=(given.whole("max_think", 0, 2**31 - 1, THINK) or 0) if thinks else 0,
+        max_think=(given.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if thinks else 0,
     )
 
 
@@ -420,7 +420,7 @@ def _ask(given: Reader) -> dict[str, Any]:
     with _told_of("notes.method"):
         return {
             "fields": {} if fields is None else _values(given, "fields", fields),
-            "method": method_named(method or None),
+            "method": parse_method(method or None),
             "choices": given.texts("choices", 256) or None,
             "seam": given.whole("seam", 0, 2**31 - 1),
             "place": given.take("place", "early or late", lambda value: value in ("early", "late"), None),

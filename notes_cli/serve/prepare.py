@@ -16,13 +16,13 @@ import numpy as np
 
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
-from notes_cli.library.standing import StandingErrata
-from notes_cli.runtime.asking import ENDLESS, Request
-from notes_cli.runtime.prefixes import Layout, Prefixes
+from notes_cli.library.standing import GlobalErrata
+from notes_cli.runtime.answering import UNLIMITED, Request
+from notes_cli.runtime.generate import ANSWER_RESERVE
+from notes_cli.runtime.prefix_cache import Layout, PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of, with_tools
+from notes_cli.runtime.resolve import check_usable, requests_reasoning, with_unique_names
 from notes_cli.runtime.settings import UNMEASURED, defaults
-from notes_cli.runtime.settling import check_usable, named_apart, thinks
-from notes_cli.runtime.thinking import ROOM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
 from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
@@ -69,9 +69,9 @@ class ServerState:
 
     workspace: Workspace
     segment_cache: SegmentCache
-    prefixes: Prefixes
+    prefixes: PrefixCache
     conversations: Conversations
-    errata: StandingErrata | None  # None: this library keeps none
+    errata: GlobalErrata | None  # None: this library keeps none
     names: Sequence[str]  # of the model
     most: int | None  # tokens of an answer; None: until the context ends
     longest: int | None  # tokens that a prompt and its answer may have; None: any number
@@ -212,7 +212,7 @@ def _prepare_chat(
     """Arrange messages, with the skills of these names in the system message and those that are matched where they are.
     `roles`: of the messages in which texts are looked for."""
     workspace, wanted = state.workspace, request.params
-    think = thinks(workspace, wanted.think, wanted.max_think)
+    think = requests_reasoning(workspace, wanted.think, wanted.max_think)
     keys = keys_of(request)
     talk, known = state.conversations.find(request, keys)
     for name in _sent_newer(state.segment_cache, known, request, roles):
@@ -264,7 +264,7 @@ def _with_images(
     for part in message.parts:
         if isinstance(part, ImagePart):
             image = state.segment_cache.image(part.picture, private=request.notes.private, dry=dry)
-            [segment] = named_apart([image], found)  # it was sent before, or something else is called so
+            [segment] = with_unique_names([image], found)  # it was sent before, or something else is called so
             found[segment.name] = segment
             part = SkillPart(segment.name)
         parts.append(part)
@@ -340,7 +340,7 @@ def _finished(state: ServerState, request: ChatRequest, layout: Layout, think: b
             raise Refused(400, what, param="tools", code="unsupported_value")
     max_tokens = _most(writing, most)
     thinks = request.prompt is None and (think or workspace.reasoning.open)
-    kept = ROOM if thinks else 0
+    kept = ANSWER_RESERVE if thinks else 0
     room = max_tokens + (writing.max_think + kept if thinks else 0)
     if workspace.longest is not None:
         room = min(room, workspace.longest - len(layout))
@@ -349,7 +349,7 @@ def _finished(state: ServerState, request: ChatRequest, layout: Layout, think: b
 
 def _most(params: GenerationParams, most: int | None) -> int:
     """Tokens of an answer: those that were asked for, and no more than `most`. ENDLESS where neither bounds them."""
-    return min(given for given in (params.max_tokens, most, ENDLESS) if given is not None)
+    return min(given for given in (params.max_tokens, most, UNLIMITED) if given is not None)
 
 
 def check_bias(workspace: Workspace, request: ChatRequest) -> None:

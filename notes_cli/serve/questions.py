@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from notes_cli.engine.decision import variants_of
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Notice
-from notes_cli.runtime.asking import Listener, Request, room_for
-from notes_cli.runtime.assembling import cells_meanwhile
-from notes_cli.runtime.opening import tell_edited
+from notes_cli.runtime.answering import Callbacks, Request, max_new_tokens
+from notes_cli.runtime.assemble import temporary_cells
+from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
-from notes_cli.runtime.settling import Draft, drafted
+from notes_cli.runtime.resolve import ResolvedRequest, resolve_request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.kv_budget import TURN, turn_of_session
 from notes_cli.serve.parsing import ChatRequest
@@ -24,12 +24,12 @@ from notes_cli.sessions.folder import SessionFolder, Sessions
 class Question:
     """A request whose settings are resolved, and the cells that it takes."""
 
-    draft: Draft
+    draft: ResolvedRequest
     prompt: Prompt
     parts: Parts
     tokens: int  # cells of the prompt, and those that edits of it take meanwhile
     room: int  # tokens to write that there is room for when it begins
-    looks: int  # to look ahead in, for a choice
+    lookahead: int  # cells in which the longest of its choices is scored
     notices: list[str]
 
 
@@ -41,7 +41,7 @@ class PreparedTurn:
     request: Request
     tokens: int  # of the session with its next prompt, at most
     room: int  # tokens to write that there is room for when it begins
-    looks: int  # cells to look ahead in, for a choice
+    lookahead: int  # cells in which the longest of its choices is scored
     notices: list[str]
 
 
@@ -74,12 +74,12 @@ def _question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
     request = turn_of(state.segment_cache, chat, state.names, state.most, begun=False, dry=dry)
     check_bias(workspace, chat)
     notices = _edited_notices(workspace, request)
-    listener = Listener(notice=lambda notice: notices.append(str(notice)))
-    draft = drafted(workspace, request, listener, dry=dry)
+    callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
+    draft = resolve_request(workspace, request, callbacks, dry=dry)
     prompt = draft.prompt
     parts = parts_of(workspace, prompt)
-    tokens = parts.count + cells_meanwhile(prompt, parts)
-    spare = room_for(workspace, draft.request, draft.settings.think)
+    tokens = parts.count + temporary_cells(prompt, parts)
+    spare = max_new_tokens(workspace, draft.request, draft.settings.think)
     workspace.check_length(tokens + min(spare, 1))
     room = _first_room(draft.request, spare)
     return Question(draft, prompt, parts, tokens, room, _lookahead(workspace, request), notices)
@@ -95,7 +95,7 @@ def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
     found: list[Notice] = []
     for one in request.splice:
         if isinstance(one, Segment):
-            tell_edited(workspace, one, found.append)
+            warn_edited(workspace, one, found.append)
     return list(map(str, found))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from notes_cli.engine.notebook import Stopped
+from notes_cli.engine.sequence import Stopped
 from notes_cli.explaining import explanation
 from notes_cli.serve.answering import TextDelta, Token, Written
 from notes_cli.serve.jobs import Begun

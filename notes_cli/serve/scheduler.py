@@ -24,11 +24,11 @@ from typing import TypeVar
 
 from notes_cli import output
 from notes_cli.engine.loop import Loop, Task
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.library.standing import StandingErrata
+from notes_cli.library.standing import GlobalErrata
 from notes_cli.library.store import Library
-from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.conversations import Conversations
 from notes_cli.serve.jobs import Job, JobEvent, Limits
@@ -209,14 +209,14 @@ class Scheduler:
     def gauges(self) -> dict[str, float]:
         """How full everything is."""
         context = self.workspace.context
-        resting = sum(1 for _ in self.prefixes.resting())
+        resting = sum(1 for _ in self.prefixes.idle_prefixes())
         return {
             "requests_running": len(self._jobs),
             "requests_waiting": len(self._waiting),
             "cells": context.cells,
             "cells_used": context.used,
             "cells_promised": self.budget.promised,
-            "sequences_free": context.free,
+            "sequences_free": context.n_free,
             "prefixes_idle": resting,
         }
 
@@ -251,10 +251,10 @@ class Scheduler:
         self.names = names_of(workspace, self.names)
         beside = 2 if workspace.model.recurrent else IDLE  # each state takes memory
         with contextlib.suppress(EngineError):  # fewer at a time, then
-            workspace.make_way(0, self.limits.parallel + beside)
-        self.prefixes = Prefixes()
+            workspace.reserve(0, self.limits.parallel + beside)
+        self.prefixes = PrefixCache()
         self.segment_cache = SegmentCache(workspace, self.compute)
-        errata = StandingErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
+        errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
         given = None if workspace.grows else workspace.context.cells
         longest = min((one for one in (workspace.longest, given) if one is not None), default=None)
         self.state = ServerState(
@@ -399,20 +399,20 @@ class Scheduler:
         kept, length, coming = self.prefixes.find(layout, salt)  # after room was made: that takes idle ones away
         if coming > length + SOON:
             return False
-        notebook = self.prefixes.begin(kept, length, layout) if kept and length else self.workspace.notebook()
-        first = self._room_for(job, len(layout) - len(notebook), min(prepared.room, GRANT))
+        sequence = self.prefixes.begin(kept, length, layout) if kept and length else self.workspace.sequence()
+        first = self._room_for(job, len(layout) - len(sequence), min(prepared.room, GRANT))
         if first is None:
-            self.prefixes.undo(kept, notebook)
+            self.prefixes.undo(kept, sequence)
             return None
         needed = min(1 + (prepared.kept if prepared.think else 0), prepared.room)
         if first < needed:
-            notebook.close()
+            sequence.close()
             tokens = len(layout) + needed * job.sequences
             raise too_long(self.budget.cells, f"needs {tokens} tokens")
-        notebook.bound = self._bounded(len(layout) + prepared.room)
-        held = self.prefixes.add(notebook, layout, salt)
+        sequence.token_limit = self._bounded(len(layout) + prepared.room)
+        held = self.prefixes.add(sequence, layout, salt)
         others, spare = job.sequences - 1, max(0, min(prepared.kept, first - 1))
-        job.reservations = [self.budget.reserve(notebook, len(layout) + first, others * first, others, spare)]
+        job.reservations = [self.budget.reserve(sequence, len(layout) + first, others * first, others, spare)]
         return self._answer(job, self.turns.answer(job, prepared, held, length, first))
 
     def _bounded(self, tokens: int) -> int:
@@ -437,31 +437,31 @@ class Scheduler:
 
     def _ask(self, job: Job, question: Question) -> bool | None:
         """A question in a sequence of its own, if there is room for it (else None)."""
-        cells = self._cells(question.tokens, question.room, question.looks)
-        if not self.budget.make_room(cells + question.looks, 2):
+        cells = self._cells(question.tokens, question.room, question.lookahead)
+        if not self.budget.make_room(cells + question.lookahead, 2):
             return None
         return self._answer(job, self.turns.question(job, question, cells))
 
     def _go_on_with_session(self, job: Job, turn: PreparedTurn) -> bool | None:
         """A turn of a session on disk, if there is room for it (else None)."""
-        cells = self._cells(turn.tokens, turn.room, turn.looks)
-        if not self.budget.make_room(cells + turn.looks, 1 + int(turn.looks > 0)):
+        cells = self._cells(turn.tokens, turn.room, turn.lookahead)
+        if not self.budget.make_room(cells + turn.lookahead, 1 + int(turn.lookahead > 0)):
             return None
         session = job.held.enter_context(Session(self.workspace, turn.stored))
         return self._answer(job, self.turns.session(job, session, turn, cells))
 
-    def _cells(self, tokens: int, room: int, looks: int) -> int:
+    def _cells(self, tokens: int, room: int, lookahead: int) -> int:
         """Cells for a prompt of so many tokens and the beginning of an answer, beside those to look ahead in. Raise
         Refused for a prompt that is too long."""
-        if not self.budget.can_allocate(tokens + 1 + looks):
-            raise too_long(self.budget.cells, f"needs {tokens + 1 + looks} tokens")
+        if not self.budget.can_allocate(tokens + 1 + lookahead):
+            raise too_long(self.budget.cells, f"needs {tokens + 1 + lookahead} tokens")
         cells = self._bounded(tokens + room)
-        return cells if self.budget.can_allocate(cells + looks) else self.budget.cells - looks
+        return cells if self.budget.can_allocate(cells + lookahead) else self.budget.cells - lookahead
 
     def _step(self) -> None:
         self.metrics.steps += 1
         held = self._held()
-        looks = [look for running in self._loop.running for look in running.looks]
+        looks = [look for running in self._loop.running for look in running.awaited]
         # One that reads alone is decoded in the batches of `notes ask`.
         alone = len(looks) == 1
         self._loop.step(self.workspace.context.n_ubatch if alone else self.limits.chunk + len(looks), held)
@@ -476,14 +476,14 @@ class Scheduler:
                 self._forget(job, "answered")
                 job.on_event(None)
 
-    def _held(self) -> list[Notebook]:
-        """Notebooks that wait at this step, as there is no room for another token of theirs. If all do, the request
+    def _held(self) -> list[KVSequence]:
+        """Sequences that wait at this step, as there is no room for another token of theirs. If all do, the request
         that came last makes room for those before it: it is read again when they are done. Where none can, the one
         that came first goes on with what is left, each of its answers with its part; with nothing left they end."""
         while True:
             held = self.budget.held()
-            waiting = [look.notebook for one in self._loop.running for look in one.looks if look.pending]
-            if not held or any(book not in held for book in waiting):
+            waiting = [look.sequence for one in self._loop.running for look in one.awaited if look.pending]
+            if not held or any(seq not in held for seq in waiting):
                 return held
             going = [job for job in self._jobs if any(not one.preempted for one in job.reservations)]
             movable = [
@@ -494,7 +494,7 @@ class Scheduler:
             if len(going) < 2 or not movable:
                 first = min(going, key=lambda job: job.came).reservations if going else []
                 self.budget.divide(first)
-                return [book for book in held if not any(reservation.notebook is book for reservation in first)]
+                return [seq for seq in held if not any(reservation.sequence is seq for reservation in first)]
             last = max(movable, key=lambda job: job.came)
             assert isinstance(last.prepared, PreparedRequest) and last.running is not None
             self.metrics.preempted += 1

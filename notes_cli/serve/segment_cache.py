@@ -33,9 +33,9 @@ from notes_cli.images import Picture
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
 from notes_cli.library.store import written
-from notes_cli.runtime.compiling import compile_skill, plan
-from notes_cli.runtime.keeping import compile_to_library
-from notes_cli.runtime.opening import tell_edited
+from notes_cli.runtime.compile import compile_skill, plan
+from notes_cli.runtime.open_skills import warn_edited
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
@@ -130,7 +130,7 @@ class SegmentCache:
     @cached_property
     def _projector(self) -> str | None:
         """The digest and settings of the projector, which is loaded for that; None without one."""
-        return self._compute(lambda: self._workspace.seeing.projector) if self._workspace.sees else None
+        return self._compute(lambda: self._workspace.image_encoding.projector) if self._workspace.has_vision else None
 
     def _at(self, path: Path, name: str) -> Segment:
         """The skill in a file; whoever places it checks again that it fits."""
@@ -143,7 +143,7 @@ class SegmentCache:
         now = written(segment.source)
         if self._looked.get(path) != now:  # once for each time that it is written
             self._looked[path] = now
-            tell_edited(self._workspace, segment, _say)
+            warn_edited(self._workspace, segment, _say)
         with self._lock:
             self._open[key] = segment
             self._open.move_to_end(key)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli import output
-from notes_cli.engine.loop import Task, one_by_one, run
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.loop import Task, one_request_at_a_time, run
 from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.explaining import explanation, plan_as_json, turn_as_json
-from notes_cli.runtime.asking import Answer, Counts, Listener, Plan, Request, answering
-from notes_cli.runtime.assembling import assembling, saved, tell_unspliced
-from notes_cli.runtime.prefixes import Layout, Prefix
+from notes_cli.runtime.answering import Answer, Callbacks, Counts, Plan, Request, answer_task
+from notes_cli.runtime.assemble import assemble_task, saved_seconds, warn_unspliced
+from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
 from notes_cli.serve.jobs import Begun, Job, JobEvent
@@ -27,7 +27,7 @@ from notes_cli.serve.questions import PreparedTurn, Question
 from notes_cli.serve.refusals import ServerError
 from notes_cli.sessions.session import Session
 
-IDLE = 32  # notebooks that are kept beside those that are being answered
+IDLE = 32  # sequences that are kept beside those that are being answered
 
 
 @dataclass(slots=True)
@@ -49,11 +49,11 @@ class _Reply:
     def __init__(self, job: Job, workspace: Workspace, notices: list[str]) -> None:
         self._job, self._workspace, self._notices = job, workspace, notices
         self._tokens = Probabilities(workspace.model, job.request.params.likely)
-        self.listener = Listener(
-            notice=lambda notice: notices.append(str(notice)),
-            thought=self._thought,
-            answer=lambda text: job.on_event(TextDelta(0, text, tokens=self._tokens.take())),
-            chosen=self._tokens.chosen,
+        self.callbacks = Callbacks(
+            on_notice=lambda notice: notices.append(str(notice)),
+            on_reasoning=self._thought,
+            on_text=lambda text: job.on_event(TextDelta(0, text, tokens=self._tokens.take())),
+            on_token=self._tokens.chosen,
         )
 
     def _thought(self, text: str) -> None:
@@ -89,17 +89,17 @@ class Turns:
         layout = prepared.layout
         kept, length, _ = self._prefixes.find(layout, prepared.request.notes.cache_salt)
         live = length if kept else 0
-        notebook = (
-            self._prefixes.begin(kept, live, layout, dry=True) if kept and live else self._workspace.notebook(dry=True)
+        sequence = (
+            self._prefixes.begin(kept, live, layout, dry=True) if kept and live else self._workspace.sequence(dry=True)
         )
-        run(self._reading(layout, notebook))
-        counts = replace(Counts.of(notebook), shared=live)
-        return explanation(notebook.pieces, asdict(counts), prepared.notices)
+        run(self._reading(layout, sequence))
+        counts = replace(Counts.of(sequence), shared=live)
+        return explanation(sequence.pieces, asdict(counts), prepared.notices)
 
-    def answer(self, job: Job, prepared: PreparedRequest, held: Prefix, live: int, first: int) -> Task[None]:
-        """Read the prompt, write the answers, and leave the first one's notebook to others."""
-        layout, notebook = prepared.layout, held.notebook
-        books: list[Notebook] = []
+    def answer(self, job: Job, prepared: PreparedRequest, held: CachedPrefix, live: int, first: int) -> Task[None]:
+        """Read the prompt, write the answers, and leave the first one's sequence to others."""
+        layout, sequence = prepared.layout, held.sequence
+        seqs: list[KVSequence] = []
         heard, failed, complete = _Answer(job.on_event), False, 0
 
         def keep() -> None:
@@ -115,26 +115,26 @@ class Turns:
             self._tell_written(job, written)
 
         try:
-            yield from self._reading(layout, notebook)
-            yield [notebook]
-            counts = replace(Counts.of(notebook), shared=live)
-            gain = saved(notebook.pieces, layout.prompt.segments)
-            self._tell_begun(job, counts, live, notebook.pieces, prepared.notices, gain)
-            books = [notebook.share() for _ in range(job.sequences - 1)]
+            yield from self._reading(layout, sequence)
+            yield [sequence]
+            counts = replace(Counts.of(sequence), shared=live)
+            gain = saved_seconds(sequence.pieces, layout.prompt.segments)
+            self._tell_begun(job, counts, live, sequence.pieces, prepared.notices, gain)
+            seqs = [sequence.share() for _ in range(job.sequences - 1)]
             job.reservations[0].more = job.reservations[0].others = 0
-            for book in books:
-                book.bound = notebook.bound
-                job.reservations.append(self._budget.reserve(book, len(layout) + first, kept=job.reservations[0].kept))
+            for seq in seqs:
+                seq.token_limit = sequence.token_limit
+                job.reservations.append(self._budget.reserve(seq, len(layout) + first, kept=job.reservations[0].kept))
             seed = prepared.request.params.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
-            yield from writing(self._workspace, prepared, [notebook, *books], seed, heard.hear, ended)
+            yield from writing(self._workspace, prepared, [sequence, *seqs], seed, heard.hear, ended)
         except Exception as error:
             failed = True
             self._prefixes.drop(held)  # nobody should go on from what failed
             raise fault(error) from error
         finally:
-            for book in books:
-                book.close()
+            for seq in seqs:
+                seq.close()
             # Also of an answer that was stopped: its client goes on from the text that it has.
             if complete < job.sequences and (any(heard.texts.values()) or not failed):
                 keep()
@@ -143,55 +143,55 @@ class Turns:
     def question(self, job: Job, question: Question, cells: int) -> Task[None]:
         """A question in a sequence of its own, in cells that were seen to. With its end the sequence is given up."""
         request, notices = question.draft.request, question.notices
-        notebook = self._workspace.notebook()
-        self._reserve(job, notebook, cells, question.looks)
+        sequence = self._workspace.sequence()
+        self._reserve(job, sequence, cells, question.lookahead)
         try:
-            yield from self._assembling(question, notebook)
-            plan = Plan.of(question.draft, notebook)
+            yield from self._assembling(question, sequence)
+            plan = Plan.of(question.draft, sequence)
             reply = _Reply(job, self._workspace, notices)
-            self._assembled(job, plan, reply.listener)
-            found = yield from one_by_one(answering(self._workspace, request, plan, reply.listener))
+            self._assembled(job, plan, reply.callbacks)
+            found = yield from one_request_at_a_time(answer_task(self._workspace, request, plan, reply.callbacks))
         except Exception as error:
             raise fault(error) from error
         finally:
-            notebook.close()
+            sequence.close()
         self._tell_written(job, reply.written(request, found))
 
     def _explain_question(self, question: Question) -> dict[str, object]:
-        with self._workspace.notebook(dry=True) as notebook:
-            run(self._assembling(question, notebook))
-            plan = Plan.of(question.draft, notebook)
+        with self._workspace.sequence(dry=True) as sequence:
+            run(self._assembling(question, sequence))
+            plan = Plan.of(question.draft, sequence)
             return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": question.notices}
 
-    def _assembling(self, question: Question, notebook: Notebook) -> Task[Notebook]:
-        dry = notebook.dry
+    def _assembling(self, question: Question, sequence: KVSequence) -> Task[KVSequence]:
+        dry = sequence.dry
         how = question.draft.how
-        return assembling(self._workspace, question.prompt, question.parts, **how, dry=dry, begun=notebook)
+        return assemble_task(self._workspace, question.prompt, question.parts, **how, dry=dry, begun=sequence)
 
     def session(self, job: Job, session: Session, turn: PreparedTurn, cells: int) -> Task[None]:
         """The next turn of a session, in cells that were reserved. With its end the session is closed."""
         reply, goes_on = _Reply(job, self._workspace, turn.notices), not session.empty
 
         def assembled(plan: Plan) -> None:
-            self._reserve(job, plan.notebook, cells, turn.looks)
-            self._assembled(job, plan, reply.listener)
+            self._reserve(job, plan.sequence, cells, turn.lookahead)
+            self._assembled(job, plan, reply.callbacks)
 
         with job.held:
             try:
-                answering = session.answering(turn.request, reply.listener, assembled, turn.room)
-                found = yield from one_by_one(answering)
+                answer_task = session.answer_task(turn.request, reply.callbacks, assembled, turn.room)
+                found = yield from one_request_at_a_time(answer_task)
             except Exception as error:
                 raise fault(error) from error
         # When it is closed: its client may send the next turn at once.
         self._tell_written(job, reply.written(turn.request, found, goes_on))
 
-    def _reserve(self, job: Job, notebook: Notebook, cells: int, looks: int) -> None:
-        job.reservations = [self._budget.reserve(notebook, cells, looks, others=int(looks > 0))]
+    def _reserve(self, job: Job, sequence: KVSequence, cells: int, lookahead: int) -> None:
+        job.reservations = [self._budget.reserve(sequence, cells, lookahead, others=int(lookahead > 0))]
 
-    def _assembled(self, job: Job, plan: Plan, listener: Listener) -> None:
-        tell_unspliced(plan.notebook, listener.notice)
-        live = sum(piece.tokens for piece in plan.notebook.pieces if piece.reason is Reason.RESTORED_SESSION)
-        self._tell_begun(job, plan.counts, live, plan.notebook.pieces, (), plan.saved)
+    def _assembled(self, job: Job, plan: Plan, callbacks: Callbacks) -> None:
+        warn_unspliced(plan.sequence, callbacks.on_notice)
+        live = sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
+        self._tell_begun(job, plan.counts, live, plan.sequence.pieces, (), plan.saved)
 
     def _tell_begun(
         self,
@@ -215,29 +215,29 @@ class Turns:
         self._metrics.written += written.tokens
         job.on_event(written)
 
-    def _reading(self, layout: Layout, notebook: Notebook) -> Task[None]:
+    def _reading(self, layout: Layout, sequence: KVSequence) -> Task[None]:
         if layout.prompt.conversation is None:
-            notebook.append(layout.tokens[len(notebook) :])
+            sequence.append(layout.tokens[len(sequence) :])
             return
-        yield from assembling(
+        yield from assemble_task(
             *(self._workspace, layout.prompt, layout.parts),
             seam=layout.seam,
             splice=layout.splice,
             exact=layout.exact,
-            dry=notebook.dry,
-            begun=notebook,
+            dry=sequence.dry,
+            begun=sequence,
             counted=True,
         )
 
-    def _leave(self, held: Prefix) -> None:
-        """A notebook that nobody works on any more: others may go on from it, if it is sound."""
-        if held not in self._prefixes.kept:
+    def _leave(self, held: CachedPrefix) -> None:
+        """A sequence that nobody works on any more: others may go on from it, if it is sound."""
+        if held not in self._prefixes.entries:
             return
         try:
-            self._prefixes.rest(held)
+            self._prefixes.set_idle(held)
         except NotesError:
             self._prefixes.drop(held)
-        while sum(1 for _ in self._prefixes.resting()) > IDLE:
+        while sum(1 for _ in self._prefixes.idle_prefixes()) > IDLE:
             self._prefixes.evict()
 
 

@@ -190,7 +190,7 @@ def _copy(source: BinaryIO, info: tarfile.TarInfo, path: Path) -> None:
 def _check_complete(ledger: Ledger, there: set[str]) -> None:
     """Raise ArchiveError where rows are missing, also those that only an undo would need. Pinned rows are not kept of
     every turn: without them the text is decoded again."""
-    needed = set() if ledger.header.pinned else {*ledger.kept, *(name for name, _ in ledger.state.rows)}
+    needed = set() if ledger.header.prefix_only else {*ledger.kept, *(name for name, _ in ledger.state.rows)}
     if needed - there:
         raise ArchiveError(f"the rows {min(needed - there) or 'of some tokens'} are missing")
 
@@ -203,9 +203,9 @@ def _check_rows(path: Path, ledger: Ledger) -> None:
         raise ArchiveError(f"{path.name} in it is damaged") from error
     if checksum != ledger.state.checksums.get(path.name):
         raise ArchiveError(f"{path.name} in it is not the file that the ledger names")
-    if segment.pinned != ledger.header.pinned or segment.identity.differences(ledger.header.identity):
+    if segment.prefix_only != ledger.header.prefix_only or segment.identity.differences(ledger.header.identity):
         raise ArchiveError(f"{path.name} in it is of another model")
-    if not ledger.header.pinned and not _fits(segment, path.name, ledger):
+    if not ledger.header.prefix_only and not _fits(segment, path.name, ledger):
         raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
 
 

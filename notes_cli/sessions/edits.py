@@ -16,9 +16,9 @@ from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
 from notes_cli.editing.change import Change, change, same
 from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of
 from notes_cli.editing.ways import Prepared, decode_from, offset
-from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.patches import Patch, Range, align, ranges
+from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError, UnsupportedError
 from notes_cli.library.standing import now
 from notes_cli.runtime.settings import NEAR, defaults
@@ -84,12 +84,14 @@ def of(state: State, turn: int, kind: str) -> Iterator[Entry]:
 
 def spans(numbers: Sequence[int]) -> str:
     """Numbers for people: 1, 3-5."""
-    return ", ".join(str(first) if last == first + 1 else f"{first}-{last - 1}" for first, last in ranges(numbers))
+    return ", ".join(
+        str(first) if last == first + 1 else f"{first}-{last - 1}" for first, last in merge_ranges(numbers)
+    )
 
 
-def from_segment(segment: Segment, changed: Change | None, notebook: Notebook) -> SkillText:
-    """A skill that has come into the notebook, with its new values."""
-    position = next(p.position for p in notebook.pieces if p.kind == "splice" and p.name == segment.name)
+def from_segment(segment: Segment, changed: Change | None, sequence: KVSequence) -> SkillText:
+    """A skill that has come into the sequence, with its new values."""
+    position = next(p.position for p in sequence.pieces if p.kind == "splice" and p.name == segment.name)
     influence = {name: [round(float(part), 6) for part in row] for name, row in segment.influence.items()}
     skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields, influence)
     return amended(skill, changed) if changed else skill
@@ -110,7 +112,7 @@ def amended(skill: SkillText, changed: Change) -> SkillText:
 def as_segment(live: Live, skill: SkillText) -> Segment:
     """The skill as a segment without rows, compiled where it is: what a change is found in.
 
-    Raise SessionError where the notebook has another text there.
+    Raise SessionError where the sequence has another text there.
     """
     first, last = skill.position, skill.position + skill.tokens
     spelt, text = live.spelt(first, last), skill.text.encode()
@@ -170,7 +172,7 @@ class _Changed(NamedTuple):
 
     @property
     def patches(self) -> list[Patch]:
-        """Of the notebook."""
+        """Of the sequence."""
         return offset(self.change.patches, self.skill.position)
 
 
@@ -259,7 +261,7 @@ class Editor:
         return any(first <= image.first < last for image in self._state.images)
 
     def _choose(self, one: Reference, value: str) -> tuple[Method, str]:
-        """The method that holds for this model and this notebook, and why."""
+        """The method that holds for this model and this sequence, and why."""
         if one.key in self._state.stated:  # in the text a new value would precede it, and be contradicted
             return ERRATUM, f"{ERRATUM}: an earlier erratum of {one.key} follows the text"
         if self._pictured(one):
@@ -308,7 +310,7 @@ class Editor:
         return Edited(one.key, value, str(method), chosen, origin)
 
     def _amend(self, changed: _Changed, method: Method) -> tuple[Sequence[Range], Prepared]:
-        """Bring the change into the notebook; the positions of rows that are others now, and what it took to know."""
+        """Bring the change into the sequence; the positions of rows that are others now, and what it took to know."""
         segment, found, selects = changed.segment, changed.change, method.record.selects
         if self._state.images and selects and selects.needs_pass(segment):
             what = f"the edit method {method} goes over rows by where they are, and the session has images"
@@ -322,15 +324,15 @@ class Editor:
         if selects and selects.needs_pass(segment):
             segment = self._with_rows(segment)
         prepared = prepare(self._workspace.scratch, segment, found, method, session=True)
-        with self._live.changing() as notebook:
-            places = amend(notebook, segment, found, method, prepared)
-            notebook.flush()
+        with self._live.changing() as sequence:
+            places = amend(sequence, segment, found, method, prepared)
+            sequence.flush()
         return places, prepared
 
     def _with_rows(self, segment: Segment) -> Segment:
-        """The segment with its rows as they are in the notebook."""
-        book, first = self._live.notebook, segment.base
-        rows, _ = book.read(first, first + len(segment), book.context.lossless_type)
+        """The segment with its rows as they are in the sequence."""
+        seq, first = self._live.sequence, segment.base
+        rows, _ = seq.read(first, first + len(segment), seq.context.lossless_type)
         return replace(segment, layers=rows)
 
     def compact(self) -> Compacted:
@@ -343,8 +345,8 @@ class Editor:
             return Compacted()
         patches = self._cuts(out)
         self._workspace.make_room(len(self._state.tokens), held=self._live.at_hand)
-        with self._live.changing() as notebook:
-            places = decode_from(notebook, patches)
+        with self._live.changing() as sequence:
+            places = decode_from(sequence, patches)
         fields = tuple(entry.name for entry in out)
         self._live.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
         return Compacted(fields, sum(patch.last - patch.first for patch in patches), _count(places))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from notes_cli.editing.methods import ERRATUM
 from notes_cli.errors import NotesError
 from notes_cli.library.info import SegmentInfo
-from notes_cli.library.standing import Standing, StandingErrata, marks_of, now, standing
+from notes_cli.library.standing import GlobalErrata, GlobalErratum, marks_of, now, standing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
@@ -21,12 +21,12 @@ from notes_cli.text.keys import Known
 class Corrected:
     """What was done: the errata that hold now, the sessions that were edited, and why others were not."""
 
-    errata: tuple[Standing, ...]
+    errata: tuple[GlobalErratum, ...]
     edited: tuple[str, ...]
     skipped: Mapping[str, NotesError]
 
 
-def correct(workspace: Workspace, errata: StandingErrata, values: Mapping[str, str]) -> Corrected:
+def correct(workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]) -> Corrected:
     """`correcting`, all at once."""
     going = correcting(workspace, errata, values)
     while True:
@@ -38,14 +38,14 @@ def correct(workspace: Workspace, errata: StandingErrata, values: Mapping[str, s
 
 
 def correcting(
-    workspace: Workspace, errata: StandingErrata, values: Mapping[str, str]
+    workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]
 ) -> Generator[None, None, Corrected]:
     """Give fields of compiled skills other values, for everybody. A field is named as elsewhere, `returns.date` where
     several skills have a date, `*.date` for all of them. It pauses before each session, of which there may be many.
     Raise SkillError for a field that no skill has; nothing is changed then."""
     infos = _compiled(workspace)
     known = Known((info.name, [span.name for span in info.fields]) for info in infos.values())
-    new: list[Standing] = []
+    new: list[GlobalErratum] = []
     for name, value in values.items():
         for one in known.resolve(name, "no compiled skill has"):
             was = next(span.value for span in infos[one.skill].fields if span.name == one.field)
@@ -63,7 +63,7 @@ def _compiled(workspace: Workspace) -> dict[str, SegmentInfo]:
 
 
 def _edited(
-    workspace: Workspace, errata: StandingErrata
+    workspace: Workspace, errata: GlobalErrata
 ) -> Generator[None, None, tuple[list[str], dict[str, NotesError]]]:
     """Edit all sessions that have not heard of what everybody is told; which were, and why others could not be."""
     sessions = Sessions(workspace.paths.sessions)
@@ -82,7 +82,7 @@ def _edited(
     return edited, skipped
 
 
-def tell(session: Session, errata: StandingErrata) -> int:
+def tell(session: Session, errata: GlobalErrata) -> int:
     """Have said in a session before its next question what holds now, which may be later than what it is called for;
     how much that was."""
     since = now()

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from notes_cli.editing.ways import decode_from
-from notes_cli.engine.patches import Patch, disturbed, shifted
+from notes_cli.engine.image_positions import removed_images
+from notes_cli.engine.patches import Patch, changed_ranges, position_map
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.places import taken_out
 from notes_cli.errors import Help, NotesError, SessionError, UnsupportedError
 from notes_cli.sessions.edits import Parts, as_lines, check_moves, moves, of, parts_of, sentence
 from notes_cli.sessions.lines import Line, Origin
@@ -44,7 +44,7 @@ class Forgotten:
 
 
 class _Slice(NamedTuple):
-    """Tokens [first, last) of the notebook become `tokens`, which belong to this entry."""
+    """Tokens [first, last) of the sequence become `tokens`, which belong to this entry."""
 
     first: int
     last: int
@@ -53,7 +53,7 @@ class _Slice(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is to be done: the patches of the notebook, and the state that they leave but for tokens and rows."""
+    """What is to be done: the patches of the sequence, and the state that they leave but for tokens and rows."""
 
     parts: Parts
     patches: list[Patch]
@@ -121,22 +121,22 @@ class Forgetter:
 
     def _check_decodable(self, patches: Sequence[Patch], first: int) -> None:
         """Raise UnsupportedError where an image that is left would be decoded again: a session has its rows alone."""
-        out = taken_out(self._state.images, [patch.span for patch in patches])
+        out = removed_images(self._state.images, [patch.span for patch in patches])
         if any(image.last > first and image not in out for image in self._state.images):
             what = f"an image of session {self._name} follows, and its rows are not decoded again as tokens"
             raise UnsupportedError(what, Help.OTHER_METHOD(method=CUT))
 
     def _make(self, plan: _Plan, found: Forgotten, first: int) -> None:
-        """Change the notebook, and write down what is left of it."""
+        """Change the sequence, and write down what is left of it."""
         new = sum(len(patch.tokens) for patch in plan.patches)
         before = len(self._state.tokens)
         self._workspace.make_room(max(before, found.tokens) + new, held=self._live.at_hand)
-        with self._live.changing() as notebook:
+        with self._live.changing() as sequence:
             if found.method == SUFFIX:
-                decode_from(notebook, [Patch(first, first, ()), *plan.patches])
+                decode_from(sequence, [Patch(first, first, ()), *plan.patches])
             else:
-                notebook.replace(plan.patches)
-                notebook.flush()
+                sequence.replace(plan.patches)
+                sequence.flush()
         done = sum(map(moves, self._state.live))
         entries = plan.rest.entries
         if found.method == SUFFIX:
@@ -153,7 +153,7 @@ class Forgetter:
             images = {"images": [asdict(image) for image in held.images]} if held.images else {}
             self._live.rewrite({**line, **images, "moves": done, "patches": as_lines([Patch(0, 0, tokens)])})
         else:
-            places = disturbed(plan.patches, before)
+            places = changed_ranges(plan.patches, before)
             self._live.commit({**line, "moves": int(found.moved > 0), "patches": as_lines(plan.patches)}, places)
 
     # What is to be taken out.
@@ -343,7 +343,7 @@ class Forgetter:
         """The entries that are left, where and what they are then."""
         numbers = [turn for turn in range(1, self._state.turns + 1) if turn not in parts.turns]
         renumbered = {turn: number for number, turn in enumerate(numbers, 1)}
-        shift, place, found = shifted(patches), 0, list[Entry]()
+        shift, place, found = position_map(patches), 0, list[Entry]()
         for entry in self._state.entries:
             turn = renumbered.get(entry.turn) or sum(number < entry.turn for number in numbers)
             if entry.kind in MARKS:
@@ -392,7 +392,7 @@ class Forgetter:
     def _rest(self, parts: Parts, entries: list[Entry], patches: Sequence[Patch]) -> tuple[State, tuple[str, ...]]:
         """The state that is left, and the skills that are not in it. Raise SessionError where something that is left
         speaks of one of these."""
-        state, shift = self._state, shifted(patches)
+        state, shift = self._state, position_map(patches)
         emptied = {turn: as_question([(one.name, "") for one in of(state, turn, "tool")]) for turn in parts.results}
         questions = [emptied.get(turn, text) for turn, text in enumerate(state.questions, 1) if turn not in parts.turns]
         there = {entry.name for entry in entries if entry.kind == "splice"}

@@ -34,7 +34,7 @@ class Header:
 
     identity: Identity
     cache: str  # K and V as the cache keeps them, "q8_0/f16": rows are read back from that
-    pinned: bool  # rows cannot be moved, so each turn keeps those of the whole notebook
+    prefix_only: bool  # rows cannot be moved, so each turn keeps those of the whole sequence
     model: str  # path of the model's file, for people
 
 
@@ -68,7 +68,7 @@ class Ledger(NamedTuple):
     def kept(self) -> list[str]:
         """The files of rows that are still needed. Of pinned rows the last two files: as far back as one undo."""
         names = [str(line["rows"]) for line in self.state.live if line["rows"]]
-        return names[-2:] if self.header.pinned else names
+        return names[-2:] if self.header.prefix_only else names
 
 
 class LedgerError(ValueError):
@@ -177,7 +177,7 @@ def opening(header: Header) -> Line:
         "format": FORMAT,
         "identity": header.identity.as_dict(),
         "cache": header.cache,
-        "whole": header.pinned,
+        "whole": header.prefix_only,
         "model": header.model,
     }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from notes_cli.engine.patches import Patch, Range, ascending
+from notes_cli.engine.patches import Patch, Range, is_ascending
 from notes_cli.engine.pieces import Piece, Reason
 
 ROWS = re.compile(r"[0-9]{4,9}\.gguf")  # names of the files of rows
@@ -53,7 +53,7 @@ def ids_of(tokens: Iterable[int]) -> list[int]:
 def ranges_of(pairs: Iterable[Sequence[int]], length: int) -> list[Range]:
     """Ranges that ascend inside a sequence of `length` tokens, as they must."""
     found = [(first, last) for first, last in pairs]
-    if not all(type(position) is int for span in found for position in span) or not ascending(found, length):
+    if not all(type(position) is int for span in found for position in span) or not is_ascending(found, length):
         raise ValueError("range")
     return found
 

@@ -1,4 +1,4 @@
-"""An open session: its notebook, in memory or restored from disk, and the files that its rows are written into."""
+"""An open session: its sequence, in memory or restored from disk, and the files that its rows are written into."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 import notes_cli
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.image_positions import axes_of, position
 from notes_cli.engine.patches import Range
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.places import axes_of, position
 from notes_cli.engine.segment import LayerRows, Media, Segment, Tokens
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError, UnsupportedError
 from notes_cli.library.container import checksum_of, open_segment, write_segment
-from notes_cli.runtime.naming import word_for
+from notes_cli.runtime.naming import model_argument
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.ledger import Header
@@ -51,7 +51,7 @@ class RowFiles:
                     f"{begun.model} is another model since then: begin another session, or put the former one there"
                 )
             else:
-                remedy = f"Its model: {word_for(Path(begun.model))}"
+                remedy = f"Its model: {model_argument(Path(begun.model))}"
             raise SessionError(what, remedy)
         model, name = self._workspace.model, self._stored.name
         unknown = model.unknown(self._stored.state.tokens)
@@ -65,28 +65,28 @@ class RowFiles:
     @property
     def _header(self) -> Header:
         context = self._workspace.context
-        pinned = context.supports("splice") is not None
+        prefix_only = context.supports("splice") is not None
         model = str(self._workspace.model.path.absolute())
-        return Header(self._workspace.identity, context.options.cache, pinned, model)
+        return Header(self._workspace.identity, context.options.cache, prefix_only, model)
 
-    def restored(self) -> Notebook:
-        """The notebook as the ledger has it. Raise SessionError for rows that are not its."""
+    def restored(self) -> KVSequence:
+        """The sequence as the ledger has it. Raise SessionError for rows that are not its."""
         count = len(self._stored.state.tokens)
         self._workspace.make_room(count)
         self.check()  # a larger context may rotate otherwise (LongRoPE)
-        notebook = self._workspace.notebook()
+        sequence = self._workspace.sequence()
         try:
-            if self._header.pinned:
-                self._restore_pinned(notebook)
+            if self._header.prefix_only:
+                self._restore_prefix(sequence)
             else:
                 opened: dict[str, Segment] = {}
                 for first, last in self._chunks(count):
-                    notebook.splice(self._chunk(first, last, opened))
+                    sequence.splice(self._chunk(first, last, opened))
         except BaseException:
-            notebook.close()
+            sequence.close()
             raise
-        how = notebook.pieces[0].how if notebook.pieces else "decoded"
-        notebook.pieces = [
+        how = sequence.pieces[0].how if sequence.pieces else "decoded"
+        sequence.pieces = [
             Piece(
                 *(entry.kind, entry.name, entry.position, entry.tokens, how),
                 *(Reason.RESTORED_SESSION, self._stored.name),
@@ -94,19 +94,19 @@ class RowFiles:
             for entry in self._stored.state.entries
             if entry.kind not in MARKS
         ]
-        return notebook
+        return sequence
 
-    def _restore_pinned(self, notebook: Notebook) -> None:
+    def _restore_prefix(self, sequence: KVSequence) -> None:
         name = self._stored.kept()[-1] if self._stored.state.tokens else ""
         if (self._stored.folder / name).is_file():
             segment = self._open(name)
             if len(segment) != len(self._stored.state.tokens):
                 raise self._mixed()
             self._check_rows(segment.tokens, 0)
-            notebook.restore(segment)
+            sequence.restore(segment)
         else:  # two undos back: they are not kept
-            notebook.append(self._stored.state.tokens)
-            notebook.flush()
+            sequence.append(self._stored.state.tokens)
+            sequence.flush()
 
     def _chunks(self, count: int) -> Iterator[Range]:
         """Where to cut what is put back: not inside of an image."""
@@ -167,40 +167,40 @@ class RowFiles:
                 raise SessionError(error.what, error.remedy) from error  # it cannot be read now, and may be sound
             raise SessionError(error.what, Help.UNDO(name=self._stored.name)) from error
 
-    def commit(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> None:
-        """Write down a line, and the rows of these positions of the notebook.
+    def commit(self, line: Line, places: Sequence[Range], sequence: KVSequence | None) -> None:
+        """Write down a line, and the rows of these positions of the sequence.
 
         Rows first, then the line that names them: if the process is killed in between, it has not happened.
         """
-        written = self._written(line, places, notebook)
+        written = self._written(line, places, sequence)
         self._stored.commit(written, None if self._stored.header else self._header)
 
-    def rewrite(self, line: Line, notebook: Notebook) -> None:
-        """Write down all rows of the notebook, and a line that takes the place of all others: no file of theirs is
+    def rewrite(self, line: Line, sequence: KVSequence) -> None:
+        """Write down all rows of the sequence, and a line that takes the place of all others: no file of theirs is
         needed any more."""
-        places = [(0, len(notebook))]
-        self._stored.rewrite(self._written(line, places, notebook))
+        places = [(0, len(sequence))]
+        self._stored.rewrite(self._written(line, places, sequence))
 
-    def _written(self, line: Line, places: Sequence[Range], notebook: Notebook | None) -> Line:
+    def _written(self, line: Line, places: Sequence[Range], sequence: KVSequence | None) -> Line:
         """The line, with the file in which these rows now are."""
         if not places:
             return {**line, "changed": places, "rows": ""}
-        assert notebook is not None
+        assert sequence is not None
         path = self._stored.next_rows
-        checksum = write_segment(path, self._read(notebook, places), writer=f"notes {notes_cli.__version__}")
+        checksum = write_segment(path, self._read(sequence, places), writer=f"notes {notes_cli.__version__}")
         return {**line, "changed": places, "rows": path.name, "rows_checksum": checksum}
 
-    def _read(self, notebook: Notebook, places: Sequence[Range]) -> Segment:
+    def _read(self, sequence: KVSequence, places: Sequence[Range]) -> Segment:
         """The rows of these positions, one after the other, each rotated as it is."""
-        context, header = notebook.context, self._header
-        if header.pinned:
-            places = [(0, len(notebook))]
-        read = [notebook.read(first, last, context.lossless_type)[0] for first, last in places]
-        tokens = np.concatenate([notebook.tokens[first:last] for first, last in places])
+        context, header = sequence.context, self._header
+        if header.prefix_only:
+            places = [(0, len(sequence))]
+        read = [sequence.read(first, last, context.lossless_type)[0] for first, last in places]
+        tokens = np.concatenate([sequence.tokens[first:last] for first, last in places])
         return Segment(
             *(self._stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
             *(header.identity, _joined(read)),
-            pinned=header.pinned,
+            prefix_only=header.prefix_only,
         )
 
 
@@ -239,9 +239,9 @@ class Live:
         self.workspace = workspace
         self.stored = stored
         self._rows = RowFiles(workspace, stored)
-        self._notebook: Notebook | None = None
+        self._sequence: KVSequence | None = None
         self._unwritten = False  # its rows were changed, and that is not in the ledger
-        self.changes = 0  # how often the ledger was written or the notebook dropped: what began before is over
+        self.changes = 0  # how often the ledger was written or the sequence dropped: what began before is over
         for operation in ("read", "restore"):
             reason = workspace.context.supports(operation)
             if reason:
@@ -253,58 +253,58 @@ class Live:
         return self.stored.state
 
     @property
-    def notebook(self) -> Notebook:
-        """The notebook as the ledger has it, put back from disk unless it is at hand."""
-        if self._notebook is None or not self.at_hand:
+    def sequence(self) -> KVSequence:
+        """The sequence as the ledger has it, put back from disk unless it is at hand."""
+        if self._sequence is None or not self.at_hand:
             self.drop()
-            self._notebook = self._rows.restored()
-        return self._notebook
+            self._sequence = self._rows.restored()
+        return self._sequence
 
     @property
     def at_hand(self) -> int:
-        """How many tokens of the notebook have rows in the context; 0 where it would be put back from disk."""
-        found = self._notebook
+        """How many tokens of the sequence have rows in the context; 0 where it would be put back from disk."""
+        found = self._sequence
         if found is None or self._unwritten or not found.intact:
             return 0
         return len(self.state.tokens) if found.tokens.tolist() == self.state.tokens else 0
 
     @property
-    def held(self) -> Notebook:
-        """The notebook with the turn at hand, which is not in the ledger yet."""
-        assert self._notebook is not None
-        return self._notebook
+    def held(self) -> KVSequence:
+        """The sequence with the turn at hand, which is not in the ledger yet."""
+        assert self._sequence is not None
+        return self._sequence
 
-    def hold(self, notebook: Notebook) -> None:
-        """From now on this is the session's notebook: it ends with what is about to be written down."""
-        if self._notebook is not notebook:
+    def hold(self, sequence: KVSequence) -> None:
+        """From now on this is the session's sequence: it ends with what is about to be written down."""
+        if self._sequence is not sequence:
             self.drop()
-        self._notebook = notebook
+        self._sequence = sequence
 
     def drop(self) -> None:
-        """Close the notebook: it is put back from disk when it is wanted again."""
-        if self._notebook is not None:
-            self._notebook.close()
-        self._notebook, self._unwritten = None, False
+        """Close the sequence: it is put back from disk when it is wanted again."""
+        if self._sequence is not None:
+            self._sequence.close()
+        self._sequence, self._unwritten = None, False
         self.changes += 1
 
     @contextmanager
-    def changing(self) -> Iterator[Notebook]:
-        """The notebook, for changes that are written down next (`commit`, `rewrite`), whole or not at all: what a
+    def changing(self) -> Iterator[KVSequence]:
+        """The sequence, for changes that are written down next (`commit`, `rewrite`), whole or not at all: what a
         failure leaves is dropped, and so is what was not written down."""
-        notebook, self._unwritten = self.notebook, True
+        sequence, self._unwritten = self.sequence, True
         try:
-            yield notebook
+            yield sequence
         except BaseException:
             self.drop()
             raise
 
     def commit(self, line: Line, places: Sequence[Range]) -> None:
-        """Write down a line, and the rows of these positions of the notebook as it is now."""
-        self._rows.commit(line, places, self._notebook)
+        """Write down a line, and the rows of these positions of the sequence as it is now."""
+        self._rows.commit(line, places, self._sequence)
         self._wrote()
 
     def rewrite(self, line: Line) -> None:
-        """Write down all rows of the notebook, and this line in the place of all others."""
+        """Write down all rows of the sequence, and this line in the place of all others."""
         self._rows.rewrite(line, self.held)
         self._wrote()
 

@@ -1,6 +1,6 @@
 """A session at work: it begins with a prompt, goes on by turns and edits, and keeps each of them.
 
-Here are the turns; edits are in edits.py, the notebook in live.py.
+Here are the turns; edits are in edits.py, the sequence in live.py.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from notes_cli.editing.methods import Method
+from notes_cli.engine.image_positions import images_of
 from notes_cli.engine.loop import Task
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.places import images_of
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Help, Notice, SessionError
 from notes_cli.library.standing import marks_of, now
-from notes_cli.runtime.asking import (
-    SILENT,
+from notes_cli.runtime.answering import (
+    NO_CALLBACKS,
     Answer,
-    Listener,
+    Callbacks,
     Plan,
     Request,
     Stream,
     answer,
-    answering,
+    answer_task,
     explain,
-    room_for,
+    max_new_tokens,
     stream,
 )
-from notes_cli.runtime.assembling import Placing, assemble, saved, spliced
-from notes_cli.runtime.corrections import known_fields, meant, one_value
+from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
+from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values
 from notes_cli.runtime.prompt import Prompt, changes_of
+from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
 from notes_cli.runtime.settings import DEFAULT_SEAM
-from notes_cli.runtime.settling import held_to, open_asked, settled, standing_errata
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -70,7 +70,7 @@ class Session:
         self._since = 0  # what `Live.changes` was when it had begun
 
     def close(self) -> None:
-        """Give back what its notebook takes of the context. What was kept is on disk."""
+        """Give back what its sequence takes of the context. What was kept is on disk."""
         self._live.drop()
 
     def __enter__(self) -> Session:
@@ -84,39 +84,39 @@ class Session:
         return self.stored.state
 
     @property
-    def notebook(self) -> Notebook:
-        """The notebook as the ledger has it, put back from disk unless it is at hand."""
-        return self._live.notebook
+    def sequence(self) -> KVSequence:
+        """The sequence as the ledger has it, put back from disk unless it is at hand."""
+        return self._live.sequence
 
     @property
     def empty(self) -> bool:
         """Whether the next turn is the first one."""
         return not self.state.live
 
-    def ask(self, request: Request, listener: Listener = SILENT) -> Answer:
+    def ask(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
         """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
         what belongs to its first turn."""
-        found = answer(self.workspace, request, self._prepare(request, listener), listener)
+        found = answer(self.workspace, request, self._prepare(request, callbacks), callbacks)
         self.keep(found.unwritten)
         return found
 
-    def stream(self, request: Request, listener: Listener = SILENT) -> Stream:
+    def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
         """`ask`, step by step. The turn is kept when the answer is complete, and not if this is closed before."""
-        plan = self._prepare(request, listener)
+        plan = self._prepare(request, callbacks)
         turn = self._since
         try:
-            found = yield from stream(self.workspace, request, plan, listener)
+            found = yield from stream(self.workspace, request, plan, callbacks)
         except BaseException as error:
             if isinstance(error, EngineError) and turn != self._live.changes:
-                raise self._gone_on() from error  # its notebook was closed
+                raise self._gone_on() from error  # its sequence was closed
             if turn == self._since:  # else a later one is at hand
                 self._live.drop()
             raise
         self.keep(found.unwritten, turn)
         return found
 
-    def _prepare(self, request: Request, listener: Listener, room: int | None = None) -> Plan:
-        """Settle what holds for the next turn, and assemble it. `room`: as of `answering`."""
+    def _prepare(self, request: Request, callbacks: Callbacks, room: int | None = None) -> Plan:
+        """Settle what holds for the next turn, and assemble it. `room`: as of `answer_task`."""
         begun = time.perf_counter()
         goes_on = not self.empty
         made = request.recompute or request.exact or request.decode or request.place or request.system is not None
@@ -127,24 +127,24 @@ class Session:
             )
         if request.results:
             self._check_results(request)
-        grammar = held_to(self.workspace, request)
-        segments = self._open(request, listener)
+        grammar = constraint_of(self.workspace, request)
+        segments = self._open(request, callbacks)
         self._check_images(segments)
         self._heard = now()
-        draft = settled(
-            *(self.workspace, request, segments, listener),
+        draft = resolve(
+            *(self.workspace, request, segments, callbacks),
             had=self.state.skills,
-            unheard={} if request.results else unheard(self.state, standing_errata(self.workspace)),
+            unheard={} if request.results else unheard(self.state, global_errata(self.workspace)),
             goes_on=goes_on,
             grammar=grammar,
             begun=begun,
         )
         request, settings = draft.request, draft.settings
-        room = room_for(self.workspace, request, settings.think) if room is None else room
+        room = max_new_tokens(self.workspace, request, settings.think) if room is None else room
         if request.results:
-            notebook = self.answered(request.results, room, settings.think)
+            sequence = self.answered(request.results, room, settings.think)
         elif goes_on:
-            notebook = self.follow(
+            sequence = self.follow(
                 *(request.question, request.errata, settings.wording, room, settings.think),
                 segments=draft.segments,
                 seam=settings.seam,
@@ -152,15 +152,15 @@ class Session:
             )
         else:
             prompt = draft.prompt
-            notebook = assemble(self.workspace, prompt, **draft.how, room=room)
-            self.begin(prompt, notebook)
-        return Plan.of(draft, notebook)
+            sequence = assemble(self.workspace, prompt, **draft.how, room=room)
+            self.begin(prompt, sequence)
+        return Plan.of(draft, sequence)
 
-    def _open(self, request: Request, listener: Listener) -> list[Segment]:
+    def _open(self, request: Request, callbacks: Callbacks) -> list[Segment]:
         """The skills of a request. Where one cannot be compiled in so small a context, raise EngineError with a size
         for the whole turn."""
         try:
-            return open_asked(self.workspace, request, listener)
+            return open_requested(self.workspace, request, callbacks)
         except EngineError as error:
             if not _asks_for_more(error):
                 raise
@@ -177,10 +177,10 @@ class Session:
                 raise EngineError(whole.what, Help.LARGER_CONTEXT(tokens=-(-size // 256) * 256)) from error
             raise
 
-    def answering(
+    def answer_task(
         self,
         request: Request,
-        listener: Listener = SILENT,
+        callbacks: Callbacks = NO_CALLBACKS,
         assembled: Callable[[Plan], object] = lambda plan: None,
         room: int | None = None,
     ) -> Task[Answer]:
@@ -188,27 +188,27 @@ class Session:
         `room`: tokens to write that there must be room for at first, where more is made as they are written; None: for
         all of them."""
         try:
-            plan = self._prepare(request, listener, room)
+            plan = self._prepare(request, callbacks, room)
             assembled(plan)
-            found = yield from answering(self.workspace, request, plan, listener)
-            listener.answered(found)
+            found = yield from answer_task(self.workspace, request, plan, callbacks)
+            callbacks.on_answer(found)
         except BaseException:
             self._live.drop()
             raise
         self.keep(found.unwritten)
         return found
 
-    def begin(self, prompt: Prompt, notebook: Notebook) -> None:
-        """The first turn's prompt has been assembled in this notebook."""
+    def begin(self, prompt: Prompt, sequence: KVSequence) -> None:
+        """The first turn's prompt has been assembled in this sequence."""
         changes = changes_of(self.workspace, prompt) if prompt.method.record.edits_rows else {}
-        self._live.hold(notebook)
+        self._live.hold(sequence)
         self._question, self._system, self._since = prompt.question, prompt.system or "", self._live.changes
-        errata = [*prompt.said, *prompt.errata]
+        errata = [*prompt.method_errata, *prompt.errata]
         names = iter([erratum.key for erratum in errata])
-        notebook.pieces = [
-            replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in notebook.pieces
+        sequence.pieces = [
+            replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in sequence.pieces
         ]
-        self._skills = [from_segment(segment, changes.get(segment.name), notebook) for segment in prompt.segments]
+        self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in prompt.segments]
         self._marks = _marks(prompt.segments)
         self._said = _fields_of(errata)
 
@@ -223,7 +223,7 @@ class Session:
         segments: Sequence[Segment] = (),
         seam: int = DEFAULT_SEAM,
         strict: bool = False,
-    ) -> Notebook:
+    ) -> KVSequence:
         """Add the next turn, with the errata of edits before those given.
 
         `think`: it ends where a chain of thought begins. `segments`: skills that come in this turn's user message.
@@ -246,32 +246,32 @@ class Session:
         self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
         for segment in segments:  # again: a larger context may rotate otherwise (LongRoPE)
             self.workspace.check(segment)
-        notebook = self.notebook
-        place = Placing(seam, strict=strict, look=self.workspace.look)
+        sequence = self.sequence
+        place = SegmentPlacer(seam, strict=strict, encode_images=self.workspace.encode_images)
         for chunk, ids in zip(chunks, tokens, strict=True):
             if chunk.kind == "splice":
-                place(notebook, skills[chunk.name])
+                place(sequence, skills[chunk.name])
             else:
-                notebook.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
+                sequence.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
         for segment in segments:
-            gain = saved(notebook.pieces, [segment])
-            self.workspace.used(segment.name, spliced(notebook.pieces, segment.name), gain)
-        self._skills, self._marks = [from_segment(segment, None, notebook) for segment in segments], _marks(segments)
+            gain = saved_seconds(sequence.pieces, [segment])
+            self.workspace.used(segment.name, spliced_tokens(sequence.pieces, segment.name), gain)
+        self._skills, self._marks = [from_segment(segment, None, sequence) for segment in segments], _marks(segments)
         self._since = self._live.changes
-        return notebook
+        return sequence
 
-    def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> Notebook:
+    def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
         """Add the next turn: what the tools that the last answer called have returned. Errata wait for a question."""
         self._question, self._skills, self._said, self._marks = as_question(results), [], {}, {}
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
         self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
-        notebook, names = self.notebook, iter(name for name, _ in results)
+        sequence, names = self.sequence, iter(name for name, _ in results)
         for chunk, ids in zip(chunks, tokens, strict=True):
-            notebook.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
+            sequence.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
         self._since = self._live.changes
-        return notebook
+        return sequence
 
     def _check_images(self, segments: Sequence[Segment]) -> None:
         """Raise SessionError for an image whose rows could not be put back."""
@@ -325,14 +325,14 @@ class Session:
     @contextmanager
     def fork(self, new: str) -> Iterator[Session]:
         """A second session that goes on from here, between two turns, and is held until the block ends. Nothing is read
-        from disk: its notebook has the same rows in the same cells, until one of the two rewrites them, or the context
+        from disk: its sequence has the same rows in the same cells, until one of the two rewrites them, or the context
         has to grow for more sequences than it was opened with.
 
         Raise SessionError if there is a session of that name; then nothing is changed.
         """
         sessions = Sessions(self.stored.folder.parent)
         with sessions.forked(self.stored, new) as stored, Session(self.workspace, stored) as fork:
-            fork._live.hold(self.notebook.share())
+            fork._live.hold(self.sequence.share())
             yield fork
 
     def _gone_on(self) -> SessionError:
@@ -348,23 +348,23 @@ class Session:
         turn = self._since if turn is None else turn
         if not turn == self._since == self._live.changes:
             raise self._gone_on()
-        notebook, start = self._live.held, len(self.state.tokens)
+        sequence, start = self._live.held, len(self.state.tokens)
         if answer:
-            notebook.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
-        notebook.flush()
-        pieces = [self._told(piece, notebook) for piece in notebook.pieces if piece.position >= start]
+            sequence.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
+        sequence.flush()
+        pieces = [self._told(piece, sequence) for piece in sequence.pieces if piece.position >= start]
         skills = [asdict(skill) for skill in self._skills]
         line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._said}
         line |= {"marks": self._marks, "heard": self._heard}
         if self.empty and self._system:
             line["system"] = self._system
-        if images := [asdict(image) for image in notebook.images if image.first >= start]:
+        if images := [asdict(image) for image in sequence.images if image.first >= start]:
             line["images"] = images
-        self._live.commit(line, [(start, len(notebook))])
+        self._live.commit(line, [(start, len(sequence))])
 
-    def _told(self, piece: Piece, notebook: Notebook) -> Line:
-        ids = [int(token) for token in notebook.tokens[piece.position : piece.position + piece.tokens]]
-        inside = {row - piece.position for image in notebook.images for row in range(image.first, image.last)}
+    def _told(self, piece: Piece, sequence: KVSequence) -> Line:
+        ids = [int(token) for token in sequence.tokens[piece.position : piece.position + piece.tokens]]
+        inside = {row - piece.position for image in sequence.images for row in range(image.first, image.last)}
         words = [token for index, token in enumerate(ids) if index not in inside]
         text = b"".join(self.workspace.model.token_bytes(token, special=True) for token in words).decode(
             errors="replace"
@@ -385,16 +385,16 @@ class Session:
         return Editor(self._live, heard).edit(name, value, method)
 
     def edits(
-        self, values: Mapping[str, str], method: Method | None = None, listener: Listener = SILENT
+        self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
     ) -> Iterator[Edited]:
         """Give several fields other values, `*.field` that of each skill that has it; yield each edit when it is made.
 
         Raise NotesError, before the first is made, where one of them cannot be, or a field is given two values.
         """
-        for told in meant(values, self.state.known):
-            listener.notice(Notice(told))
+        for told in describe_wildcards(values, self.state.known):
+            callbacks.on_notice(Notice(told))
         editor = Editor(self._live)
-        wanted = one_value((key, value) for field, value in values.items() for key in editor.targets(field, value))
+        wanted = unique_values((key, value) for field, value in values.items() for key in editor.targets(field, value))
         for field, value in wanted.items():
             editor.check(field, value, method)
         for field, value in wanted.items():

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from notes_cli.engine.patches import patched, shifted
+from notes_cli.engine.image_positions import Image, removed_images
+from notes_cli.engine.patches import apply_patches, position_map
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.places import Image, taken_out
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import EngineError
-from notes_cli.library.standing import Standing
+from notes_cli.library.standing import GlobalErratum
 from notes_cli.sessions.lines import (
     Line,
     Origin,
@@ -36,7 +36,7 @@ FROM_CHANGE = ("suffix",)  # edit methods after which no row is left that was co
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A piece of the notebook, or an edit or a cut (`how` is its method), as the ledger shows it."""
+    """A piece of the sequence, or an edit or a cut (`how` is its method), as the ledger shows it."""
 
     kind: str
     name: str  # of a skill; of the field that an erratum or an edit is about
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SkillText:
-    """A spliced skill as it is in the notebook now; spans of fields count from its first token."""
+    """A spliced skill as it is in the sequence now; spans of fields count from its first token."""
 
     name: str
     position: int
@@ -155,8 +155,8 @@ class State:
 
     @property
     def superseded(self) -> list[Entry]:
-        """Errata in the notebook whose field was given another value after them, by an erratum (said or waiting) or in
-        the text, in the order of the notebook. Free words are never superseded, nor errata from before ledgers named
+        """Errata in the sequence whose field was given another value after them, by an erratum (said or waiting) or in
+        the text, in the order of the sequence. Free words are never superseded, nor errata from before ledgers named
         their fields."""
         found: list[Entry] = []
         known, later = self.known, set(self.pending)
@@ -296,15 +296,15 @@ class State:
         """Tokens gave way to others, what comes after them moved, and some rows were computed again. Return the first
         position of these."""
         patches = patches_of(line, len(self.tokens))
-        shift = shifted(patches)
-        self.tokens = patched(self.tokens, patches)
+        shift = position_map(patches)
+        self.tokens = apply_patches(self.tokens, patches)
         self.rows = [*self.rows, *[("", 0)] * len(self.tokens)][: len(self.tokens)]
         changed = [place for span in ranges_of(line["changed"], len(self.tokens)) for place in range(*span)]
         for row, place in enumerate(changed):
             self.rows[place] = line["rows"], row
         self.entries = [_shifted(entry, shift) for entry in self.entries]
         try:
-            out = taken_out(self.images, [patch.span for patch in patches])
+            out = removed_images(self.images, [patch.span for patch in patches])
         except EngineError as error:
             raise ValueError("images") from error
         moved = [(image, shift(image.first) - image.first) for image in self.images if image not in out]
@@ -370,7 +370,7 @@ def fold(lines: Sequence[Line]) -> State:
     return state
 
 
-def unheard(state: State, errata: Sequence[Standing]) -> dict[str, str]:
+def unheard(state: State, errata: Sequence[GlobalErratum]) -> dict[str, str]:
     """The values that fields, called `skill.field`, are to be given by these errata, the latest last. One is of a skill
     that is the same by its marks, and that says or has said of the field what its text did."""
     known, fields, found = state.known, state.fields, dict[str, str]()
@@ -385,7 +385,7 @@ def unheard(state: State, errata: Sequence[Standing]) -> dict[str, str]:
     return found
 
 
-def _heard(state: State, one: Standing) -> bool:
+def _heard(state: State, one: GlobalErratum) -> bool:
     """Whether the session was given a value of its own after an erratum, or the erratum itself, if only to take it
     back."""
     key = f"{one.skill}.{one.field}"

@@ -103,12 +103,12 @@ class _Translator:
         found = []
         while True:
             self._skip_lines()
-            found.append(self._sequence(depth))
+            found.append(self._seq_id(depth))
             if self._text != "|":
                 return " | ".join(found)
             self._next()
 
-    def _sequence(self, depth: int) -> str:
+    def _seq_id(self, depth: int) -> str:
         found: list[str] = []
         while True:
             if self._kind == "line" and depth:

@@ -144,7 +144,7 @@ def next_turn(
     """The chunks after the model's answer: its end, and the messages that follow, up to the next answer.
 
     `messages` is a user message, or, if the model called tools, its message with the calls, then the result of each.
-    The calls are not repeated: what the model wrote is in the notebook. `ends` are the texts of the tokens that end an
+    The calls are not repeated: what the model wrote is in the sequence. `ends` are the texts of the tokens that end an
     answer, if there are others than the end-of-sequence token. Raise NotesError and ModelError as `build` does, and
     NotesError for messages that cannot follow an answer.
     """

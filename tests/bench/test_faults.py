@@ -39,7 +39,7 @@ from bench.faults.kills import Jobs
 from bench.faults.stage import Stage
 from notes_cli.library import container, segment_files
 from notes_cli.library import profiles as kept
-from notes_cli.runtime import rows
+from notes_cli.runtime import check_rows
 from notes_cli.sessions import archive, folder, ledger, state
 from notes_cli.sessions.ledger import FORMAT, sealed
 from notes_cli.text import skill, template
@@ -181,7 +181,7 @@ def test_forgeries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar that no row exceeds."""
     judge = forgeries.Forgeries(tmp_path, 1, ("notes-tiny",))
     assert outcomes(judge, 14, first=6) == {"accepted", "refused"}
-    monkeypatch.setattr(rows, "TOLERANCE", 10.0)
+    monkeypatch.setattr(check_rows, "TOLERANCE", 10.0)
     assert "wrong" in outcomes(judge, 14, "wrong", first=forgeries.INTACT)
 
 

@@ -11,7 +11,7 @@ from bench.real import report
 from bench.real.measure import Corrected, Fidelity, interval
 from bench.real.run import Outcome, answers
 from bench.real.tasks import SKILLS, Correction, Question, Tasks, contains, load_facts, load_tasks
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill

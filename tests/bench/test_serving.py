@@ -23,9 +23,9 @@ from bench.serving.texts import FIRST, SYSTEM, WAYS, body, policy, questions
 from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.text.skill import parse_skill
 
 RACE = RACES["shipped"]
@@ -182,9 +182,9 @@ def test_a_random_model_may_have_the_words_of_another(tmp_path: Path) -> None:
         text = policy()
         assert model.tokenize(text).tolist() == other.tokenize(text).tolist()
         assert model.chat_template == other.chat_template
-        with Context(model, ContextOptions(n_ctx=64, n_threads=1)) as context, Notebook(context) as book:
-            book.append(model.tokenize("<|im_start|>assistant\n", special=True))
-            said = list(book.generate(Sampler(SamplerOptions()), 16))
+        with Context(model, ContextOptions(n_ctx=64, n_threads=1)) as context, KVSequence(context) as seq:
+            seq.append(model.tokenize("<|im_start|>assistant\n", special=True))
+            said = list(seq.generate(Sampler(SamplerOptions()), 16))
         again = b"".join(map(model.token_bytes, said)).decode()
         assert len(said) == 16 and model.tokenize(again).tolist() == said
 

@@ -255,17 +255,17 @@ def test_recompute_prefills_the_same_tokens(notes: Notes, compiled: Path, monkey
     seen: list[dict[int, int]] = []  # by position
     splice, append, rewrite = Context.splice, Context.append, Context.rewrite
 
-    def spliced(self: Context, sequence: int, position: int, tokens: Any, *rest: Any, **more: Any) -> None:
+    def spliced(self: Context, seq_id: int, position: int, tokens: Any, *rest: Any, **more: Any) -> None:
         seen[-1] |= {position + number: int(token) for number, token in enumerate(tokens)}
-        splice(self, sequence, position, tokens, *rest, **more)
+        splice(self, seq_id, position, tokens, *rest, **more)
 
     def appended(self: Context, tokens: dict[int, Any], *rest: Any) -> None:
         seen[-1] |= {self.length(0) + number: int(token) for number, token in enumerate(tokens[0])}
         append(self, tokens, *rest)
 
-    def rewritten(self: Context, sequence: int, positions: list[int], tokens: Any, *rest: Any) -> None:
+    def rewritten(self: Context, seq_id: int, positions: list[int], tokens: Any, *rest: Any) -> None:
         seen[-1] |= {position: int(token) for position, token in zip(positions, tokens, strict=True)}
-        rewrite(self, sequence, positions, tokens, *rest)
+        rewrite(self, seq_id, positions, tokens, *rest)
 
     monkeypatch.setattr(Context, "splice", spliced)
     monkeypatch.setattr(Context, "append", appended)

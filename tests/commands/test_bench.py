@@ -68,7 +68,7 @@ def test_lengths_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
     assert left["tokens"] == 4090 and "more than the 4,096 that notes-tiny was trained for" in left["why"]
     outcome = run_here(*SHORT, "--tokens", "32,500", "-c", 256)
     assert outcome.code == 0 and "with 80 around them they do not fit" in outcome.err
-    monkeypatch.setattr(limits, "available", lambda: 40_000_000)
+    monkeypatch.setattr(limits, "available_memory", lambda: 40_000_000)
     outcome = run_here(*SHORT, "--tokens", "32,2000", "--json")
     assert outcome.code == 0 and "of memory, and 40.0 MB are available" in outcome.err
     assert [one["tokens"] for one in outcome.json["lengths"]] == [32]

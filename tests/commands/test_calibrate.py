@@ -13,10 +13,10 @@ import pytest
 
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure import calibrate
 from notes_cli.measure.proof import LEAST
-from notes_cli.runtime import asking
+from notes_cli.runtime import answering
 
 from .conftest import Notes, command_line, saved
 
@@ -51,17 +51,17 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], 
     """Put a model in the place of the tiny one that gives the second answer to a prompt of which something holds."""
 
     def put(holds: Callable[[str], bool]) -> None:
-        def decide(notebook: Notebook, choices: Sequence[str], *_: object) -> Decision:
-            text = notebook.context.model.text(map(int, notebook.tokens))
+        def decide(sequence: KVSequence, choices: Sequence[str], *_: object) -> Decision:
+            text = sequence.context.model.text(map(int, sequence.tokens))
             choice = choices[holds(text)]
             return Decision(choice, {one: float(one == choice) for one in choices})
 
-        def deciding(notebook: Notebook, choices: Sequence[str]) -> Task[Decision]:
-            yield [notebook]
-            return decide(notebook, choices)
+        def decide_task(sequence: KVSequence, choices: Sequence[str]) -> Task[Decision]:
+            yield [sequence]
+            return decide(sequence, choices)
 
-        monkeypatch.setattr(calibrate, "choosing", lambda _, *given: deciding(*given[:2]))
-        monkeypatch.setattr(asking, "deciding", deciding)
+        monkeypatch.setattr(calibrate, "choose_task", lambda _, *given: decide_task(*given[:2]))
+        monkeypatch.setattr(answering, "decide_task", decide_task)
         monkeypatch.setattr(calibrate, "SEAMS", (1,))
 
     return put

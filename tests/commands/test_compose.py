@@ -181,10 +181,10 @@ def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monk
     assert notes("verify", "returns-fees", "--question", "Who pays?", "--choices", "a,b").code == 0
 
 
-def _concluding(notebook: object, choices: object) -> tuple[str, float]:
+def _concluding(sequence: object, choices: object) -> tuple[str, float]:
     """The first answer where a skill has seen the other one, or both are one; the second where they were not."""
-    pieces = [one for one in notebook.pieces if one.kind == "splice" and one.how != "seam"]  # type: ignore[attr-defined]
-    text = notebook.context.model.text(map(int, notebook.tokens))  # type: ignore[attr-defined]
+    pieces = [one for one in sequence.pieces if one.kind == "splice" and one.how != "seam"]  # type: ignore[attr-defined]
+    text = sequence.context.model.text(map(int, sequence.tokens))  # type: ignore[attr-defined]
     concluded = len(pieces) == 1 or pieces[-1].how == "decoded"
     return ("a" if concluded and "# Fees" in text and "# Returns" in text else "b"), 1.0
 

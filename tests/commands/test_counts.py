@@ -17,7 +17,7 @@ import notes_cli as notes
 from bench import counts
 from notes_cli.engine import native
 from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime.assembling import APART
+from notes_cli.runtime.assemble import APART
 from notes_cli.text import rendering, template
 
 from .conftest import TEXT, run_here
@@ -29,14 +29,14 @@ OURS = {"--help": 9, "ask": 94}  # modules of notes
 ALL = {"--help": 145, "ask": 335}  # and of everybody; they differ by some tens from one Python to another
 # What an answer from a skill that is compiled has no use for, and what each of them would take to load.
 UNUSED = {
-    *("notes_cli.documents", "notes_cli.runtime.compiling", "notes_cli.runtime.keeping", "notes_cli.runtime.batch"),
+    *("notes_cli.documents", "notes_cli.runtime.compile", "notes_cli.runtime.recompile", "notes_cli.runtime.batch"),
     "notes_cli.library.tidy",
     *("notes_cli.text.tools", "notes_cli.text.toolset", "notes_cli.text.schema", "notes_cli.text.grammar"),
     *(
         "notes_cli.library.models",
         "notes_cli.library.model_stores",
         "notes_cli.commands.remedies",
-        "notes_cli.engine.eye",
+        "notes_cli.engine.vision",
     ),
     *(
         "llguidance",

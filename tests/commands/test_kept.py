@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.commands.options import KEPT_TYPES
-from notes_cli.engine.segment import KEPT
+from notes_cli.engine.segment import STORED_TYPES
 from notes_cli.library.container import peek
 
 from .conftest import Notes, run_here
@@ -25,13 +25,13 @@ def notes(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_types_of_the_help_are_those_there_are() -> None:
-    assert KEPT_TYPES == KEPT
+    assert KEPT_TYPES == STORED_TYPES
 
 
 def test_it_is_said_with_bytes(notes: Notes, skill: Path) -> None:
     """By compile, inspect, ls, ask and verify, in words and in JSON; not of a skill that is kept as it was computed."""
     sizes = {}
-    for kv in KEPT:
+    for kv in STORED_TYPES:
         compiled = notes("compile", skill, "--kv", kv, "--json").json["compiled"][0]
         path = Path(compiled["path"])
         sizes[kv] = path.stat().st_size

@@ -18,7 +18,7 @@ import pytest
 from notes_cli.commands.options import SkillName, SkillSource
 from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.compile import compile_skill
 
 from ..text.test_discovery import put
 from .conftest import TEXT, Notes, command_line, snapshot
@@ -185,7 +185,7 @@ def test_an_older_file_in_the_place_of_a_text_is_told(
             (new / "returns.txt").write_text(TEXT)
         return compile_skill(*given, **how)
 
-    monkeypatch.setattr("notes_cli.runtime.keeping.compile_skill", meanwhile)
+    monkeypatch.setattr("notes_cli.runtime.recompile.compile_skill", meanwhile)
     assert notes("compile", at / "returns.txt").code == 0
     if way == "link":
         at.unlink()

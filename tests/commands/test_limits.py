@@ -102,7 +102,7 @@ def test_more_than_memory(notes: Notes, model: Path, compiled: Path, monkeypatch
     """Before anything is allocated: what it takes, what there is, what to do. With -v the estimate is told."""
     assert "a context of 4,096 tokens: " in notes("ask", "Why?", "-n", 1, "-v").err
     assert "of K/V" in notes("doctor", "--json").json["context"]
-    monkeypatch.setattr(limits, "available", lambda: 3_000_000)
+    monkeypatch.setattr(limits, "available_memory", lambda: 3_000_000)
     for arguments in (("ask", "Why?"), ("ask", "Why?", "--splice", "returns"), ("verify", "returns", "-c", 8000)):
         outcome = notes(*arguments)
         assert outcome.code == 1 and outcome.err.count("\n") == 1

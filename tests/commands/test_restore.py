@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED
+from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED
 
 from .conftest import TEXT, Notes, run_here
 

@@ -133,13 +133,13 @@ import os, signal
 class Dying:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
-import notes_cli.engine.notebook as notebook
-flush = notebook.Notebook.flush
+import notes_cli.engine.sequence as sequence
+flush = sequence.Notebook.flush
 def dying(self, *given):
     Dying()
-    notebook.Notebook.flush = flush
+    sequence.Notebook.flush = flush
     return flush(self, *given)
-notebook.Notebook.flush = dying
+sequence.Notebook.flush = dying
 """
     done = told(code, *ENDLESS)
     assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
@@ -148,16 +148,16 @@ notebook.Notebook.flush = dying
 # Raises a signal in Python that C calls, which then forgets what was raised there, as much of C does.
 FORGOTTEN = """
 import ctypes, os, signal
-import notes_cli.engine.notebook as notebook
+import notes_cli.engine.sequence as sequence
 class Deaf:
     def __getattr__(self, name):
         os.kill(os.getpid(), signal.{signal})
-flush = notebook.Notebook.flush
+flush = sequence.Notebook.flush
 def forgetting(self, *given):
-    notebook.Notebook.flush = flush
+    sequence.Notebook.flush = flush
     assert not ctypes.pythonapi.PyObject_HasAttrString(ctypes.py_object(Deaf()), b"any")
     return flush(self, *given)
-notebook.Notebook.flush = forgetting
+sequence.Notebook.flush = forgetting
 """
 
 
@@ -188,8 +188,8 @@ def close(self):
         next(going)
         going.close()
 workspace.Workspace.close = close
-import notes_cli.engine.notebook as notebook
-notebook.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+import notes_cli.engine.sequence as sequence
+sequence.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
 """
     done = told(code, "ask", "Why?")
     assert (done.returncode, done.stderr) == (130, "cleaned\nnotes: interrupted\n")
@@ -237,10 +237,10 @@ def close(self):
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(600)
 workspace.Workspace.close = close
-import notes_cli.engine.notebook as notebook
+import notes_cli.engine.sequence as sequence
 def flush(self, *given):
     os.kill(os.getpid(), signal.SIGINT)
-notebook.Notebook.flush = flush
+sequence.Notebook.flush = flush
 """
     done = told(code, "ask", "Why?")
     assert (done.returncode, done.stdout, done.stderr) == INTERRUPTED
@@ -265,8 +265,8 @@ def test_an_interrupt_under_json_is_json(model: Path, number: signal.Signals) ->
     """A script that reads stdout is told, too, with the status that a shell sees."""
     code = f"""
 import os, signal
-import notes_cli.engine.notebook as notebook
-notebook.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.{number.name})
+import notes_cli.engine.sequence as sequence
+sequence.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.{number.name})
 """
     done = told(code, "ask", "Why?", "--json")
     word = done.stderr.removeprefix("notes: ").rstrip("\n")

@@ -9,7 +9,7 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli.engine.model import Model
-from notes_cli.runtime import thinking
+from notes_cli.runtime import generate
 
 from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
 from .conftest import Notes, run_here
@@ -29,7 +29,7 @@ def thinker(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) ->
 
         def script(text: str, interrupted: bool = False) -> None:
             with Model(path) as model:
-                monkeypatch.setattr(thinking, "Sampler", Scripted(model, text, interrupted))
+                monkeypatch.setattr(generate, "Sampler", Scripted(model, text, interrupted))
 
         return script
 
@@ -136,7 +136,7 @@ def test_nothing_to_think_with_is_no_thinking(returns: Notes) -> None:
 
 
 def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
-    """The chain is in the notebook as the model wrote it, is shown by the ledger, and the next turn follows it."""
+    """The chain is in the sequence as the model wrote it, is shown by the ledger, and the next turn follows it."""
     ask = ("ask", "May I return this?", "--session", "mine")
     assert returns(*ask, "--splice", "returns", "--think").out == "accepted\n"
     assert returns(*ask, "--erratum", "date=2026-07-01", "--think", "--choices", "accepted,refused").out == "refused\n"

@@ -9,7 +9,7 @@ import pytest
 
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 

@@ -12,13 +12,13 @@ from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.methods import Method
 from notes_cli.editing.selecting import deviation, most_influenced
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, UnsupportedError
 from notes_cli.explaining import why
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill, with_values
@@ -35,21 +35,21 @@ TOUCHING = ["field", "selective@4", "blend@4", "field+erratum"]
 
 @dataclass
 class Decoded:
-    """A prompt assembled and decoded: the notebook, its rows side by side, and the logits at its end."""
+    """A prompt assembled and decoded: the sequence, its rows side by side, and the logits at its end."""
 
-    book: Notebook
+    seq: KVSequence
     rows: NDArray[np.float32]  # a row a token: K and V of all layers
     logits: NDArray[np.float32]
 
     @property
     def start(self) -> int:
         """Where the skill begins."""
-        return next(piece.position for piece in self.book.pieces if piece.kind == "splice")
+        return next(piece.position for piece in self.seq.pieces if piece.kind == "splice")
 
     @property
     def end(self) -> int:
         """Where it ends."""
-        return max(piece.position + piece.tokens for piece in self.book.pieces if piece.kind == "splice")
+        return max(piece.position + piece.tokens for piece in self.seq.pieces if piece.kind == "splice")
 
 
 def rows_of(workspace: Workspace, count: int) -> NDArray[np.float32]:
@@ -68,9 +68,9 @@ def decoded(
 ) -> Decoded:
     prompt = Prompt(QUESTION, [segment], system=system, fields=values or {}, method=Method.parse(method))
     workspace.context.clear()  # in the same cells as others: rounding goes by these, too
-    book = assemble(workspace, prompt, splice=splice)
-    logits = book.logits()
-    return Decoded(book, rows_of(workspace, len(book)), logits)
+    seq = assemble(workspace, prompt, splice=splice)
+    logits = seq.logits()
+    return Decoded(seq, rows_of(workspace, len(seq)), logits)
 
 
 def same_rows(one: Decoded, other: Decoded, end: int) -> NDArray[np.bool_]:
@@ -101,14 +101,14 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 def test_what_is_appended_changes_no_row(
     workspace: Workspace, segment: Segment, method: str, system: str | None
 ) -> None:
-    """Every row before the erratum is bit-identical to the unedited notebook's; stale is that notebook."""
+    """Every row before the erratum is bit-identical to the unedited sequence's; stale is that sequence."""
     plain = decoded(workspace, segment, system=system)
     edited = decoded(workspace, segment, method, NEW, system)
-    end = len(plain.book) if method == "stale" else plain.end
-    assert edited.book.tokens[:end].tolist() == plain.book.tokens[:end].tolist()
+    end = len(plain.seq) if method == "stale" else plain.end
+    assert edited.seq.tokens[:end].tolist() == plain.seq.tokens[:end].tolist()
     assert same_rows(edited, plain, end).all()
-    assert [p.kind for p in edited.book.pieces].count("erratum") == (method == "erratum")
-    assert all(piece.rewritten == 0 for piece in edited.book.pieces)
+    assert [p.kind for p in edited.seq.pieces].count("erratum") == (method == "erratum")
+    assert all(piece.rewritten == 0 for piece in edited.seq.pieces)
 
 
 @pytest.mark.parametrize("system", [None, "Be kind."])
@@ -119,20 +119,20 @@ def test_in_place_the_named_rows_change_alone(
     """Rows of the field from its first new token on, and exactly K more, those of the highest influence."""
     plain, edited = decoded(workspace, segment, system=system), decoded(workspace, segment, method, NEW, system)
     field = field_positions(segment, plain.start)
-    differs = plain.book.tokens[field] != edited.book.tokens[field]
+    differs = plain.seq.tokens[field] != edited.seq.tokens[field]
     first = field[int(differs.argmax())]
     effect = segment.influence["date"]
     if "blend" in method:
         found = change(workspace.model, segment, NEW)
         assert found is not None
-        with workspace.scratch() as notebook:
-            effect = deviation(notebook, segment, found, 2)
+        with workspace.scratch() as sequence:
+            effect = deviation(sequence, segment, found, 2)
     more = (np.argsort(-effect, kind="stable")[:4] + plain.start).tolist() if "@" in method else []
     changed = np.flatnonzero(~same_rows(edited, plain, plain.end)).tolist()
     assert [at for at in changed if at not in field] == sorted(more)
     assert {at for at in field if at >= first} <= set(changed)
-    assert sum(piece.rewritten for piece in edited.book.pieces) == len(field) + len(more)
-    assert edited.book.count("spliced") == plain.book.count("spliced")
+    assert sum(piece.rewritten for piece in edited.seq.pieces) == len(field) + len(more)
+    assert edited.seq.count("spliced") == plain.seq.count("spliced")
 
 
 def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, segment: Segment) -> None:
@@ -142,9 +142,9 @@ def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, 
     found = change(workspace.model, segment, NEW)
     assert found is not None
     edited = decoded(workspace, segment, "field", NEW)
-    workspace.notebook()
-    book = assemble(workspace, Prompt(QUESTION, [segment]))
-    book.flush()
+    workspace.sequence()
+    seq = assemble(workspace, Prompt(QUESTION, [segment]))
+    seq.flush()
     edit_in_place(workspace.context, {at: int(found.tokens[at - plain.start]) for at in field})
     wanted = rows_of(workspace, plain.end)
     assert nmse(edited.rows[field], wanted[field]) < BOUND[workspace.options.type_k]
@@ -155,9 +155,9 @@ def test_field_and_erratum_are_both(workspace: Workspace, segment: Segment) -> N
     """The skill's rows are those of `field`, and after it are the words of the erratum and of the question."""
     both, field, erratum = (decoded(workspace, segment, name, NEW) for name in ("field+erratum", "field", "erratum"))
     assert same_rows(both, field, field.end).all()
-    after = [[piece.kind for piece in one.book.pieces[-3:]] for one in (both, erratum)]
+    after = [[piece.kind for piece in one.seq.pieces[-3:]] for one in (both, erratum)]
     assert after == [["splice", "erratum", "question"], ["text", "erratum", "question"]]
-    after = [workspace.model.text(one.book.tokens[one.end :]) for one in (both, field)]
+    after = [workspace.model.text(one.seq.tokens[one.end :]) for one in (both, field)]
     assert after[0].endswith(after[1]) and "2026-07-01" in after[0]
 
 
@@ -166,7 +166,7 @@ def test_selective_of_all_that_follows(workspace: Workspace, segment: Segment) -
     found = decoded(workspace, segment, "selective@1000", NEW)
     wanted = decoded(workspace, segment, "recompute", NEW)
     first = segment.fields[0].first
-    assert sum(piece.rewritten for piece in found.book.pieces) == len(segment) - first
+    assert sum(piece.rewritten for piece in found.seq.pieces) == len(segment) - first
     assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
 
 
@@ -193,8 +193,8 @@ def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill:
     assert list(prepared.also) == wanted.tolist()
     count = len(segment.context) + len(found.tokens)
     assert prepared.passed == count
-    book = decoded(workspace, plain, method, NEW).book
-    told = next(why(piece) for piece in book.pieces if piece.rewritten)
+    seq = decoded(workspace, plain, method, NEW).seq
+    told = next(why(piece) for piece in seq.pieces if piece.rewritten)
     assert f"selected by a pass over {count} tokens of the corrected text" in told
     assert ("notes compile --influence spares it" in told) == (method == "selective@4")
 
@@ -218,22 +218,22 @@ def test_recomputed_it_is_the_corrected_text(
     stale = decoded(workspace, segment, "stale", {"date": value})
     corrected = compile_skill(workspace, with_values(skill, {"date": value}))
     wanted = decoded(workspace, corrected, splice=False)
-    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
     assert nmse(found.rows, wanted.rows) < bound
     assert nmse(found.logits, wanted.logits) < bound < nmse(stale.logits, wanted.logits) / 100
     reused = segment.fields[0].first if method == "suffix" else 0
-    assert found.book.count("spliced") == reused
+    assert found.seq.count("spliced") == reused
 
 
 def test_recompute_after_another_text(workspace: Workspace, segment: Segment) -> None:
     """After a system text a recompute is the full prefill, and the suffix reuses what precedes the field."""
     found = decoded(workspace, segment, "recompute", NEW, "Be kind.")
     wanted = decoded(workspace, segment, "recompute", NEW, "Be kind.", splice=False)
-    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
     suffix = decoded(workspace, segment, "suffix", NEW, "Be kind.")
-    assert suffix.book.tokens.tolist() == wanted.book.tokens.tolist()
-    assert suffix.book.count("spliced") == segment.fields[0].first - suffix.book.count("seam") > 0
+    assert suffix.seq.tokens.tolist() == wanted.seq.tokens.tolist()
+    assert suffix.seq.count("spliced") == segment.fields[0].first - suffix.seq.count("seam") > 0
 
 
 # ---- a value at the end of the text
@@ -245,10 +245,10 @@ def test_a_hoisted_field_is_decoded_alone(workspace: Workspace, value: str) -> N
     text = "---\nfields:\n  date: {value: 2026-06-01, hoist: true}\n---\nReturns before {{date}} are accepted."
     segment = compile_skill(workspace, parse_skill(text, source="s", default="s"))
     found, wanted = (decoded(workspace, segment, name, {"date": value}) for name in ("suffix", "recompute"))
-    assert workspace.model.text(found.book.tokens[: found.end]).endswith(f"[date] are accepted.\n\ndate: {value}")
-    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert workspace.model.text(found.seq.tokens[: found.end]).endswith(f"[date] are accepted.\n\ndate: {value}")
+    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND[workspace.options.type_k]
-    again = [piece for piece in found.book.pieces if piece.kind == "splice" and piece.how == "decoded"]
+    again = [piece for piece in found.seq.pieces if piece.kind == "splice" and piece.how == "decoded"]
     assert [piece.tokens for piece in again] == [len(value)]  # a byte a token
 
 
@@ -273,11 +273,11 @@ def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, va
         decoded(workspace, segment, "block", {"y": value}, system),
     )
     wanted = decoded(workspace, corrected, system=system)
-    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
     assert nmse(found.rows, wanted.rows) < BOUND[workspace.options.type_k]
     assert nmse(found.logits, wanted.logits) < 10 * BOUND[workspace.options.type_k]
     (first, last), moved = corrected.spans[1], len(corrected) - len(segment)
-    again = [piece for piece in found.book.pieces if piece.rewritten]
+    again = [piece for piece in found.seq.pieces if piece.rewritten]
     assert [(piece.position - found.start, piece.tokens) for piece in again] == [(first, last - first)]
     assert again[0].rewritten == last - first and why(again[0]).startswith(
         "block 2 of 3, recomputed after the left context alone"
@@ -293,9 +293,9 @@ def test_all_blocks_with_the_field(workspace: Workspace) -> None:
     segment, corrected = in_blocks(workspace), in_blocks(workspace, x="the last day of July")
     found = decoded(workspace, segment, "block", {"x": "the last day of July"})
     wanted = decoded(workspace, corrected)
-    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
     assert nmse(found.rows, wanted.rows) < BOUND[workspace.options.type_k]
-    assert sum(piece.rewritten for piece in found.book.pieces) == sum(
+    assert sum(piece.rewritten for piece in found.seq.pieces) == sum(
         last - first for first, last in (corrected.spans[0], corrected.spans[2])
     )
 
@@ -373,22 +373,22 @@ def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, tem
             full = assemble(workspace, prompt, splice=False).tokens.tolist()
             dry = assemble(workspace, prompt, dry=True)
             dry.flush()
-            book = assemble(workspace, prompt)
-            book.flush()
-            assert book.tokens.tolist() == full == dry.tokens.tolist()
-            assert with_values(skill, new).text in workspace.model.text(book.tokens)
-            assert book.pieces == dry.pieces
+            seq = assemble(workspace, prompt)
+            seq.flush()
+            assert seq.tokens.tolist() == full == dry.tokens.tolist()
+            assert with_values(skill, new).text in workspace.model.text(seq.tokens)
+            assert seq.pieces == dry.pieces
             at = 0
-            for piece in book.pieces:
+            for piece in seq.pieces:
                 assert piece.position == at and 0 <= piece.rewritten <= piece.tokens
                 at += piece.tokens
-            assert at == len(book) == workspace.context.length(book.sequence)
-            middle = next(piece.position for piece in book.pieces if piece.kind == "splice") + 2
-            book.truncate(middle)
-            assert sum(piece.tokens for piece in book.pieces) == middle
-            assert all(piece.rewritten <= piece.tokens for piece in book.pieces)
-            book.append([65])
-            assert np.isfinite(book.logits()).all() and workspace.context.length(book.sequence) == middle + 1
+            assert at == len(seq) == workspace.context.length(seq.seq_id)
+            middle = next(piece.position for piece in seq.pieces if piece.kind == "splice") + 2
+            seq.truncate(middle)
+            assert sum(piece.tokens for piece in seq.pieces) == middle
+            assert all(piece.rewritten <= piece.tokens for piece in seq.pieces)
+            seq.append([65])
+            assert np.isfinite(seq.logits()).all() and workspace.context.length(seq.seq_id) == middle + 1
 
 
 @pytest.mark.parametrize("where", ["in the middle", "at the start", "alone", "in several places", "with another"])
@@ -400,7 +400,7 @@ def test_suffix_of_any_length_is_a_recompute(open_workspace: OpenWorkspace, wher
     values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
     segment = compile_skill(workspace, skill_of(text, **values))
     found, wanted = (decoded(workspace, segment, name, {"x": value}) for name in ("suffix", "recompute"))
-    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND["f32"]
 
 
@@ -409,7 +409,7 @@ def test_suffix_of_any_length_is_a_recompute(open_workspace: OpenWorkspace, wher
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"])
 def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspace, skill: Skill, kind: str) -> None:
-    """What needs rows inside of the notebook is refused with the reason; the rest is what it is elsewhere."""
+    """What needs rows inside of the sequence is refused with the reason; the rest is what it is elsewhere."""
     workspace = open_workspace(kind)
     segment = measured(workspace, skill)
     for method in ("field", "selective@4", "blend@4", "field+erratum", "suffix", "block"):
@@ -421,11 +421,11 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
     corrected = compile_skill(workspace, with_values(skill, NEW))
     # A prefill decodes in one go what a restore and its question decode in two.
     wanted, found = decoded(workspace, corrected, splice=False), decoded(workspace, segment, "recompute", NEW)
-    assert found.book.tokens.tolist() == wanted.book.tokens.tolist()
+    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
     assert nmse(found.logits, wanted.logits) < BOUND["f16"]
     erratum = decoded(workspace, segment, "erratum", NEW)
-    assert erratum.book.count("spliced") == len(segment) + segment.base
-    assert "2026-07-01" in workspace.model.text(erratum.book.tokens[erratum.end :])
+    assert erratum.seq.count("spliced") == len(segment) + segment.base
+    assert "2026-07-01" in workspace.model.text(erratum.seq.tokens[erratum.end :])
 
 
 def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWorkspace, skill: Skill) -> None:
@@ -439,7 +439,7 @@ def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWo
         with pytest.raises(UnsupportedError, match="what follows the change cannot be moved: this model learned"):
             assemble(workspace, Prompt(QUESTION, [segment], fields={"date": "1 May"}, method=Method("field")), dry=dry)
     found, wanted = (decoded(workspace, segment, name, {"date": "1 May"}) for name in ("suffix", "recompute"))
-    assert found.book.count("spliced") == segment.base + segment.fields[0].first
+    assert found.seq.count("spliced") == segment.base + segment.fields[0].first
     assert nmse(found.logits, wanted.logits) < BOUND["f16"]
 
 
@@ -447,7 +447,7 @@ def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: S
     """An edit adds to what a piece says of itself, and takes nothing from it."""
     workspace = open_workspace("gpt2")
     segment = compile_skill(workspace, skill)
-    plain, edited = (decoded(workspace, segment, name, NEW, "Be kind.").book.pieces[1] for name in ("stale", "field"))
+    plain, edited = (decoded(workspace, segment, name, NEW, "Be kind.").seq.pieces[1] for name in ("stale", "field"))
     assert "than at compile time; this model learned" in why(plain)
     assert why(edited) == why(plain) + "; 10 of them recomputed in place"
 

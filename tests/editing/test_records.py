@@ -24,13 +24,13 @@ from notes_cli.editing.methods import (
     record_of,
 )
 from notes_cli.editing.ways import Edit, from_change_on, offset
-from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.patches import Range, disturbed
+from notes_cli.engine.patches import Range, changed_ranges
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.measure.calibrate import CLASSES, SAFEST
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
@@ -44,10 +44,10 @@ NEW = {"date": "2026-07-01"}
 
 def field_and_last(edit: Edit) -> Sequence[Range]:
     """A way of editing that there is not: the field in place, and the last token of the skill."""
-    start, length = edit.placed(), len(edit.notebook)
+    start, length = edit.placed(), len(edit.sequence)
     patches, last = offset(edit.change.patches, start), [start + len(edit.segment) - 1]
-    edit.notebook.replace(patches, last)
-    return disturbed(patches, length, last)
+    edit.sequence.replace(patches, last)
+    return changed_ranges(patches, length, last)
 
 
 TOY = Record(
@@ -78,10 +78,10 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
     return compile_skill(workspace, skill)
 
 
-def rows(book: Notebook) -> NDArray[np.float32]:
+def rows(seq: KVSequence) -> NDArray[np.float32]:
     """A row a token: K and V of all layers."""
-    book.flush()
-    read = book.context.read(book.sequence, 0, len(book), base=0, dtype="f32")
+    seq.flush()
+    read = seq.context.read(seq.seq_id, 0, len(seq), base=0, dtype="f32")
     return np.hstack([part for layer in read for part in (layer.k, layer.v)])
 
 
@@ -113,18 +113,18 @@ def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> No
         session = Session(workspace, stored)
         session.begin(prompt, assemble(workspace, prompt))
         session.keep("yes")
-        before, (skill,) = rows(session.notebook), session.state.skills
+        before, (skill,) = rows(session.sequence), session.state.skills
         done = session.edit("date", NEW["date"], Method("toy"))
-        after = rows(session.notebook)
+        after = rows(session.sequence)
         changed = set(np.flatnonzero((before != after).any(axis=1)).tolist())
         places = expected(segment, skill.position)
         assert skill.position + skill.tokens - 1 in changed <= places and done.rows == len(places)
     with Sessions(paths().sessions).locked("mine") as stored:
         session = Session(workspace, stored)
         assert session.state.fields["date"] == NEW["date"] and session.state.entries[-1].how == "toy"
-        assert np.array_equal(rows(session.notebook), after)
+        assert np.array_equal(rows(session.sequence), after)
         session.undo()
-        assert np.array_equal(rows(session.notebook), before)
+        assert np.array_equal(rows(session.sequence), before)
 
 
 def test_a_record_of_what_there_is(workspace: Workspace, segment: Segment) -> None:

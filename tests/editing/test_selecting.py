@@ -14,8 +14,8 @@ from notes_cli.config import shipped_model
 from notes_cli.editing.selecting import counterfactual, influence
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.runtime.compiling import compile_skill
-from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill, with_values
 
@@ -89,14 +89,14 @@ def test_it_is_what_another_value_does_to_the_rows(open_workspace: OpenWorkspace
 
 
 def test_it_is_the_same_again(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """To the bit, in a notebook that held other rows; and in an f32 cache nearly so."""
+    """To the bit, in a sequence that held other rows; and in an f32 cache nearly so."""
     workspace = open_workspace()
     first = measured(workspace, skill).influence
     segment = compile_skill(workspace, skill)
-    with workspace.scratch() as notebook:
-        notebook.append(np.arange(9, dtype=np.int32))
-        notebook.flush()
-        again = influence(notebook, segment, "date")
+    with workspace.scratch() as sequence:
+        sequence.append(np.arange(9, dtype=np.int32))
+        sequence.flush()
+        again = influence(sequence, segment, "date")
     assert (again == first["date"]).all()
     exact = measured(open_workspace(kv="f32"), skill).influence["date"]
     np.testing.assert_allclose(again, exact, atol=0.02 * float(exact.max()))

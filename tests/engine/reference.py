@@ -20,13 +20,13 @@ def nmse(found: np.ndarray, expected: np.ndarray) -> float:
     return float(((found - expected) ** 2).sum() / (expected**2).sum())
 
 
-def decode(context: Context, tokens: Sequence[int], position: int, sequence: int = 0) -> np.ndarray:
+def decode(context: Context, tokens: Sequence[int], position: int, seq_id: int = 0) -> np.ndarray:
     """Stock llama_decode of tokens at a position; logits of the last one."""
     batch = llama.llama_batch_init(len(tokens), 0, 1)
     try:
         for i, token in enumerate(tokens):
             batch.token[i], batch.pos[i] = int(token), position + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq_id
             batch.logits[i] = i == len(tokens) - 1
         batch.n_tokens = len(tokens)
         assert llama.llama_decode(context.handle, batch) == 0

@@ -15,8 +15,8 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.native import OPERATIONS, llama
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import SegmentError, UnsupportedError
-from notes_cli.runtime.compiling import compile_skill
-from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 

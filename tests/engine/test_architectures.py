@@ -13,7 +13,7 @@ from notes_cli.engine.architectures import ARCHITECTURES, skills_of
 from notes_cli.engine.context import Context
 from notes_cli.engine.header import Header, read_header
 from notes_cli.engine.model import Model
-from notes_cli.engine.ollama_form import form_of_ollama
+from notes_cli.engine.ollama_form import ollama_evidence
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import ModelError
 
@@ -87,12 +87,12 @@ def test_llama_cpp_refuses_what_has_a_sign(
     import tiny
 
     path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
-    assert form_of_ollama(read_header(path))
+    assert ollama_evidence(read_header(path))
     assert "Ollama" in skills_of(read_header(path)).why
     with pytest.raises(ModelError, match="cannot load"):
         Model(path)
     same = tiny.alter_model(tmp_path / "same.gguf", make_model(kind))
-    assert form_of_ollama(read_header(same)) == ""
+    assert ollama_evidence(read_header(same)) == ""
     Model(same).close()
 
 
@@ -104,7 +104,7 @@ def test_llama_cpp_takes_without_a_word_what_it_misreads(
     import tiny
 
     path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
-    assert form_of_ollama(read_header(path)) and skills_of(read_header(path)).how == "refused"
+    assert ollama_evidence(read_header(path)) and skills_of(read_header(path)).how == "refused"
     Model(path).close()
 
 
@@ -138,4 +138,4 @@ LLAMA3 = {"tokenizer.ggml.tokens": 128256, "tokenizer.chat_template": "<|start_h
 )
 def test_signs_of_what_is_too_large_to_have_here(signed: Header, plain: Header) -> None:
     """One head with the sign, one of the same model as llama.cpp's converter writes it."""
-    assert form_of_ollama(signed) and not form_of_ollama(plain)
+    assert ollama_evidence(signed) and not ollama_evidence(plain)

@@ -125,9 +125,9 @@ def opened(model: Model, n_ctx: int = 512, n_ubatch: int = 64) -> Iterator[Conte
         yield context
 
 
-def decode(context: Context, tokens: Tokens, sequence: int = 0) -> None:
+def decode(context: Context, tokens: Tokens, seq_id: int = 0) -> None:
     if len(tokens):
-        context.append({sequence: tokens}, "none")
+        context.append({seq_id: tokens}, "none")
 
 
 def compiled(
@@ -144,20 +144,20 @@ def compiled(
     return Compiled(tokens, seam, tail, len(left), context.read(0, 0, end, base=0, dtype="f32"), transitions)
 
 
-def carry(context: Context, found: Compiled, sequence: int = 0) -> None:
+def carry(context: Context, found: Compiled, seq_id: int = 0) -> None:
     """The segment after what the sequence has."""
-    decode(context, found.tokens[: found.seam], sequence)
+    decode(context, found.tokens[: found.seam], seq_id)
     middle = found.tokens[found.seam : len(found.tokens) - found.tail]
     first = found.base + found.seam
     rows = [one if one.part == "state" else one.cut(slice(first, None)) for one in found.rows]
-    recurrent.carry(context, sequence, context.length(sequence), middle, rows, found.transitions, first)
-    decode(context, found.tokens[len(found.tokens) - found.tail :], sequence)
+    recurrent.carry(context, seq_id, context.length(seq_id), middle, rows, found.transitions, first)
+    decode(context, found.tokens[len(found.tokens) - found.tail :], seq_id)
 
 
-def logits(context: Context, sequence: int = 0) -> np.ndarray:
+def logits(context: Context, seq_id: int = 0) -> np.ndarray:
     """After each token of a question."""
     question = text(context.model, 99, 6)
-    context.append({sequence: question}, "all")
+    context.append({seq_id: question}, "all")
     return np.stack([context.logits(index) for index in range(len(question))])
 
 
@@ -176,8 +176,8 @@ def with_a(transition: Transition, factor: float) -> Transition:
     """A times the identity, or a multiple of it, in place of A."""
     a = np.full_like(transition.a, factor)
     if transition.head:
-        eye = np.eye(transition.head, dtype=np.float32).ravel() * factor
-        a = np.tile(eye, len(a) // len(eye))
+        vision = np.eye(transition.head, dtype=np.float32).ravel() * factor
+        a = np.tile(vision, len(a) // len(vision))
     return replace(transition, a=a)
 
 

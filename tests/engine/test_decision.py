@@ -1,4 +1,4 @@
-"""Decisions: are they what one gets by hand, and is the notebook as good as before?"""
+"""Decisions: are they what one gets by hand, and is the sequence as good as before?"""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from notes_cli.engine.context import Context
 from notes_cli.engine.decision import Decision, decide, log_softmax
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 
 PROMPT = "May I return this? Answer:"
@@ -29,22 +29,22 @@ def context(make_model: Callable[..., Path]) -> Iterator[Context]:
         yield made
 
 
-def notebook(context: Context, *more: int) -> Notebook:
-    """A fresh notebook that holds the prompt, and what follows it."""
+def sequence(context: Context, *more: int) -> KVSequence:
+    """A fresh sequence that holds the prompt, and what follows it."""
     context.clear()
-    book = Notebook(context)
-    book.append([*context.model.tokenize(PROMPT), *more])
-    return book
+    seq = KVSequence(context)
+    seq.append([*context.model.tokenize(PROMPT), *more])
+    return seq
 
 
 def by_hand(context: Context, text: str, ending: bool) -> float:
     """Log-probability of a text after the prompt, one plain append a token; with the end of the answer if asked."""
     total, before = 0.0, []
     for token in map(int, context.model.tokenize(text)):
-        total += float(log_softmax(notebook(context, *before).logits())[token])
+        total += float(log_softmax(sequence(context, *before).logits())[token])
         before.append(token)
     if ending:
-        total += float(log_softmax(notebook(context, *before).logits())[context.model.end_tokens].max())
+        total += float(log_softmax(sequence(context, *before).logits())[context.model.end_tokens].max())
     return total
 
 
@@ -56,7 +56,7 @@ def test_probabilities_are_those_of_plain_appends(context: Context, choices: lis
     """Softmax over the summed log-probabilities, the better of with and without a blank; prefixes count their end."""
     scores = np.array([max(by_hand(context, blank + choice, ending) for blank in ("", " ")) for choice in choices])
     expected = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
-    decision = decide(notebook(context), choices)
+    decision = decide(sequence(context), choices)
     assert list(decision.probabilities) == choices
     np.testing.assert_allclose(list(decision.probabilities.values()), expected, rtol=1e-3)
     assert decision.choice == choices[int(expected.argmax())]
@@ -66,7 +66,7 @@ def test_probabilities_are_those_of_plain_appends(context: Context, choices: lis
 
 def test_the_order_of_choices_does_not_matter(context: Context) -> None:
     """Neither choice nor probabilities depend on which answer is named first."""
-    one, two = (decide(notebook(context), order) for order in (["yes", "no", "perhaps"], ["perhaps", "no", "yes"]))
+    one, two = (decide(sequence(context), order) for order in (["yes", "no", "perhaps"], ["perhaps", "no", "yes"]))
     assert one.choice == two.choice
     for answer, probability in one.probabilities.items():
         assert two.probabilities[answer] == pytest.approx(probability, rel=1e-4)
@@ -75,30 +75,30 @@ def test_the_order_of_choices_does_not_matter(context: Context) -> None:
 def test_the_notebook_is_usable_afterwards(context: Context) -> None:
     """Same tokens, same length, same logits; deciding again gives the same, and so does generating."""
     with Sampler(SamplerOptions()) as sampler:
-        undisturbed = list(notebook(context).generate(sampler, 5))
-        book = notebook(context)
-        before, logits = book.tokens.tolist(), book.logits()
-        first = decide(book, ["no", "not sure", "maybe not"])
-        assert book.tokens.tolist() == before and context.length(0) == len(before)
-        assert (book.logits() == logits).all()
-        again = decide(book, ["no", "not sure", "maybe not"])
+        undisturbed = list(sequence(context).generate(sampler, 5))
+        seq = sequence(context)
+        before, logits = seq.tokens.tolist(), seq.logits()
+        first = decide(seq, ["no", "not sure", "maybe not"])
+        assert seq.tokens.tolist() == before and context.length(0) == len(before)
+        assert (seq.logits() == logits).all()
+        again = decide(seq, ["no", "not sure", "maybe not"])
         assert again.probabilities == pytest.approx(first.probabilities)
-        assert list(book.generate(sampler, 5)) == undisturbed
+        assert list(seq.generate(sampler, 5)) == undisturbed
 
 
 @pytest.mark.parametrize("choices", [[], ["yes"], ["yes", "yes"], ["yes", ""]])
 def test_choices_that_leave_nothing_to_decide(context: Context, choices: list[str]) -> None:
     """Two or more different answers, or an error that shows what was given."""
     with pytest.raises(NotesError, match="two or more different answers"):
-        decide(notebook(context), choices)
+        decide(sequence(context), choices)
 
 
 def test_a_choice_longer_than_the_context(context: Context) -> None:
-    """It is refused, and the notebook goes on."""
-    book = notebook(context)
+    """It is refused, and the sequence goes on."""
+    seq = sequence(context)
     with pytest.raises(NotesError, match="too small"):
-        decide(book, ["x" * 500, "y"])
-    assert decide(book, ["x", "y"]).choice in ("x", "y")
+        decide(seq, ["x" * 500, "y"])
+    assert decide(seq, ["x", "y"]).choice in ("x", "y")
 
 
 def test_log_softmax_of_large_logits() -> None:

@@ -48,16 +48,16 @@ def test_no_sequence_goes_on_from_the_state_of_another(load_zoo: LoadZoo, name: 
     empty."""
     model = load_zoo(name)
     with context(model, n_sequences=3, unified=True) as ctx, context(model) as fresh:
-        for sequence, text in enumerate(TEXTS):
-            ctx.append({sequence: text})
+        for seq_id, text in enumerate(TEXTS):
+            ctx.append({seq_id: text})
         with stopping(ctx), pytest.raises(EngineError, match="stopped"):
             ctx.append({0: QUESTION, 2: QUESTION})
-        for sequence, text in enumerate(TEXTS):
+        for seq_id, text in enumerate(TEXTS):
             fresh.clear()
-            if ctx.length(sequence):
-                assert ctx.length(sequence) == len(text)
+            if ctx.length(seq_id):
+                assert ctx.length(seq_id) == len(text)
                 fresh.append({0: text})
-            ctx.append({sequence: QUESTION})
+            ctx.append({seq_id: QUESTION})
             fresh.append({0: QUESTION})
             assert nmse(ctx.logits(), fresh.logits()) < 1e-9
 
@@ -74,7 +74,7 @@ def test_an_image_needs_what_its_window_shows(load_zoo: LoadZoo) -> None:
         ctx.append({0: text})
         with ctx.share(0, 200) as other:
             with pytest.raises(EngineError, match="sliding-window layers no longer hold what position 200"):
-                ctx.show(other.id, 200, picture(model, 40))
+                ctx.decode_embeddings(other.id, 200, picture(model, 40))
             assert ctx.used == 640
 
 
@@ -85,7 +85,7 @@ def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
     with context(model, n_sequences=2, unified=True) as ctx:
         ctx.append({0: TEXTS[0], 1: np.tile(TEXTS[1], 7)})
         with pytest.raises(EngineError, match="free cells"):
-            ctx.show(0, 30, picture(model, 400))
+            ctx.decode_embeddings(0, 30, picture(model, 400))
         assert ctx.length(0) == (0 if model.recurrent else 30)
         assert ctx.used == ctx.length(0) + 210
 
@@ -104,13 +104,13 @@ def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) ->
                 continue
             count = 1 if position == 2**31 - 1 else 4
             with pytest.raises(EngineError, match="do not fit a context of 256"):
-                ctx.show(0, position, picture(model, count), where)
+                ctx.decode_embeddings(0, position, picture(model, count), where)
             assert ctx.length(0) == 30
         for each in (ctx, fresh):
             each.append({0: QUESTION})
         assert nmse(ctx.logits(), fresh.logits()) < 1e-9
         ctx.append({0: np.resize(QUESTION, 252 - ctx.length(0))})
-        ctx.show(0, 252, picture(model, 4), axes if name == "qwen2vl-dense" else None)
+        ctx.decode_embeddings(0, 252, picture(model, 4), axes if name == "qwen2vl-dense" else None)
 
 
 def test_what_would_be_read_beyond_its_end_is_refused(load_zoo: LoadZoo) -> None:
@@ -132,7 +132,7 @@ def test_what_would_be_read_beyond_its_end_is_refused(load_zoo: LoadZoo) -> None
             with pytest.raises(EngineError, match=r"expected \(30, 3\)"):
                 ctx.splice(0, 30, TEXTS[0], rows, 0, axes=wrong)
             with pytest.raises(EngineError, match=r"expected \(30, 3\)"):
-                ctx.show(0, 30, picture(model, 30), wrong)
+                ctx.decode_embeddings(0, 30, picture(model, 30), wrong)
         assert ctx.length(0) == 30
         ctx.splice(0, 30, TEXTS[0], rows, 0, axes=axes)
         assert ctx.length(0) == 60
@@ -184,9 +184,9 @@ def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
     with context(model) as ctx:
         ctx.append({0: TEXTS[0]})
         with pytest.raises(EngineError, match="after the last row"):
-            ctx.show(0, 29, picture(model, 4))
+            ctx.decode_embeddings(0, 29, picture(model, 4))
         with pytest.raises(EngineError, match="the model takes"):
-            ctx.show(0, 30, picture(model, 4)[:, 1:])
+            ctx.decode_embeddings(0, 30, picture(model, 4)[:, 1:])
         assert ctx.length(0) == 30
 
 
@@ -196,14 +196,14 @@ def test_numbers_that_are_none_do_not_stay(load_zoo: LoadZoo, flash: str) -> Non
     model = load_zoo("llama-dense")
     with context(model, n_sequences=2, unified=True, flash_attention=flash) as ctx:
         with ctx.lease() as bad:
-            ctx.show(bad.id, 0, np.full_like(picture(model, 100), np.nan))
+            ctx.decode_embeddings(bad.id, 0, np.full_like(picture(model, 100), np.nan))
             with pytest.raises(EngineError, match="not numbers"):
                 ctx.append({bad.id: QUESTION})
                 ctx.logits()
         with ctx.lease() as good:
             ctx.append({good.id: QUESTION})
             assert np.isfinite(ctx.logits()).all()
-        ctx.show(0, 0, np.full_like(picture(model, 100), np.nan))
+        ctx.decode_embeddings(0, 0, np.full_like(picture(model, 100), np.nan))
         ctx.clear()
         ctx.append({0: QUESTION})
         assert np.isfinite(ctx.logits()).all()

@@ -19,8 +19,8 @@ import pytest
 from notes_cli.engine import interrupts, native, process
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sequence import KVSequence
 
 TEXT = list(range(40))
 LONG = [number % 200 for number in range(600)]
@@ -29,15 +29,15 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 
 @pytest.fixture
-def book(make_model: Callable[..., Path]) -> Iterator[Notebook]:
+def seq(make_model: Callable[..., Path]) -> Iterator[KVSequence]:
     with (
         Model(make_model()) as model,
         Context(model, ContextOptions(n_ctx=2048, n_threads=1)) as context,
-        Notebook(context) as book,
+        KVSequence(context) as seq,
     ):
-        book.append(TEXT)
-        book.flush()
-        yield book
+        seq.append(TEXT)
+        seq.flush()
+        yield seq
 
 
 class Told(Exception):
@@ -90,86 +90,88 @@ def in_the_middle(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> list[str]:
     return calls
 
 
-def goes_on(book: Notebook) -> None:
+def goes_on(seq: KVSequence) -> None:
     """To the logits of one that was never stopped."""
-    book.append([1])
-    found = book.logits()
-    tokens, context = book.tokens, book.context
-    book.close()
-    with Notebook(context) as alone:
+    seq.append([1])
+    found = seq.logits()
+    tokens, context = seq.tokens, seq.context
+    seq.close()
+    with KVSequence(context) as alone:
         alone.append(tokens)
         wanted = alone.logits()
     assert np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max())
 
 
-def test_a_handler_that_raises_stops_it(book: Notebook, raising: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are as before the call, what waits goes on waiting, and it goes on to the same logits."""
-    before = book.context.read(book.sequence, 0, len(TEXT), base=0)
-    book.append(LONG)
+    before = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
+    seq.append(LONG)
     with monkeypatch.context() as patch:
         in_the_middle(patch)
         with pytest.raises(Told):
-            book.flush()
-    assert book.context.length(book.sequence) in (len(TEXT), len(book)) and book.intact
-    after = book.context.read(book.sequence, 0, len(TEXT), base=0)
+            seq.flush()
+    assert seq.context.length(seq.seq_id) in (len(TEXT), len(seq)) and seq.intact
+    after = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
     assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(before, after, strict=True))
-    goes_on(book)
+    goes_on(seq)
 
 
-def test_a_handler_that_does_not_raise(book: Notebook, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_does_not_raise(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is repeated, with nothing lost and nothing twice."""
-    book.append(LONG)
+    seq.append(LONG)
     with monkeypatch.context() as patch:
         calls = in_the_middle(patch)
-        book.flush()
-    assert heard and len(calls) >= 1 and book.context.length(book.sequence) == len(book) == 640
-    goes_on(book)
+        seq.flush()
+    assert heard and len(calls) >= 1 and seq.context.length(seq.seq_id) == len(seq) == 640
+    goes_on(seq)
 
 
-def test_signals_that_keep_coming(book: Notebook, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_that_keep_coming(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A timer that is faster than a batch: after some it is not listened to, and the batch comes to its end."""
-    book.append(LONG)
+    seq.append(LONG)
     with monkeypatch.context() as patch:
         calls = in_the_middle(patch, times=10**6)
-        book.flush()
-    assert 1 <= len(calls) <= 4 and book.context.length(book.sequence) == len(book)
-    goes_on(book)
+        seq.flush()
+    assert 1 <= len(calls) <= 4 and seq.context.length(seq.seq_id) == len(seq)
+    goes_on(seq)
 
 
-def test_what_a_handler_raises_in_a_callback_is_not_lost(book: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_handler_raises_in_a_callback_is_not_lost(seq: KVSequence, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped computation is logged, and a handler runs there first, where Python can raise nothing."""
     hook = native._hook
 
     def stopped(name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "notes_append":
             lost = SimpleNamespace(
-                object=process._hear, exc_value=Told(), err_msg=None, exc_type=Told, exc_traceback=None
+                object=process._on_log, exc_value=Told(), err_msg=None, exc_type=Told, exc_traceback=None
             )
             sys.unraisablehook(lost)
             raise native.StoppedError("stopped")
         return hook(name, arguments)
 
-    book.append(LONG)
+    seq.append(LONG)
     with monkeypatch.context() as patch, pytest.raises(Told):
         patch.setattr(native, "_hook", stopped)
-        book.flush()
-    assert book.intact
-    goes_on(book)
+        seq.flush()
+    assert seq.intact
+    goes_on(seq)
 
 
-def test_in_another_thread(book: Notebook, heard: list[int]) -> None:
+def test_in_another_thread(seq: KVSequence, heard: list[int]) -> None:
     """Computing there after computing here, and the other way round: nobody touches the main thread's signals."""
     with ThreadPoolExecutor(1) as pool:
         for _ in range(2):
-            book.append(LONG[:50])
-            pool.submit(book.flush).result()
-            book.append(LONG[:50])
-            book.flush()
+            seq.append(LONG[:50])
+            pool.submit(seq.flush).result()
+            seq.append(LONG[:50])
+            seq.flush()
     assert signal.set_wakeup_fd(-1) == -1
-    goes_on(book)
+    goes_on(seq)
 
 
-def test_somebody_elses_wakeup_is_left_alone(book: Notebook, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_elses_wakeup_is_left_alone(
+    seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """asyncio's: it is there during the call and afterwards, gets the signals, and nothing is stopped."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -180,16 +182,16 @@ def test_somebody_elses_wakeup_is_left_alone(book: Notebook, heard: list[int], m
         with listening:
             os.kill(os.getpid(), signal.SIGUSR1)
         assert ours.recv(64) == bytes([signal.SIGUSR1]) and not listening.silent
-        book.append(LONG)
-        book.flush()
+        seq.append(LONG)
+        seq.flush()
     finally:
         assert signal.set_wakeup_fd(before) == theirs.fileno()
         ours.close()
         theirs.close()
-    goes_on(book)
+    goes_on(seq)
 
 
-def test_what_is_left_of_an_interrupt_stops_nothing(book: Notebook, heard: list[int]) -> None:
+def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, heard: list[int]) -> None:
     """A byte that was never read, a descriptor that was left set: the next call listens as ever."""
     assert interrupts._pipe is not None
     os.write(interrupts._pipe[1], b"x" * 200)
@@ -201,10 +203,10 @@ def test_what_is_left_of_an_interrupt_stops_nothing(book: Notebook, heard: list[
     with listening:
         os.kill(os.getpid(), signal.SIGUSR1)
     assert not listening.silent and heard
-    goes_on(book)
+    goes_on(seq)
 
 
-def test_in_a_child(book: Notebook) -> None:
+def test_in_a_child(seq: KVSequence) -> None:
     """After a fork it listens to a pipe of its own: what comes to the parent stops nothing in the child."""
     assert interrupts._pipe is not None
     child = os.fork()
@@ -214,15 +216,15 @@ def test_in_a_child(book: Notebook) -> None:
             with pytest.raises(BlockingIOError):
                 os.read(interrupts._pipe[0], 1)
             os.write(interrupts._pipe[1], b"c")
-            book.append(LONG[:50])
-            book.flush()
-            status = 0 if book.context.length(book.sequence) == 90 else 2
+            seq.append(LONG[:50])
+            seq.flush()
+            status = 0 if seq.context.length(seq.seq_id) == 90 else 2
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(BlockingIOError):
         os.read(interrupts._pipe[0], 1)
-    goes_on(book)
+    goes_on(seq)
 
 
 @pytest.mark.parametrize(("kind", "options"), [("lfm2", {}), ("mamba", {}), ("gemma3", {"swa_full": False})])
@@ -231,9 +233,9 @@ def test_what_cannot_go_back_is_not_stopped(make_model: Callable[..., Path], kin
     settings = ContextOptions(n_ctx=2048, n_threads=1, **options)
     interrupts.descriptor()
     assert interrupts._pipe is not None
-    with Model(make_model(kind)) as model, Context(model, settings) as context, Notebook(context) as book:
+    with Model(make_model(kind)) as model, Context(model, settings) as context, KVSequence(context) as seq:
         os.write(interrupts._pipe[1], b"x")
-        book.append(LONG)
-        book.flush()
-        assert context.length(book.sequence) == 600 and context.stride == 128
+        seq.append(LONG)
+        seq.flush()
+        assert context.length(seq.seq_id) == 600 and context.stride == 128
         assert os.read(interrupts._pipe[0], 64) == b"x"

@@ -1,6 +1,6 @@
-"""What must hold whatever else happens to a notebook.
+"""What must hold whatever else happens to a sequence.
 
-No bad number enters a cache, nothing pending is overlooked, an interrupt leaves notebook and cache in agreement,
+No bad number enters a cache, nothing pending is overlooked, an interrupt leaves sequence and cache in agreement,
 and what is closed says so instead of crashing.
 """
 
@@ -19,10 +19,10 @@ from reference import edit_in_place, nmse
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
 
 random = np.random.default_rng(7)
@@ -162,11 +162,11 @@ def test_append_keeps_the_order_of_logits_over_several_batches(model: Model, uni
     options = {"n_sequences": 3, "unified": unified, "n_batch": 16, "n_ubatch": 8}
     with context(model, "f32", **options) as ours, context(model, "f32") as alone:
         ours.append(parts)
-        for index, (sequence, tokens) in enumerate(parts.items()):
+        for index, (seq_id, tokens) in enumerate(parts.items()):
             alone.clear()
             alone.append({0: tokens})
             assert nmse(ours.logits(index - 3), alone.logits()) < 1e-6
-            assert ours.length(sequence) == len(tokens)
+            assert ours.length(seq_id) == len(tokens)
 
 
 def test_strided_tokens_are_read_as_they_stand(model: Model) -> None:
@@ -181,7 +181,7 @@ def test_strided_tokens_are_read_as_they_stand(model: Model) -> None:
         assert distance(*rows) == 0
 
 
-# Interrupts, closing, and several notebooks in one context.
+# Interrupts, closing, and several sequences in one context.
 
 
 class Interrupting:
@@ -198,54 +198,54 @@ class Interrupting:
 def test_interrupted_lookahead_leaves_no_rows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens that were only looked at are gone, interrupted or not."""
     with context(model) as ctx:
-        notebook = Notebook(ctx)
-        notebook.append(SKILL)
-        notebook.flush()
+        sequence = KVSequence(ctx)
+        sequence.append(SKILL)
+        sequence.flush()
         monkeypatch.setattr(ctx, "append", Interrupting(ctx.append))
         with pytest.raises(KeyboardInterrupt):
-            notebook.lookahead(QUESTION)
-        assert ctx.length(0) == len(notebook) == 48
+            sequence.lookahead(QUESTION)
+        assert ctx.length(0) == len(sequence) == 48
 
 
 def test_interrupted_rewrite_leaves_what_stands_before_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can say whether the edit took place; the notebook keeps only what it knows."""
+    """Nobody can say whether the edit took place; the sequence keeps only what it knows."""
     with context(model) as ctx:
-        notebook = Notebook(ctx)
-        notebook.append(SKILL)
+        sequence = KVSequence(ctx)
+        sequence.append(SKILL)
         monkeypatch.setattr(ctx, "rewrite", Interrupting(ctx.rewrite))
         with pytest.raises(KeyboardInterrupt):
-            notebook.rewrite([30, 40], np.array([1, 2], np.int32))
-        assert ctx.length(0) == len(notebook) == 30
-        assert (notebook.tokens == SKILL[:30]).all()
+            sequence.rewrite([30, 40], np.array([1, 2], np.int32))
+        assert ctx.length(0) == len(sequence) == 30
+        assert (sequence.tokens == SKILL[:30]).all()
 
 
 def test_logits_after_an_interrupt_and_after_truncation(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last token has a row but its logits are gone: it is decoded once more, to the same logits."""
     with context(model, "f32") as ctx:
-        notebook = Notebook(ctx)
-        notebook.append(SKILL)
-        expected = notebook.logits()
-        notebook.append(QUESTION)
+        sequence = KVSequence(ctx)
+        sequence.append(SKILL)
+        expected = sequence.logits()
+        sequence.append(QUESTION)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(ctx, "append", Interrupting(ctx.append))
-            notebook.flush()
+            sequence.flush()
         assert ctx.length(0) == 54
-        notebook.logits()
-        notebook.truncate(48)
-        assert nmse(notebook.logits(), expected) < 1e-9
+        sequence.logits()
+        sequence.truncate(48)
+        assert nmse(sequence.logits(), expected) < 1e-9
 
 
 def test_two_notebooks_in_one_context_do_not_share_logits(model: Model) -> None:
-    """An answer begins from its own notebook's logits, whoever decoded last."""
+    """An answer begins from its own sequence's logits, whoever decoded last."""
 
     def alone(tokens: np.ndarray) -> list[int]:
         with context(model, "f32") as ctx, Sampler(SamplerOptions()) as sampler:
-            notebook = Notebook(ctx)
-            notebook.append(tokens)
-            return list(notebook.generate(sampler, 8))
+            sequence = KVSequence(ctx)
+            sequence.append(tokens)
+            return list(sequence.generate(sampler, 8))
 
     with context(model, "f32", n_sequences=2) as ctx, Sampler(SamplerOptions()) as sampler:
-        first, second = Notebook(ctx), Notebook(ctx)
+        first, second = KVSequence(ctx), KVSequence(ctx)
         first.append(SKILL)
         second.append(QUESTION)
         first.flush()
@@ -254,30 +254,30 @@ def test_two_notebooks_in_one_context_do_not_share_logits(model: Model) -> None:
 
 
 def test_a_sequence_changed_behind_a_notebook_is_noticed(model: Model) -> None:
-    """A notebook whose rows were taken away does not go on as if they were there."""
+    """A sequence whose rows were taken away does not go on as if they were there."""
     with context(model) as ctx:
-        notebook = Notebook(ctx)
-        notebook.append(SKILL)
-        notebook.flush()
-        notebook.append(QUESTION)
-        ctx.truncate(notebook.sequence, 3)
+        sequence = KVSequence(ctx)
+        sequence.append(SKILL)
+        sequence.flush()
+        sequence.append(QUESTION)
+        ctx.truncate(sequence.seq_id, 3)
         with pytest.raises(EngineError, match="changed by other code"):
-            notebook.flush()
+            sequence.flush()
         ctx.clear()
         with pytest.raises(EngineError, match="changed by other code"):
-            notebook.flush()
+            sequence.flush()
 
 
 def test_a_dry_notebook_touches_no_rows(model: Model) -> None:
     """A ledger without computation leaves the context's rows alone, truncating too."""
     with context(model) as ctx:
         ctx.append({0: SKILL})
-        notebook = Notebook(ctx, dry=True)
-        notebook.append(SKILL)
-        notebook.flush()
-        notebook.truncate(3)
-        notebook.rewrite([1], np.array([5], np.int32))
-        assert notebook.tokens.tolist() == [SKILL[0], 5, SKILL[2]]
+        sequence = KVSequence(ctx, dry=True)
+        sequence.append(SKILL)
+        sequence.flush()
+        sequence.truncate(3)
+        sequence.rewrite([1], np.array([5], np.int32))
+        assert sequence.tokens.tolist() == [SKILL[0], 5, SKILL[2]]
         assert ctx.length(0) == 48
 
 

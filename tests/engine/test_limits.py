@@ -78,14 +78,14 @@ YARN = {"kind": "yarn", "factor": 4.0}
 def test_the_trained_length(tmp_path: Path, file: dict[str, Any], asked: dict[str, Any], trained: int) -> None:
     """What the file says, extended by the factor of the scaling in effect, and never by more."""
     with Model(stated(tmp_path / "model.gguf", 4096, **file)) as model:
-        assert limits.trained(model, replace(OPTIONS, **asked)) == trained
+        assert limits.trained_length(model, replace(OPTIONS, **asked)) == trained
 
 
 def test_what_has_no_positions_has_no_end(make_model: Callable[..., Path]) -> None:
     """A recurrent model has none; a hybrid has layers of attention, and a learned position is one of so many."""
     for kind, trained, learned in (("mamba", None, False), ("lfm2", 8192, False), ("gpt2", 8192, True)):
         with Model(make_model(kind)) as model:
-            assert (limits.trained(model, OPTIONS), limits.learned(model)) == (trained, learned)
+            assert (limits.trained_length(model, OPTIONS), limits.has_learned_positions(model)) == (trained, learned)
 
 
 @pytest.mark.parametrize("cache", ["f32", "f16", "q8_0", "q4_0"])
@@ -96,13 +96,15 @@ def test_the_estimate_is_what_is_allocated(make_model: Callable[..., Path], kind
     """K/V to the byte, by the shapes of the cache that is made then; with windows that keep less, no more than that."""
     options = replace(OPTIONS, type_k=cache, type_v=cache, flash_attention="on")
     with Model(shipped_model() if kind == "shipped" else make_model(kind, heads=2, kv_heads=2, embd=128)) as model:
-        found = limits.memory(model, options)
+        found = limits.estimate_memory(model, options)
         with Context(model, replace(options, type_k="f16", type_v="f16")) as context:
             rows = [layer for layer in context.layers if layer.part != "state"]
             each = sum(layer.n_embd_k + layer.n_embd_v for layer in rows) * limits.ELEMENT[cache]
         assert found.kv == 1024 * each and found.tokens == 1024
-        assert limits.memory(model, replace(options, n_ctx=2000)).kv == 2 * found.kv  # rounded up, as llama.cpp does
-        assert limits.memory(model, replace(options, swa_full=False)).kv <= found.kv
+        assert (
+            limits.estimate_memory(model, replace(options, n_ctx=2000)).kv == 2 * found.kv
+        )  # rounded up, as llama.cpp does
+        assert limits.estimate_memory(model, replace(options, swa_full=False)).kv <= found.kv
         assert found.compute > 512 * 4 * model.n_vocab
 
 
@@ -118,19 +120,22 @@ def test_a_list_in_the_header(make_model: Callable[..., Path]) -> None:
 def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what is needed, what there is and what to do; llama.cpp is not asked. Just enough is enough."""
     with Model(make_model()) as model:
-        needed = limits.memory(model, OPTIONS).total
-        monkeypatch.setattr(limits, "available", lambda: needed)
+        needed = limits.estimate_memory(model, OPTIONS).total
+        monkeypatch.setattr(limits, "available_memory", lambda: needed)
         Context(model, OPTIONS).close()
-        monkeypatch.setattr(limits, "available", lambda: needed - 1)
+        monkeypatch.setattr(limits, "available_memory", lambda: needed - 1)
         with pytest.raises(EngineError) as refused:
             Context(model, OPTIONS)
         said = worded(refused.value)
-        assert said.startswith("a context of 1,024 tokens needs about ") and f"{limits.size(needed - 1)} of mem" in said
+        assert (
+            said.startswith("a context of 1,024 tokens needs about ")
+            and f"{limits.format_size(needed - 1)} of mem" in said
+        )
         assert "-c" in said and "-ctk q8_0" in said and "\n" not in said
         with pytest.raises(EngineError) as refused:
             Context(model, replace(OPTIONS, type_k="q8_0", type_v="q8_0"))
         assert "-ctk" not in worded(refused.value)
-        monkeypatch.setattr(limits, "available", lambda: None)  # a system that does not say: try
+        monkeypatch.setattr(limits, "available_memory", lambda: None)  # a system that does not say: try
         Context(model, OPTIONS).close()
 
 
@@ -186,7 +191,7 @@ def test_what_a_container_has_left(tmp_path: Path) -> None:
     assert limits._control_group(tmp_path) == 500
     (tmp_path / "memory.max").write_text("max\n")
     assert limits._control_group(tmp_path) is None
-    assert (limits.available() or 1) > 0
+    assert (limits.available_memory() or 1) > 0
 
 
 def test_reserved_addresses_are_no_memory() -> None:

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.decision import Decision, decide, deciding
-from notes_cli.engine.decoding import fair
-from notes_cli.engine.loop import AHEAD, Ahead, Task, run, serve
+from notes_cli.engine.decision import Decision, decide, decide_task
+from notes_cli.engine.decoding import fair_shares
+from notes_cli.engine.loop import AHEAD, Lookahead, Task, run, serve
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.writing import Writer
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.token_generator import TokenGenerator
 from notes_cli.errors import EngineError, NotesError
 
 SKILL = list(range(30, 90))
@@ -45,30 +45,30 @@ def load(make_model: Callable[..., Path]) -> Iterator[Load]:
         one.close()
 
 
-def skill(context: Context) -> Notebook:
-    book = Notebook(context)
-    book.append(SKILL)
-    book.flush()
-    return book
+def skill(context: Context) -> KVSequence:
+    seq = KVSequence(context)
+    seq.append(SKILL)
+    seq.flush()
+    return seq
 
 
-def writing(base: Notebook, question: Sequence[int], limit: int = 9) -> Task[tuple[list[int], Made]]:
+def writing(base: KVSequence, question: Sequence[int], limit: int = 9) -> Task[tuple[list[int], Made]]:
     """An answer to a question after a skill: its tokens, and the logits that they were chosen from."""
-    with base.share() as book:
-        book.append(question)
-        writer = Writer(book, Sampler(SamplerOptions(temperature=0.0)), limit)
+    with base.share() as seq:
+        seq.append(question)
+        writer = TokenGenerator(seq, Sampler(SamplerOptions(temperature=0.0)), limit)
         made = []
-        while writer.goes_on:
-            (logits,) = yield [book]
+        while writer.active:
+            (logits,) = yield [seq]
             made.append(logits)
             writer.choose(logits)
-        return book.tokens.tolist()[len(SKILL) :], made
+        return seq.tokens.tolist()[len(SKILL) :], made
 
 
-def choosing(base: Notebook, question: Sequence[int]) -> Task[Decision]:
-    with base.share() as book:
-        book.append(question)
-        return (yield from deciding(book, WORDS))
+def choosing(base: KVSequence, question: Sequence[int]) -> Task[Decision]:
+    with base.share() as seq:
+        seq.append(question)
+        return (yield from decide_task(seq, WORDS))
 
 
 def results(tasks: Any, width: int) -> list[Any]:
@@ -94,7 +94,7 @@ def test_served_as_alone(load: Load, kind: str, width: int) -> None:
         for (tokens, made), (wanted, expected) in zip(together, alone, strict=True):
             assert tokens == wanted and len(made) == len(expected)
             assert all(near(a, b) for a, b in zip(made, expected, strict=True))
-        assert context.used == used and context._pool.held == [base.sequence]
+        assert context.used == used and context._pool.held == [base.seq_id]
     assert len({tuple(tokens) for tokens, _ in alone}) == len(QUESTIONS)
 
 
@@ -105,14 +105,14 @@ def test_decided_as_alone(load: Load, kind: str) -> None:
     with skill(context) as base:
         alone = []
         for question in QUESTIONS:
-            with base.share() as book:
-                book.append(question)
-                alone.append(decide(book, WORDS))
+            with base.share() as seq:
+                seq.append(question)
+                alone.append(decide(seq, WORDS))
         together = results((choosing(base, question) for question in QUESTIONS), len(QUESTIONS))
         for found, wanted in zip(together, alone, strict=True):
             close = [abs(found.probabilities[word] - wanted.probabilities[word]) < 0.02 for word in WORDS]
             assert all(close), (found, wanted)
-        assert context._pool.held == [base.sequence]
+        assert context._pool.held == [base.seq_id]
     assert len(QUESTIONS) * 2 * len(WORDS) > AHEAD
 
 
@@ -135,13 +135,13 @@ def test_a_skill_is_decoded_once_for_all(load: Load, monkeypatch: pytest.MonkeyP
 
 def test_the_small_ones_first() -> None:
     """Of one call each gets the same, and what a small one leaves goes to the others; never more than there is."""
-    assert fair([5, 100, 7], 32) == [5, 20, 7]
-    assert fair([100, 100, 100], 32) == [10, 11, 11]
-    assert fair([1, 2], 32) == [1, 2]
-    assert fair([], 8) == []
-    assert fair([3, 0, 3], 2) == [1, 0, 1]
+    assert fair_shares([5, 100, 7], 32) == [5, 20, 7]
+    assert fair_shares([100, 100, 100], 32) == [10, 11, 11]
+    assert fair_shares([1, 2], 32) == [1, 2]
+    assert fair_shares([], 8) == []
+    assert fair_shares([3, 0, 3], 2) == [1, 0, 1]
     for wanted in ([9] * 40, [1] * 50, [0, 1, 200]):
-        given = fair(wanted, 32)
+        given = fair_shares(wanted, 32)
         assert sum(given) == min(32, sum(wanted)) and all(a <= b for a, b in zip(given, wanted, strict=True))
 
 
@@ -149,7 +149,7 @@ def test_begun_when_there_is_a_place(load: Load) -> None:
     """Tasks are made and begun one after the other, never more than the width at a time."""
     context, alive, most = load(), set(), []
 
-    def task(base: Notebook, number: int) -> Task[list[int]]:
+    def task(base: KVSequence, number: int) -> Task[list[int]]:
         alive.add(number)
         most.append(len(alive))
         tokens, _ = yield from writing(base, QUESTIONS[number % 7], limit=1 + number % 3)
@@ -158,7 +158,7 @@ def test_begun_when_there_is_a_place(load: Load) -> None:
 
     made: list[int] = []
 
-    def tasks(base: Notebook) -> Iterator[Task[list[int]]]:
+    def tasks(base: KVSequence) -> Iterator[Task[list[int]]]:
         for number in range(12):
             made.append(number)
             yield task(base, number)
@@ -179,9 +179,9 @@ def test_no_tasks_and_tasks_that_wait_for_nothing(load: Load) -> None:
         return
         yield []
 
-    def empty(base: Notebook) -> Task[tuple[Any, ...]]:
+    def empty(base: KVSequence) -> Task[tuple[Any, ...]]:
         nothing = yield []
-        (rows,) = yield [Ahead(base, [])]
+        (rows,) = yield [Lookahead(base, [])]
         return nothing, rows.shape
 
     with skill(load()) as base:
@@ -196,19 +196,19 @@ def test_one_that_fails_spoils_no_other(load: Load, kind: str) -> None:
     without it."""
     context = load(kind, n_ctx=256)
 
-    def failing(base: Notebook, when: int) -> Task[Any]:
-        with base.share() as book:
+    def failing(base: KVSequence, when: int) -> Task[Any]:
+        with base.share() as seq:
             for step in range(3):
                 if step == when:
                     raise NotesError(f"on purpose at {when}")
-                book.append([step])
-                yield [book]
+                seq.append([step])
+                yield [seq]
             return None
 
-    def large(base: Notebook) -> Task[Any]:
-        with base.share() as book:
-            book.append([1] * 400)
-            return (yield [book])
+    def large(base: KVSequence) -> Task[Any]:
+        with base.share() as seq:
+            seq.append([1] * 400)
+            return (yield [seq])
 
     with skill(context) as base:
         alone = [run(writing(base, question))[0] for question in QUESTIONS]
@@ -220,7 +220,7 @@ def test_one_that_fails_spoils_no_other(load: Load, kind: str) -> None:
         assert sorted(errors) == [1, 2, 5, 6]
         assert "do not fit" in errors[2] and errors[5] == "on purpose at 1"
         assert [one[0] for one in found if not isinstance(one, NotesError)] == alone
-        assert context._pool.held == [base.sequence]
+        assert context._pool.held == [base.seq_id]
 
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2"])
@@ -228,19 +228,19 @@ def test_cells_that_run_out(load: Load, kind: str) -> None:
     """Each fits, all together do not: some are told so, the others come to their answers, and nothing is left."""
     context = load(kind, n_ctx=256)
 
-    def long(base: Notebook, number: int) -> Task[int]:
-        with base.share() as book:
-            book.append([number] * 60)
+    def long(base: KVSequence, number: int) -> Task[int]:
+        with base.share() as seq:
+            seq.append([number] * 60)
             for step in range(10):
-                yield [book]
-                book.append([step])
-            return len(book)
+                yield [seq]
+                seq.append([step])
+            return len(seq)
 
     with skill(context) as base:
         found = results([long(base, number) for number in range(5)], 5)
         done = [one for one in found if not isinstance(one, NotesError)]
         assert done and all(one == len(SKILL) + 70 for one in done) and len(done) < 5
-        assert context.used == len(SKILL) and context._pool.held == [base.sequence]
+        assert context.used == len(SKILL) and context._pool.held == [base.seq_id]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,10 +250,10 @@ def test_logits_that_are_not_numbers(load: Load, kind: str, where: str, monkeypa
     context = load(kind)
     damaged = [99, 98, 97]
 
-    def spoilt(base: Notebook) -> Task[Any]:
-        with base.share() as book:
-            book.append(damaged)
-            (found,) = yield [Ahead(book, damaged) if where == "ahead" else book]
+    def spoilt(base: KVSequence) -> Task[Any]:
+        with base.share() as seq:
+            seq.append(damaged)
+            (found,) = yield [Lookahead(seq, damaged) if where == "ahead" else seq]
             return found
 
     logits, append = Context.logits, Context.append
@@ -283,18 +283,18 @@ def test_logits_that_are_not_numbers(load: Load, kind: str, where: str, monkeypa
         found = results(tasks, 5)
         assert str(found.pop(place)) == "logits that are not numbers"
         assert [tokens for tokens, _ in found] == alone
-        assert context._pool.held == [base.sequence]
+        assert context._pool.held == [base.seq_id]
 
 
 def test_a_task_hears_of_what_fails(load: Load) -> None:
     """Alone and served alike: the error is raised where it waits; it may tell another one, or end; not go on."""
 
-    def telling(base: Notebook, what: str) -> Task[str]:
-        spliced = base.context.read(base.sequence, 0, 3, base=0)
-        with Notebook(base.context) as book:
-            book.context.splice(book.sequence, 0, np.arange(3, dtype=np.int32), spliced, 0)
+    def telling(base: KVSequence, what: str) -> Task[str]:
+        spliced = base.context.read(base.seq_id, 0, 3, base=0)
+        with KVSequence(base.context) as seq:
+            seq.context.splice(seq.seq_id, 0, np.arange(3, dtype=np.int32), spliced, 0)
             try:
-                yield [book]  # it has rows that it knows nothing of
+                yield [seq]  # it has rows that it knows nothing of
             except EngineError as error:
                 if what == "ends":
                     return f"heard: {error}"
@@ -311,7 +311,7 @@ def test_a_task_hears_of_what_fails(load: Load) -> None:
                 run(telling(base, what))
         found = results([telling(base, "ends"), telling(base, "another"), telling(base, "goes on")], 3)
         assert [str(one) for one in found] == [heard, "another", "a task went on after an error"]
-        assert base.context._pool.held == [base.sequence]
+        assert base.context._pool.held == [base.seq_id]
 
 
 def test_closed_early(load: Load) -> None:
@@ -324,7 +324,7 @@ def test_closed_early(load: Load) -> None:
         next(served)
         assert len(context._pool.held) > 2
         served.close()
-        assert context._pool.held == [base.sequence] and context.used == len(SKILL)
+        assert context._pool.held == [base.seq_id] and context.used == len(SKILL)
 
         def broken() -> Task[Any]:
             yield [base]
@@ -332,28 +332,28 @@ def test_closed_early(load: Load) -> None:
 
         with pytest.raises(ValueError, match="a bug"):
             list(serve([writing(base, QUESTIONS[0]), broken(), writing(base, QUESTIONS[1])], 3))
-        assert context._pool.held == [base.sequence] and context.used == len(SKILL)
+        assert context._pool.held == [base.seq_id] and context.used == len(SKILL)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "mamba"])
 def test_an_interrupt_loses_no_rows(load: Load, kind: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle: notebooks that somebody holds have what was decoded, and go on to the same answers."""
+    """Ctrl-C in the middle: sequences that somebody holds have what was decoded, and go on to the same answers."""
     context = load(kind)
     with skill(context) as base:
         alone = [run(writing(base, question))[0] for question in QUESTIONS[:3]]
-        books = [base.share() for _ in range(3)]
+        seqs = [base.share() for _ in range(3)]
 
-        def held(book: Notebook, question: Sequence[int]) -> Task[list[int]]:
-            if len(book) == len(SKILL):
-                book.append(question)
-            writer = Writer(
-                book, Sampler(SamplerOptions(temperature=0.0)), 9 - (len(book) - len(SKILL) - len(question))
+        def held(seq: KVSequence, question: Sequence[int]) -> Task[list[int]]:
+            if len(seq) == len(SKILL):
+                seq.append(question)
+            writer = TokenGenerator(
+                seq, Sampler(SamplerOptions(temperature=0.0)), 9 - (len(seq) - len(SKILL) - len(question))
             )
-            while writer.goes_on:
-                (logits,) = yield [book]
+            while writer.active:
+                (logits,) = yield [seq]
                 writer.choose(logits)
-            return book.tokens.tolist()[len(SKILL) :]
+            return seq.tokens.tolist()[len(SKILL) :]
 
         append = Context.append
         calls = iter(range(5))
@@ -367,11 +367,11 @@ def test_an_interrupt_loses_no_rows(load: Load, kind: str, when: str, monkeypatc
 
         monkeypatch.setattr(Context, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            list(serve((held(book, question) for book, question in zip(books, QUESTIONS, strict=False)), 3))
+            list(serve((held(seq, question) for seq, question in zip(seqs, QUESTIONS, strict=False)), 3))
         monkeypatch.setattr(Context, "append", append)
-        assert all(book.intact and len(book) > len(SKILL) for book in books)
-        together = results((held(book, question) for book, question in zip(books, QUESTIONS, strict=False)), 3)
+        assert all(seq.intact and len(seq) > len(SKILL) for seq in seqs)
+        together = results((held(seq, question) for seq, question in zip(seqs, QUESTIONS, strict=False)), 3)
         assert [tokens[: len(wanted)] for tokens, wanted in zip(together, alone, strict=True)] == alone
-        for book in books:
-            book.close()
-        assert context._pool.held == [base.sequence]
+        for seq in seqs:
+            seq.close()
+        assert context._pool.held == [base.seq_id]

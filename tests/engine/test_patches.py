@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from notes_cli.engine.patches import (
     Patch,
     align,
-    ascending,
-    disturbed,
+    apply_patches,
+    changed_ranges,
+    is_ascending,
+    merge_ranges,
     new_positions,
-    patched,
-    ranges,
-    shifted,
+    position_map,
 )
 
 
@@ -45,13 +45,13 @@ def naive(length: int, patches: Sequence[Patch]) -> list[int]:
 @given(patches_of())
 def test_tokens_are_those_of_slices_replaced_one_by_one(case: tuple[int, list[Patch]]) -> None:
     length, patches = case
-    assert patched(range(length), patches) == naive(length, patches)
+    assert apply_patches(range(length), patches) == naive(length, patches)
 
 
 @given(patches_of())
 def test_what_stays_is_where_shift_says(case: tuple[int, list[Patch]]) -> None:
     length, patches = case
-    tokens, shift = naive(length, patches), shifted(patches)
+    tokens, shift = naive(length, patches), position_map(patches)
     gone = {position for patch in patches for position in range(patch.first, patch.last)}
     for position in set(range(length)) - gone:
         assert tokens[shift(position)] == position
@@ -62,7 +62,7 @@ def test_what_stays_is_where_shift_says(case: tuple[int, list[Patch]]) -> None:
 def test_what_gives_way_stays_inside_of_what_takes_its_place(case: tuple[int, list[Patch]]) -> None:
     """And its order stays: pieces whose ends are shifted neither overlap nor swap."""
     length, patches = case
-    tokens, shift = naive(length, patches), shifted(patches)
+    tokens, shift = naive(length, patches), position_map(patches)
     for patch in patches:
         for position in range(patch.first, patch.last):
             start = tokens.index(patch.tokens[0]) if patch.tokens else shift(patch.first)
@@ -101,13 +101,13 @@ def test_a_row_is_disturbed_unless_its_token_is_where_it_was(
     also -= {position for patch in patches for position in range(patch.first, patch.last)}
     first_move = next((patch.first for patch in patches if patch.grows), length)
     same = [at for at, token in enumerate(tokens) if token == at and token not in also and at < first_move]
-    found = [position for span in disturbed(patches, length, also) for position in range(*span)]
+    found = [position for span in changed_ranges(patches, length, also) for position in range(*span)]
     assert sorted({*range(len(tokens))} - {*same}) == found
 
 
 @given(st.lists(st.integers(0, 30)))
 def test_ranges_hold_the_positions_and_do_not_touch(positions: list[int]) -> None:
-    found = ranges(positions)
+    found = merge_ranges(positions)
     assert [p for span in found for p in range(*span)] == sorted(set(positions))
     assert all(one[1] < other[0] for one, other in pairwise(found))
 
@@ -117,15 +117,15 @@ def test_an_offset_is_that_of_tokens_put_before(case: tuple[int, list[Patch]], b
     length, patches = case
     before = list(range(500, 500 + by))
     moved = [patch.offset(by) for patch in patches]
-    assert patched([*before, *range(length)], moved) == before + naive(length, patches)
+    assert apply_patches([*before, *range(length)], moved) == before + naive(length, patches)
 
 
 def test_only_ranges_inside_that_ascend() -> None:
-    assert ascending([], 0) and ascending([(0, 2), (2, 2), (2, 5)], 5)
-    assert not ascending([(0, 2), (1, 3)], 5)  # overlap
-    assert not ascending([(3, 4), (0, 1)], 5)
-    assert not ascending([(2, 1)], 5) and not ascending([(-1, 1)], 5)
-    assert not ascending([(4, 6)], 5)
+    assert is_ascending([], 0) and is_ascending([(0, 2), (2, 2), (2, 5)], 5)
+    assert not is_ascending([(0, 2), (1, 3)], 5)  # overlap
+    assert not is_ascending([(3, 4), (0, 1)], 5)
+    assert not is_ascending([(2, 1)], 5) and not is_ascending([(-1, 1)], 5)
+    assert not is_ascending([(4, 6)], 5)
 
 
 def test_it_needs_no_llama_cpp() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, ModelError
 
 FAR = 2**31  # the first number that a C int does not hold
@@ -130,17 +130,17 @@ from pathlib import Path
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sequence import Notebook
 with Model(Path(sys.argv[1])) as model:
     for options in json.loads(sys.argv[2]):
         options = {"n_ctx": 512} | options
         with Context(model, ContextOptions(n_threads=1, **options)) as context:
-            notebook = Notebook(context)
-            notebook.append(range(10))
+            sequence = Notebook(context)
+            sequence.append(range(10))
             if not model.recurrent or options.get("n_sequences", 1) == 1:
-                assert notebook.lookahead([1, 2, 3]).shape == (3, model.n_vocab)
-            notebook.append(range(5))
-            print(notebook.logits().argmax())
+                assert sequence.lookahead([1, 2, 3]).shape == (3, model.n_vocab)
+            sequence.append(range(5))
+            print(sequence.logits().argmax())
 """
 
 
@@ -165,10 +165,10 @@ def test_a_lookahead_longer_than_a_batch(make_model: MakeModel) -> None:
         for n_batch in (2, 64):
             options = ContextOptions(n_ctx=256, n_threads=1, n_batch=n_batch, type_k="f32", type_v="f32")
             with Context(model, options) as context:
-                notebook = Notebook(context)
-                notebook.append(TOKENS)
-                found.append(notebook.lookahead([1, 2, 3, 4, 5]))
-                assert len(notebook) == context.length(0) == 8
+                sequence = KVSequence(context)
+                sequence.append(TOKENS)
+                found.append(sequence.lookahead([1, 2, 3, 4, 5]))
+                assert len(sequence) == context.length(0) == 8
     assert np.allclose(*found, atol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Replacing tokens inside a notebook: what follows moves, nothing else does, and no failure leaves a wrong row."""
+"""Replacing tokens inside a sequence: what follows moves, nothing else does, and no failure leaves a wrong row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from reference import nmse
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.patches import Patch, shifted
+from notes_cli.engine.patches import Patch, position_map
 from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
 from notes_cli.explaining import why
 
@@ -58,11 +58,11 @@ def load(make_model: Callable[..., Path]) -> Iterator[Callable[..., Context]]:
 Load = Callable[..., Context]
 
 
-def written(context: Context, tokens: list[Any] | None = None) -> Notebook:
-    book = Notebook(context)
-    book.append(TEXT if tokens is None else tokens)
-    book.flush()
-    return book
+def written(context: Context, tokens: list[Any] | None = None) -> KVSequence:
+    seq = KVSequence(context)
+    seq.append(TEXT if tokens is None else tokens)
+    seq.flush()
+    return seq
 
 
 def read(context: Context, first: int, last: int) -> tuple[LayerRows, ...]:
@@ -77,14 +77,14 @@ def near(one: tuple[LayerRows, ...], other: tuple[LayerRows, ...], bound: float)
     return all(nmse(a.k, b.k) < bound and nmse(a.v, b.v) < bound for a, b in zip(one, other, strict=True))
 
 
-def goes_on_right(book: Notebook, kv: str) -> bool:
-    """Rows and what comes next are those of the notebook's own tokens, decoded from the start."""
-    book.append(ASK)
-    found, rows, tokens = book.logits(), read(book.context, 0, len(book)), book.tokens.tolist()
-    book.context.clear()
-    straight = written(book.context, tokens)
+def goes_on_right(seq: KVSequence, kv: str) -> bool:
+    """Rows and what comes next are those of the sequence's own tokens, decoded from the start."""
+    seq.append(ASK)
+    found, rows, tokens = seq.logits(), read(seq.context, 0, len(seq)), seq.tokens.tolist()
+    seq.context.clear()
+    straight = written(seq.context, tokens)
     wanted = straight.logits()
-    return nmse(found, wanted) < BOUND[kv] and near(rows, read(book.context, 0, len(tokens)), BOUND[kv])
+    return nmse(found, wanted) < BOUND[kv] and near(rows, read(seq.context, 0, len(tokens)), BOUND[kv])
 
 
 # ---- what moves, and what does not
@@ -96,23 +96,23 @@ def goes_on_right(book: Notebook, kv: str) -> bool:
 def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv: str, patch: Patch) -> None:
     """Rows before the change are bit-identical, those after are the old ones spliced where they are now."""
     context = load(kind, kv, kv)
-    book = written(context)
+    seq = written(context)
     head, tail = read(context, 0, patch.first), context.read(0, patch.last, 48 - patch.last, base=patch.last, dtype=kv)
-    assert book.replace([patch]) == len(patch.tokens)
+    assert seq.replace([patch]) == len(patch.tokens)
     now = patch.first + len(patch.tokens)
-    assert book.tokens.tolist() == [*TEXT[: patch.first], *patch.tokens, *TEXT[patch.last :]]
-    assert context.length(0) == len(book) == 48 + patch.grows
+    assert seq.tokens.tolist() == [*TEXT[: patch.first], *patch.tokens, *TEXT[patch.last :]]
+    assert context.length(0) == len(seq) == 48 + patch.grows
     assert same(read(context, 0, patch.first), head)
-    moved, own = read(context, now, len(book)), read(context, patch.first, now)
+    moved, own = read(context, now, len(seq)), read(context, patch.first, now)
 
     context.clear()
     context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last)
-    assert same(moved, read(context, now, len(book)))
+    assert same(moved, read(context, now, len(seq)))
     context.clear()
     context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=False)
-    assert not same(moved, read(context, now, len(book)))  # the control: not turned
+    assert not same(moved, read(context, now, len(seq)))  # the control: not turned
     context.clear()
-    written(context, book.tokens[:now].tolist())  # what is new sees what precedes it
+    written(context, seq.tokens[:now].tolist())  # what is new sees what precedes it
     assert near(own, read(context, patch.first, now), BOUND[kv])
 
 
@@ -120,10 +120,10 @@ def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv
 def test_two_changes_at_once(load: Load, kind: str) -> None:
     """Each part moves by what precedes it: none, two, and back to none, where rows are bit-identical."""
     context = load(kind)
-    book = written(context)
+    seq = written(context)
     before, between = read(context, 34, 48), context.read(0, 22, 8, base=22)
-    assert book.replace([LONGER, SHORTER], [45]) == 7
-    assert book.tokens.tolist() == [*TEXT[:20], 1, 2, 3, 4, *TEXT[22:30], 5, 6, *TEXT[34:]]
+    assert seq.replace([LONGER, SHORTER], [45]) == 7
+    assert seq.tokens.tolist() == [*TEXT[:20], 1, 2, 3, 4, *TEXT[22:30], 5, 6, *TEXT[34:]]
     after, moved = read(context, 34, 48), read(context, 24, 32)
     kept = [at - 34 for at in range(34, 48) if at != 45]
     for a, b in zip(after, before, strict=True):
@@ -140,9 +140,9 @@ def test_two_changes_at_once(load: Load, kind: str) -> None:
 def test_rows_that_stay_keep_their_bits_in_any_cache(load: Load, type_k: str, type_v: str) -> None:
     """Rows of any type that are put aside and come back to their place are as they were."""
     context = load("qwen3", type_k, type_v, "on")
-    book = written(context)
+    seq = written(context)
     before = read(context, 34, 48)
-    book.replace([LONGER, SHORTER])
+    seq.replace([LONGER, SHORTER])
     assert same(read(context, 34, 48), before)
 
 
@@ -150,27 +150,27 @@ def test_rows_that_stay_keep_their_bits_in_any_cache(load: Load, type_k: str, ty
 def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None:
     """A longer value and every token after it in one pass: rows and logits of the new text decoded from the start."""
     for patch in (LONGER, SHORTER, Patch(0, 3, (7,)), Patch(0, 1, (7, 8))):
-        book = written(load("llama", kv, kv))
-        assert book.replace([patch], range(patch.last, 48)) == 48 - patch.last + len(patch.tokens)
-        assert goes_on_right(book, kv)
+        seq = written(load("llama", kv, kv))
+        assert seq.replace([patch], range(patch.last, 48)) == 48 - patch.last + len(patch.tokens)
+        assert goes_on_right(seq, kv)
 
 
 @pytest.mark.parametrize("tokens", [(), (1,), (1, 2, 3, 4, 5)])
 def test_at_the_end_it_waits_to_be_decoded(load: Load, tokens: tuple[int, ...]) -> None:
     """Nothing follows: the new tokens are decoded with what comes next, and the logits are right."""
-    book = written(load())
-    book.replace([Patch(45, 48, tokens)])
-    assert book.context.length(0) == (45 if len(tokens) != 3 else 48)
-    assert book.tokens.tolist() == [*TEXT[:45], *tokens]
-    assert goes_on_right(book, "f16")
+    seq = written(load())
+    seq.replace([Patch(45, 48, tokens)])
+    assert seq.context.length(0) == (45 if len(tokens) != 3 else 48)
+    assert seq.tokens.tolist() == [*TEXT[:45], *tokens]
+    assert goes_on_right(seq, "f16")
 
 
 def test_the_whole_of_it(load: Load) -> None:
     """Every token may be replaced, by fewer or by more."""
     for tokens in ((7,), (7,) * 60):
-        book = written(load())
-        book.replace([Patch(0, 48, tokens)])
-        assert goes_on_right(book, "f16")
+        seq = written(load())
+        seq.replace([Patch(0, 48, tokens)])
+        assert goes_on_right(seq, "f16")
 
 
 patches = st.lists(
@@ -185,7 +185,7 @@ patches = st.lists(
 def test_the_ledger_adds_up(
     load: Load, gaps: list[tuple[int, int, list[int]]], seam: int, also: set[int], cut: float
 ) -> None:
-    """Any changes, over a seam, too: tokens and pieces agree, a dry notebook says the same, and going back works."""
+    """Any changes, over a seam, too: tokens and pieces agree, a dry sequence says the same, and going back works."""
     changes: list[Patch] = []
     for gap, length, tokens in gaps:
         first = gap + (changes[-1].last if changes else 0)
@@ -196,8 +196,8 @@ def test_the_ledger_adds_up(
     rows = context.read(0, 8, 40, base=8)
     segment = Segment("s", "", "", SKILL, 8, LEFT, (), context.identity("w"), rows)
     context.clear()
-    book, dry = Notebook(context), Notebook(context, dry=True)
-    for either in (book, dry):
+    seq, dry = KVSequence(context), KVSequence(context, dry=True)
+    for either in (seq, dry):
         either.append(LEFT[:4])
         either.splice(segment, seam=seam)
         either.append([*LEFT[4:]], "question")
@@ -205,22 +205,22 @@ def test_the_ledger_adds_up(
     wanted = [*LEFT[:4], *SKILL, *LEFT[4:]]
     for patch in reversed(changes):
         wanted[patch.first : patch.last] = patch.tokens
-    assert book.tokens.tolist() == wanted == dry.tokens.tolist() and book.pieces == dry.pieces
-    for length in (len(book), int(cut * len(book))):
-        book.truncate(length)
+    assert seq.tokens.tolist() == wanted == dry.tokens.tolist() and seq.pieces == dry.pieces
+    for length in (len(seq), int(cut * len(seq))):
+        seq.truncate(length)
         at = 0
-        for piece in book.pieces:
+        for piece in seq.pieces:
             assert piece.position == at and 0 <= piece.rewritten <= piece.tokens
             assert why(piece).count("recomputed in place") == bool(piece.rewritten)
             at += piece.tokens
-        assert at == len(book) == length
-    book.append(ASK)
-    assert np.isfinite(book.logits()).all() and context.length(0) == len(book)
+        assert at == len(seq) == length
+    seq.append(ASK)
+    assert np.isfinite(seq.logits()).all() and context.length(0) == len(seq)
 
 
 def test_positions_after_a_change() -> None:
     """Before it as they were, after it moved, inside of a shorter one not beyond its end."""
-    shift = shifted([Patch(2, 4, (1, 1, 1)), Patch(6, 10, (1,))])
+    shift = position_map([Patch(2, 4, (1, 1, 1)), Patch(6, 10, (1,))])
     assert [shift(at) for at in range(13)] == [0, 1, 2, 3, 5, 6, 7, 8, 8, 8, 8, 9, 10]
 
 
@@ -242,34 +242,34 @@ def test_positions_after_a_change() -> None:
 )
 @pytest.mark.parametrize("dry", [False, True])
 def test_changes_that_are_none(load: Load, changes: list[Patch], dry: bool) -> None:
-    """None, outside of the notebook, of nothing, out of order, over each other: refused, and nothing changed."""
-    book = Notebook(load(), dry=dry)
-    book.append(TEXT)
-    book.flush()
-    with pytest.raises(EngineError, match="must ascend inside of the notebook, which has 48 tokens"):
-        book.replace(changes)
-    assert book.tokens.tolist() == TEXT and [piece.tokens for piece in book.pieces] == [48]
+    """None, outside of the sequence, of nothing, out of order, over each other: refused, and nothing changed."""
+    seq = KVSequence(load(), dry=dry)
+    seq.append(TEXT)
+    seq.flush()
+    with pytest.raises(EngineError, match="must ascend inside of the sequence, which has 48 tokens"):
+        seq.replace(changes)
+    assert seq.tokens.tolist() == TEXT and [piece.tokens for piece in seq.pieces] == [48]
 
 
 def test_no_room_for_a_longer_value(load: Load) -> None:
     """Said before anything is moved, with a size that would do."""
-    book = written(load(), [*TEXT, *[9] * 463])
-    rows = read(book.context, 0, 511)
+    seq = written(load(), [*TEXT, *[9] * 463])
+    rows = read(seq.context, 0, 511)
     with refused(EngineError, r"do not fit 512\. Give it -c 1024"):
-        book.replace([LONGER])
-    assert len(book) == 511 and same(read(book.context, 0, 511), rows)
+        seq.replace([LONGER])
+    assert len(seq) == 511 and same(read(seq.context, 0, 511), rows)
 
 
 @pytest.mark.parametrize("dry", [False, True])
 def test_what_cannot_be_moved_stays(load: Load, dry: bool) -> None:
     """Into another stretch of positions, with learned ones, after recurrent layers: refused, and as it was."""
     for kind, length in (("mistral3", 260), ("gpt2", 48), ("lfm2", 48)):
-        book = Notebook(load(kind), dry=dry)
-        book.append((TEXT * 6)[:length])
-        book.flush()
+        seq = KVSequence(load(kind), dry=dry)
+        seq.append((TEXT * 6)[:length])
+        seq.flush()
         with pytest.raises(UnsupportedError, match="what follows the change cannot be moved: "):
-            book.replace([LONGER])
-        assert book.tokens.tolist() == (TEXT * 6)[:length]
+            seq.replace([LONGER])
+        assert seq.tokens.tolist() == (TEXT * 6)[:length]
 
 
 CHANGES = {
@@ -284,17 +284,17 @@ CHANGES = {
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
     """The abort callback: as it was, or back at the first change; either way rows and tokens agree."""
-    book = written(load())
+    seq = written(load())
     stop = native.llama.ggml_abort_callback(lambda _: True)
-    native.llama.llama_set_abort_callback(book.context.handle, stop, None)
+    native.llama.llama_set_abort_callback(seq.context.handle, stop, None)
     try:
         with pytest.raises(EngineError, match="the computation was stopped"):
-            book.replace(changes)
+            seq.replace(changes)
     finally:
-        native.llama.llama_set_abort_callback(book.context.handle, type(stop)(), None)
+        native.llama.llama_set_abort_callback(seq.context.handle, type(stop)(), None)
     kept = 48 if changes == CHANGES["in place"] else changes[0].first
-    assert book.tokens.tolist() == TEXT[:kept] and book.context.length(0) == kept
-    assert goes_on_right(book, "f16")
+    assert seq.tokens.tolist() == TEXT[:kept] and seq.context.length(0) == kept
+    assert goes_on_right(seq, "f16")
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -304,8 +304,8 @@ def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
     + [(kind, call) for kind in list(CHANGES)[1:] for call in ("rewrite", "splice", "truncate", "read")],
 )
 def test_an_interrupted_change(load: Load, kind: str, call: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C before or after any step: what the notebook still says it has is right, up to the change at least."""
-    book, changes = written(load()), CHANGES[kind]
+    """Ctrl-C before or after any step: what the sequence still says it has is right, up to the change at least."""
+    seq, changes = written(load()), CHANGES[kind]
     step = getattr(Context, call)
 
     def interrupted(*arguments: Any, **options: Any) -> None:
@@ -316,31 +316,31 @@ def test_an_interrupted_change(load: Load, kind: str, call: str, when: str, monk
 
     monkeypatch.setattr(Context, call, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        book.replace(changes)
-    assert book.tokens.tolist() == TEXT[: 48 if call == "read" else changes[0].first]
-    assert goes_on_right(book, "f16")
+        seq.replace(changes)
+    assert seq.tokens.tolist() == TEXT[: 48 if call == "read" else changes[0].first]
+    assert goes_on_right(seq, "f16")
 
 
 def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that cannot be put back are not missed silently: the notebook ends before the change."""
-    book = written(load())
+    """Rows that cannot be put back are not missed silently: the sequence ends before the change."""
+    seq = written(load())
     splice = Context.splice
 
-    def broken(self: Context, sequence: int, position: int, tokens: Any, layers: Any, base: int, **how: Any) -> None:
+    def broken(self: Context, seq_id: int, position: int, tokens: Any, layers: Any, base: int, **how: Any) -> None:
         rows = [replace(one, v=np.full_like(one.v, np.nan)) for one in layers]
-        splice(self, sequence, position, tokens, rows, base, **how)
+        splice(self, seq_id, position, tokens, rows, base, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Context, "splice", broken)
         with pytest.raises(EngineError, match="NaN"):
-            book.replace([LONGER])
-    assert book.tokens.tolist() == TEXT[:20]
-    assert goes_on_right(book, "f16")
+            seq.replace([LONGER])
+    assert seq.tokens.tolist() == TEXT[:20]
+    assert goes_on_right(seq, "f16")
 
 
 def test_changed_behind_its_back(load: Load) -> None:
     """A sequence that somebody else has changed is not edited by guess."""
-    book = written(load())
-    book.context.truncate(0, 30)
+    seq = written(load())
+    seq.context.truncate(0, 30)
     with pytest.raises(EngineError, match="changed by other code"):
-        book.replace([Patch(3, 4, (1,))])
+        seq.replace([Patch(3, 4, (1,))])

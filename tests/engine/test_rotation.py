@@ -18,10 +18,10 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import UnsupportedError
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
-from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
@@ -89,8 +89,8 @@ WRONG = {
 def wrong(read: Read, what: str, layer_of: int | None = None) -> Read:
     """Read rows with a turn that is not the one that the model makes."""
 
-    def reading(context: Context, sequence: int, position: int, count: int, *, base: int, dtype: str = "f16") -> Any:
-        rows = read(context, sequence, position, count, base=base, dtype=dtype)
+    def reading(context: Context, seq_id: int, position: int, count: int, *, base: int, dtype: str = "f16") -> Any:
+        rows = read(context, seq_id, position, count, base=base, dtype=dtype)
         distance = base - position
         if not distance:
             return rows
@@ -138,7 +138,7 @@ def turned_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Workspace, skill: Skill) -> None:
     """They are kept to be put back, nothing is spliced elsewhere, and it is said why and by how much."""
     segment = compile_skill(workspace, skill)
-    assert segment.pinned
+    assert segment.prefix_only
     reason = workspace.context.supports("splice")
     assert reason and "do not rotate as notes expects" in reason and "512 positions" in reason and "put back" in reason
     assert workspace.context.can_move(0, 0, 8) is None
@@ -147,7 +147,7 @@ def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Wor
         workspace.context.splice(0, 7, segment.tokens[:4], rows, 0)
     elsewhere = assemble(workspace, Prompt("Why?", [segment], system="Be brief."))
     assert elsewhere.count("spliced") == 0 and any("do not rotate" in piece.detail for piece in elsewhere.pieces)
-    back = workspace.notebook()
+    back = workspace.sequence()
     back.append(segment.context)
     back.restore(segment)
     assert back.count("spliced")
@@ -184,8 +184,8 @@ def test_a_failure_is_remembered_and_holds_for_segments_from_before(
         compile_skill(make_workspace(), skill)
     later = make_workspace()
     later.check(segment)
-    notebook = assemble(later, Prompt("Why?", [segment], system="Be brief."))
-    assert notebook.count("spliced") == 0
+    sequence = assemble(later, Prompt("Why?", [segment], system="Be brief."))
+    assert sequence.count("spliced") == 0
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"KEY": [1]}', '{"KEY": {"distance": 1}}', "[" * 100_000])
@@ -193,7 +193,7 @@ def test_a_damaged_memory_costs_a_measurement(workspace: Workspace, skill: Skill
     workspace.paths.models.mkdir(parents=True)
     memory = workspace.paths.models / "turns.json"
     memory.write_text(text.replace("KEY", workspace._rotation_key(workspace.identity)))
-    assert not compile_skill(workspace, skill).pinned
+    assert not compile_skill(workspace, skill).prefix_only
     assert "distance" in memory.read_text()
 
 
@@ -201,5 +201,5 @@ def test_a_quantized_cache_is_measured_where_its_rows_are_computed(make_model: M
     """In f16: rows are quantized on the way into the cache only."""
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="q8_0", type_v="q8_0")
     with Workspace(make_model("qwen3"), options) as workspace:
-        assert not compile_skill(workspace, skill).pinned
+        assert not compile_skill(workspace, skill).prefix_only
         assert workspace.context.unmovable is None and (workspace.paths.models / "turns.json").is_file()

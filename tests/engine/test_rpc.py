@@ -24,7 +24,8 @@ from click.testing import CliRunner
 
 import notes_cli as notes
 from notes_cli.cli import cli
-from notes_cli.engine import limits, servers
+from notes_cli.engine import limits
+from notes_cli.engine import rpc as servers_module
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
@@ -60,7 +61,7 @@ class Server:
         end = time.monotonic() + 60
         while True:
             try:
-                servers.check(self.address)
+                servers_module.check(self.address)
                 return
             except EngineError:
                 assert self.process.poll() is None and time.monotonic() < end, self._log.read_text()
@@ -355,7 +356,7 @@ def test_what_is_no_server_of_ours(
     answer: bytes | None, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One line with its address, before the model's file is looked at. llama.cpp would end the process, or wait."""
-    monkeypatch.setattr(servers, "PATIENCE", 0.3)
+    monkeypatch.setattr(servers_module, "PATIENCE", 0.3)
     stranger = Stranger(answer)
     try:
         with pytest.raises(EngineError, match=f"{stranger.address} {says}"):
@@ -376,20 +377,20 @@ def test_a_server_of_two_names_is_one(make_model: MakeModel, server: Server) -> 
     port = server.address.rpartition(":")[2]
     with Model(make_model(), rpc=[f"127.0.0.1:{port}", f"localhost:{port}", f"127.0.0.1:{port}"]) as model:
         assert model.tokenize("a")
-    servers.check(server.address)  # and it lives
+    servers_module.check(server.address)  # and it lives
 
 
 def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes one client at a time; llama.cpp would wait until the other one has gone."""
-    monkeypatch.setattr(servers, "PATIENCE", 0.3)
-    host, port = servers.address(server.address)
+    monkeypatch.setattr(servers_module, "PATIENCE", 0.3)
+    host, port = servers_module.address(server.address)
     with (
         socket.create_connection((host, port)),
         pytest.raises(EngineError, match="one client at a time"),
     ):
-        servers.check(server.address)
-    monkeypatch.setattr(servers, "PATIENCE", 10.0)
-    servers.check(server.address)  # and it lives: who gave up has not harmed it
+        servers_module.check(server.address)
+    monkeypatch.setattr(servers_module, "PATIENCE", 10.0)
+    servers_module.check(server.address)  # and it lives: who gave up has not harmed it
 
 
 @pytest.mark.parametrize(
@@ -397,14 +398,14 @@ def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: py
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(EngineError, match="is no address of an RPC server"):
-        servers.address(text)
+        servers_module.address(text)
 
 
 def test_the_protocol_is_that_of_the_library() -> None:
     """A new llama.cpp may have another."""
     header = (MODELS.parent / "llama.cpp" / "ggml" / "include" / "ggml-rpc.h").read_text()
     found = [re.search(rf"RPC_PROTO_{part}_VERSION +(\d+)", header) for part in ("MAJOR", "MINOR")]
-    assert tuple(int(match[1]) for match in found if match) == servers.PROTOCOL
+    assert tuple(int(match[1]) for match in found if match) == servers_module.PROTOCOL
 
 
 def test_the_commands_have_it(
@@ -439,7 +440,7 @@ def test_memory_elsewhere_is_not_this_machines(
     make_model: MakeModel, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A context that does not fit here is refused here, although the library could put it elsewhere, and only here."""
-    monkeypatch.setattr(limits, "available", lambda: 1000)
+    monkeypatch.setattr(limits, "available_memory", lambda: 1000)
     with Model(make_model()) as model, pytest.raises(EngineError, match="of memory is available"):
         Context(model, options())
     with Model(make_model(), rpc=[server.address]) as model, Context(model, options()) as context:

@@ -34,7 +34,7 @@ def segment(**parts: object) -> Segment:
 def whole(part: str = "attention") -> Segment:
     """Kept with the rows of its left context."""
     rows = np.repeat(np.arange(7, dtype=np.float16)[:, None], 3, axis=1)
-    return segment(pinned=True, layers=(LayerRows(0, rows, rows, part),))
+    return segment(prefix_only=True, layers=(LayerRows(0, rows, rows, part),))
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 5), (0, 2), (1, 4), (3, 5), (2, 2)])

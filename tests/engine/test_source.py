@@ -72,10 +72,10 @@ def test_a_model_that_is_swapped_while_it_is_loaded(
     with Workspace(path, ContextOptions(n_ctx=256)) as workspace:
         monkeypatch.undo()
         assert workspace.weights == expected
-        logits = workspace.notebook()
+        logits = workspace.sequence()
         logits.append([30, 31, 32])
         with Workspace(path, ContextOptions(n_ctx=256)) as again:
-            same = again.notebook()
+            same = again.sequence()
             same.append([30, 31, 32])
             assert (logits.logits() == same.logits()).all()
 

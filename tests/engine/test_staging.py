@@ -42,8 +42,8 @@ def options(kv: str, flash: str, n_ctx: int = 512, threads: int = 1) -> ContextO
     )
 
 
-def kept(context: Context, sequence: int, count: int) -> list[bytes]:
-    layers = context.read(sequence, 0, count, base=0, dtype="f32")
+def kept(context: Context, seq_id: int, count: int) -> list[bytes]:
+    layers = context.read(seq_id, 0, count, base=0, dtype="f32")
     return [part.tobytes() for layer in layers for part in (layer.k, layer.v)]
 
 
@@ -68,9 +68,9 @@ def worked(context: Context) -> Made:
     context.rewrite(1, [1, 7, 30], TEXT[:3])
     context.truncate(0, 16)
     context.splice(0, 16, TEXT[8:24], [one.cut(slice(0, 16)) for one in moved], 3)
-    rows += [kept(context, sequence, context.length(sequence)) for sequence in range(3)]
+    rows += [kept(context, seq_id, context.length(seq_id)) for seq_id in range(3)]
     context.append(dict.fromkeys(range(3), TEXT[:3]))
-    logits += [context.logits(-1 - sequence) for sequence in range(3)]
+    logits += [context.logits(-1 - seq_id) for seq_id in range(3)]
     return logits, rows
 
 

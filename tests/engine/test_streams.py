@@ -41,8 +41,8 @@ def context(model: Model, name: str, sequences: int = 1, **options: object) -> C
     return Context(model, ContextOptions(**settings))  # type: ignore[arg-type]
 
 
-def everything(ctx: Context, sequence: int) -> tuple[LayerRows, ...]:
-    return ctx.read(sequence, 0, ctx.length(sequence), base=0, dtype="f32")
+def everything(ctx: Context, seq_id: int) -> tuple[LayerRows, ...]:
+    return ctx.read(seq_id, 0, ctx.length(seq_id), base=0, dtype="f32")
 
 
 def ask(ctx: Context, *sequences: int) -> list[np.ndarray]:
@@ -69,18 +69,18 @@ def test_splice_into_each_sequence(load_zoo: LoadZoo, name: str, unified: bool) 
         alone.append({0: SKILL})
         rows = everything(alone, 0)
         ctx.append(dict(enumerate(TEXTS)))
-        for sequence, text in enumerate(TEXTS):
-            others = {other: everything(ctx, other) for other in range(3) if other != sequence}
-            ctx.splice(sequence, len(text), SKILL, rows, 0)
+        for seq_id, text in enumerate(TEXTS):
+            others = {other: everything(ctx, other) for other in range(3) if other != seq_id}
+            ctx.splice(seq_id, len(text), SKILL, rows, 0)
             assert all(same(everything(ctx, other), before) for other, before in others.items())
         found = ask(ctx, *range(3))
-        for sequence, text in enumerate(TEXTS):
+        for seq_id, text in enumerate(TEXTS):
             alone.clear()
             alone.append({0: text})
             alone.splice(0, len(text), SKILL, rows, 0)
             (wanted,) = ask(alone, 0)
-            assert nmse(found[sequence], wanted) < bound(name)
-            assert nmse(found[sequence - 1], wanted) > 100 * bound(name)  # of another text
+            assert nmse(found[seq_id], wanted) < bound(name)
+            assert nmse(found[seq_id - 1], wanted) > 100 * bound(name)  # of another text
 
 
 @pytest.mark.parametrize("name", MEMORIES)
@@ -136,12 +136,12 @@ def test_a_refused_splice_moves_nobody(load_zoo: LoadZoo, unified: bool) -> None
     """Rows already there, NaN, no such sequence: neither this sequence nor another one changes."""
     with context(load_zoo("deepseek32-moe"), "deepseek32-moe", 2, unified=unified) as ctx:
         ctx.append({0: TEXTS[2], 1: TEXTS[1]})
-        before = [everything(ctx, sequence) for sequence in range(2)]
+        before = [everything(ctx, seq_id) for seq_id in range(2)]
         rows = ctx.read(0, 0, 24, base=0, dtype="f32")
-        for sequence, position, base in ((0, 30, 0), (1, 0, 0), (2, 0, 0), (-1, 0, 0), (0, 500, 0), (0, 40, -1)):
+        for seq_id, position, base in ((0, 30, 0), (1, 0, 0), (2, 0, 0), (-1, 0, 0), (0, 500, 0), (0, 40, -1)):
             with pytest.raises(EngineError):
-                ctx.splice(sequence, position, TEXTS[2][:24], rows, base)
+                ctx.splice(seq_id, position, TEXTS[2][:24], rows, base)
         rows[-1].k[5, 5] = np.inf
         with pytest.raises(EngineError, match="NaN or infinity"):
             ctx.splice(1, 19, TEXTS[2][:24], rows, 0)
-        assert all(same(everything(ctx, sequence), before[sequence]) for sequence in range(2))
+        assert all(same(everything(ctx, seq_id), before[seq_id]) for seq_id in range(2))

@@ -51,13 +51,13 @@ class Vocabulary(Model):
         """The texts of all tokens that are structure, by the types in the file."""
         kinds = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_USER_DEFINED
         special = [t for t in range(self.n_vocab) if llama.llama_vocab_get_attr(self.vocab, t) & kinds]
-        return [spelt for token in special if self._structural(token) and (spelt := self._spelt(token))]
+        return [spelt for token in special if self._is_control(token) and (spelt := self._token_text(token))]
 
 
 def check(model: Model, text: str) -> None:
     """No token is structure, and the tokens give the text back, as far as they did before."""
     ids = model.tokenize(text)
-    assert not any(model._structural(int(token)) for token in ids), text
+    assert not any(model._is_control(int(token)) for token in ids), text
     data, found = text.encode(), b"".join(model.token_bytes(int(token)) for token in ids)
     assert found in (data, b" " + data)
 
@@ -144,7 +144,7 @@ def _phi3() -> Vocabulary:
 
 def test_what_cannot_be_spelt_otherwise_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control token of one character: nothing else stands for it."""
-    monkeypatch.setattr(Model, "_structural", lambda self, token: token == 97)
+    monkeypatch.setattr(Model, "_is_control", lambda self, token: token == 97)
     with pytest.raises(ModelError, match="'a' in this text is a control token of"):
         model.tokenize("ba")
 

@@ -173,7 +173,7 @@ def test_sparse_attention_by_blocks(load_zoo: LoadZoo, streams: str) -> None:
         assert context.can_move(1, 3, 5) is None  # up to position 7: two blocks, and two may be looked at
         assert "multiples of 4" in (context.can_move(1, 3, 6) or "")
         with pytest.raises(UnsupportedError, match="multiples of 4"):
-            context.splice(case.sequence, 41, case.skill, case.segment(4), 4)
+            context.splice(case.seq_id, 41, case.skill, case.segment(4), 4)
 
 
 def test_half_a_block_apart_is_wrong(load_zoo: LoadZoo) -> None:

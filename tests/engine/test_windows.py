@@ -16,9 +16,9 @@ from reference import decode, edit_in_place, nmse
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
 
 WINDOW = 32
@@ -318,22 +318,22 @@ def test_a_lookahead_past_the_window_leaves_it_there(load_zoo: LoadZoo, name: st
     nobody had looked ahead."""
     model = load_zoo(name)
     with context(model, swa_full=False, n_ctx=4096, **several) as ctx, context(model) as full:  # type: ignore[arg-type]
-        book = Notebook(ctx)
-        book.append(TEXT[:300].tolist())
-        book.flush()
+        seq = KVSequence(ctx)
+        seq.append(TEXT[:300].tolist())
+        seq.flush()
         before = read(ctx, 300 - WINDOW + 1, 300)
         full.append({0: TEXT[:300]})
         undisturbed = question(full)
         for count in (3, 100, 340):
             full.truncate(0, 300)
             full.append({0: TEXT[-count:]})
-            ahead = book.lookahead(TEXT[-count:].tolist())
+            ahead = seq.lookahead(TEXT[-count:].tolist())
             assert nmse(ahead[-1], full.logits()) < BOUND
-            assert book.intact and len(book) == ctx.length(0) == ctx.used == 300
+            assert seq.intact and len(seq) == ctx.length(0) == ctx.used == 300
             assert same(read(ctx, 300 - WINDOW + 1, 300), before)
-        book.truncate(299)
-        book.append([int(TEXT[299])])
-        assert book.logits().shape == (model.n_vocab,)
+        seq.truncate(299)
+        seq.append([int(TEXT[299])])
+        assert seq.logits().shape == (model.n_vocab,)
         assert nmse(question(ctx), undisturbed) < BOUND
 
 
@@ -345,17 +345,17 @@ def test_a_share_of_a_full_small_cache_goes_on(load_zoo: LoadZoo, name: str) -> 
     with context(model, n_ctx=2048, **options) as ctx, context(model) as full:  # type: ignore[arg-type]
         full.append({0: TEXT[:400]})
         wanted = question(full)
-        book = Notebook(ctx)
-        book.append(TEXT[:400].tolist())
-        with book.share() as other:
+        seq = KVSequence(ctx)
+        seq.append(TEXT[:400].tolist())
+        with seq.share() as other:
             other.append(TEXT[:300].tolist())
             assert np.isfinite(other.logits()).all()
-            assert book.intact
-        assert book.lookahead(TEXT[:300].tolist()).shape == (300, model.n_vocab)
-        with book.share() as other:
-            ctx.append({other.sequence: QUESTION}, "all")
+            assert seq.intact
+        assert seq.lookahead(TEXT[:300].tolist()).shape == (300, model.n_vocab)
+        with seq.share() as other:
+            ctx.append({other.seq_id: QUESTION}, "all")
             assert nmse(np.stack([ctx.logits(i) for i in range(len(QUESTION))]), wanted) < BOUND
-        assert book.intact and nmse(question(ctx), wanted) < BOUND
+        assert seq.intact and nmse(question(ctx), wanted) < BOUND
 
 
 def test_a_rewrite_without_room_costs_no_window(load_zoo: LoadZoo) -> None:

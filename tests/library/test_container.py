@@ -106,7 +106,7 @@ def whole(make_segment: MakeSegment) -> Segment:
         part(4, "state", 1, 6, 8, "f4"),
         part(7, "state", 1, 0, 8, "f4"),
     )
-    return replace(make_segment(), layers=layers, pinned=True)
+    return replace(make_segment(), layers=layers, prefix_only=True)
 
 
 def test_a_whole_segment_comes_back(tmp_path: Path, whole: Segment) -> None:
@@ -114,7 +114,7 @@ def test_a_whole_segment_comes_back(tmp_path: Path, whole: Segment) -> None:
     write_segment(tmp_path / "a.gguf", whole)
     assert same(open_segment(tmp_path / "a.gguf"), whole)
     info = peek(tmp_path / "a.gguf")
-    assert (info.pinned, info.base, info.layers, info.dtype, info.states) == (True, 2, 2, "f16", 3)
+    assert (info.prefix_only, info.base, info.layers, info.dtype, info.states) == (True, 2, 2, "f16", 3)
     names = [tensor.name for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors]
     assert names[2:] == [
         *("blk.0.k", "blk.0.v", "blk.1.k", "blk.1.indexer.k"),
@@ -128,7 +128,7 @@ def test_a_whole_segment_without_a_left_context(tmp_path: Path, whole: Segment) 
     segment = replace(whole, base=0, context=np.empty(0, np.int32), layers=layers)
     write_segment(tmp_path / "a.gguf", segment)
     assert same(open_segment(tmp_path / "a.gguf"), segment)
-    plain = replace(segment, pinned=False, layers=layers[:3])
+    plain = replace(segment, prefix_only=False, layers=layers[:3])
     write_segment(tmp_path / "a.gguf", plain)
     assert same(open_segment(tmp_path / "a.gguf"), plain)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.segment import Q8_0, Media, Pictured, Segment
+from notes_cli.engine.segment import Q8_0, ImageFile, Media, Segment
 from notes_cli.errors import NewerError, SegmentError
 from notes_cli.library import container
 from notes_cli.library.container import open_segment, peek, write_segment
@@ -27,7 +27,7 @@ def photo(make_segment: MakeSegment) -> Segment:
     media = (Media(1, 5, 2, sha256(DATA).hexdigest(), 48, 24),)
     axes = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], np.int32)
     text = f"Look: image {sha256(DATA).hexdigest()}."
-    pictures = (Pictured(6, len(text) - 1, DATA),)
+    pictures = (ImageFile(6, len(text) - 1, DATA),)
     return make_segment(6, media=media, axes=axes, projector="ab max=4", pictures=pictures, fields=(), text=text)
 
 
@@ -39,7 +39,7 @@ def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
     assert (found.projector, found.pictures) == (photo.projector, photo.pictures)
     assert (info.media, info.projector) == (photo.media, photo.projector)
     assert [info.text[one.start : one.end] for one in info.pictures] == [f"image {sha256(DATA).hexdigest()}"]
-    assert found.positions == 4 and found.repairable == 1
+    assert found.positions == 4 and found.max_seam == 1
 
 
 def test_texts_stay_readable_by_older_versions(
@@ -71,7 +71,7 @@ def test_a_text_with_images_keeps_each_file_once(tmp_path: Path, photo: Segment)
     for number, data in enumerate(files):
         text += "See "
         digest = sha256(data).hexdigest()
-        pictures.append(Pictured(len(text), len(text) + 64, data))
+        pictures.append(ImageFile(len(text), len(text) + 64, data))
         text += digest + ". "
         media.append(Media(2 * number, 2 * number + 1, 1, digest, 8, 8))
     segment = replace(photo, text=text, pictures=tuple(pictures), media=tuple(media), axes=None)

@@ -15,9 +15,9 @@ import tiny
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import BLOCK, KEPT, Q8_0, LayerRows, Segment, Stored, floats, quantized
+from notes_cli.engine.segment import BLOCK, Q8_0, STORED_TYPES, LayerRows, Segment, Stored, quantized, to_float32
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, NewerError, SegmentError
 from notes_cli.library import info
 from notes_cli.library.container import open_segment, open_stored, peek, small, write_segment
@@ -25,7 +25,7 @@ from notes_cli.library.container import open_segment, open_stored, peek, small, 
 Make = Callable[..., Any]
 BEFORE = np.arange(5, dtype=np.int32)  # which moves the segment by 3
 ROWS = 150
-SMALL = [kv for kv in KEPT if kv != "f16"]
+SMALL = [kv for kv in STORED_TYPES if kv != "f16"]
 # Neighbours that turn together, halves that do, and heads of which a part does; kept in f16 by a kernel of their own.
 MODELS = {"norm": ("llama", {}), "neox": ("qwen3", {}), "part": ("gemma", {"gemma.rope.dimension_count": 16})}
 
@@ -65,11 +65,11 @@ def drawn(model: Model, make_segment: Make, count: int = ROWS) -> Segment:
 def placed(ctx: Context, segment: Segment, seam: int = 0, base: int | None = None) -> tuple[LayerRows, ...]:
     """The rows of the segment after a splice, as the cache holds them."""
     ctx.clear()
-    with Notebook(ctx) as book:
-        book.append(BEFORE[: segment.base] if base == segment.base else BEFORE)
-        book.splice(segment, seam=seam)
-        start = len(book) - len(segment) + seam
-        return ctx.read(book.sequence, start, len(segment) - seam, base=start, dtype="f32")
+    with KVSequence(ctx) as seq:
+        seq.append(BEFORE[: segment.base] if base == segment.base else BEFORE)
+        seq.splice(segment, seam=seam)
+        start = len(seq) - len(segment) + seam
+        return ctx.read(seq.seq_id, start, len(segment) - seam, base=start, dtype="f32")
 
 
 def bits(rows: tuple[LayerRows, ...]) -> list[bytes]:
@@ -95,7 +95,7 @@ def test_each_number_is_rounded_once(tmp_path: Path, make_segment: Make, kv: str
             assert mine.nbytes / theirs.nbytes == 34 / 64
             step = np.repeat(blocks["scale"].astype(np.float32), BLOCK, axis=1)
             # and by what the scale is rounded to f16, 127 times
-            assert (abs(floats(mine) - floats(theirs)) <= step * (0.5 + 127 / 2**11)).all()
+            assert (abs(to_float32(mine) - to_float32(theirs)) <= step * (0.5 + 127 / 2**11)).all()
     again = tmp_path / "again.gguf"
     write_segment(again, found)
     assert bits(open_segment(again).layers) == bits(found.layers)  # rows that were rounded are not rounded again
@@ -108,7 +108,7 @@ def test_other_tools_read_it(tmp_path: Path, make_segment: Make) -> None:
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
     for name, mine in (("blk.0.k", found.k), ("blk.0.v", found.v)):
         tensor = tensors[name]
-        assert np.array_equal(gguf.quants.dequantize(tensor.data, tensor.tensor_type), floats(mine))
+        assert np.array_equal(gguf.quants.dequantize(tensor.data, tensor.tensor_type), to_float32(mine))
 
 
 KINDS = [("f16", "on"), ("f16", "off"), ("f32", "on"), ("f32", "off"), ("bf16", "off")]
@@ -129,7 +129,9 @@ def test_into_every_cache(
         for kv in SMALL:
             write_segment(tmp_path / "a.gguf", replace(exact, kv=kv))
             memory = open_segment(tmp_path / "a.gguf")
-            plain = replace(memory, layers=tuple(replace(x, k=floats(x.k), v=floats(x.v)) for x in memory.layers))
+            plain = replace(
+                memory, layers=tuple(replace(x, k=to_float32(x.k), v=to_float32(x.v)) for x in memory.layers)
+            )
             for seam, base in ((0, None), (1, None), (70, None), (0, exact.base)):
                 stored = open_stored(tmp_path / "a.gguf")
                 found = placed(ctx, stored, seam, base)
@@ -162,9 +164,9 @@ def test_a_wrong_byte_is_refused(make: Callable[[str], Path], make_segment: Make
         for one in (stored.tensors[0].k, stored.tensors[-1].v):
             for at in (one.offset, one.end - 1):
                 (tmp_path / "a.gguf").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-                with Notebook(ctx) as book:
+                with KVSequence(ctx) as seq:
                     with pytest.raises(DamagedError, match="the checksum of"):
-                        book.splice(open_stored(tmp_path / "a.gguf"))
+                        seq.splice(open_stored(tmp_path / "a.gguf"))
                     assert ctx.used == 0
 
 
@@ -182,10 +184,10 @@ def test_scales_that_are_no_numbers(
                 rows["scale"][70, 1] = value
                 write_segment(tmp_path / "a.gguf", spoilt)
                 for cache in ("f16", "f32"):
-                    with context(model, cache, flash) as ctx, Notebook(ctx) as book:
-                        book.append(BEFORE)
+                    with context(model, cache, flash) as ctx, KVSequence(ctx) as seq:
+                        seq.append(BEFORE)
                         with pytest.raises(EngineError, match="NaN or infinity"):
-                            book.splice(open_stored(tmp_path / "a.gguf"))
+                            seq.splice(open_stored(tmp_path / "a.gguf"))
         exact.layers[0].v[0, 0] = np.inf
         with pytest.raises(SegmentError, match="no number"):
             write_segment(tmp_path / "b.gguf", replace(exact, kv="q8_0"))
@@ -253,14 +255,14 @@ def test_a_cache_that_keeps_a_window_alone(make_model: Make, make_segment: Make,
     with Model(path) as model, context(model, swa_full=False, n_ubatch=64) as ctx:
         write_segment(tmp_path / "a.gguf", replace(drawn(model, make_segment), kv="q8_0"))
         memory = open_segment(tmp_path / "a.gguf")
-        plain = replace(memory, layers=tuple(replace(x, k=floats(x.k), v=floats(x.v)) for x in memory.layers))
+        plain = replace(memory, layers=tuple(replace(x, k=to_float32(x.k), v=to_float32(x.v)) for x in memory.layers))
         logits = []
         for segment in (open_stored(tmp_path / "a.gguf"), memory, plain):
             ctx.clear()
-            with Notebook(ctx) as book:
-                book.append(BEFORE)
-                book.splice(segment)
-                book.append([1, 2, 3])
-                logits.append(book.logits())
+            with KVSequence(ctx) as seq:
+                seq.append(BEFORE)
+                seq.splice(segment)
+                seq.append([1, 2, 3])
+                logits.append(seq.logits())
         assert np.array_equal(logits[0], logits[1])
         assert np.allclose(logits[0], logits[2], atol=1e-2)

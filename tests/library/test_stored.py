@@ -14,9 +14,9 @@ import pytest
 from notes_cli.engine import limits, native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment, Stored
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, SegmentError
 from notes_cli.library.container import FIRST, open_segment, open_stored, write_segment
 
@@ -69,31 +69,31 @@ def copy(path: Path, tmp_path: Path) -> Path:
     return tmp_path / "returns.gguf"
 
 
-def begun(ctx: Context) -> Notebook:
-    """A notebook with a few tokens, in a context that had nothing else."""
+def begun(ctx: Context) -> KVSequence:
+    """A sequence with a few tokens, in a context that had nothing else."""
     ctx.clear()
-    book = Notebook(ctx)
-    book.append(BEFORE)
-    book.flush()
-    return book
+    seq = KVSequence(ctx)
+    seq.append(BEFORE)
+    seq.flush()
+    return seq
 
 
-def rows(book: Notebook) -> list[bytes]:
+def rows(seq: KVSequence) -> list[bytes]:
     """All that its cache holds of it, in a type that tells all bits."""
-    found = book.context.read(book.sequence, 0, len(book), base=0, dtype="f32")
+    found = seq.context.read(seq.seq_id, 0, len(seq), base=0, dtype="f32")
     return [part.tobytes() for layer in found for part in (layer.k, layer.v)]
 
 
 def placed(ctx: Context, segment: Segment, seam: int = 0) -> list[bytes]:
     """The rows after a splice."""
-    book = begun(ctx)
-    book.splice(segment, seam=seam)
-    return rows(book)
+    seq = begun(ctx)
+    seq.splice(segment, seam=seam)
+    return rows(seq)
 
 
-def untouched(book: Notebook, before: list[bytes]) -> bool:
-    """Whether a refused splice left the notebook as it was, rows and books."""
-    return len(book) == len(BEFORE) == book.context.length(book.sequence) == book.context.used and rows(book) == before
+def untouched(seq: KVSequence, before: list[bytes]) -> bool:
+    """Whether a refused splice left the sequence as it was, rows and books."""
+    return len(seq) == len(BEFORE) == seq.context.length(seq.seq_id) == seq.context.used and rows(seq) == before
 
 
 KINDS = [("f16", "on"), ("f16", "off"), ("f32", "off"), ("bf16", "off"), ("q4_0", "on")]
@@ -141,14 +141,14 @@ def test_every_byte_is_read_once_and_written_once(model: Model, path: Path, kv: 
     little = 1024  # the counters themselves are read
     with context(model, kv, flash) as ctx:
         for seam in (0, 40):
-            book = begun(ctx)
-            book.append(np.arange(seam))
-            book.flush()
+            seq = begun(ctx)
+            seq.append(np.arange(seam))
+            seq.flush()
             counted, at_first = native.traffic(), asked()
             segment = open_stored(path)
             opened = asked()
             what, base = segment.tokens[seam:], segment.base + seam
-            ctx.splice(book.sequence, len(book), what, segment.layers, base, first=seam)
+            ctx.splice(seq.seq_id, len(seq), what, segment.layers, base, first=seam)
             assert opened - at_first < FIRST + little
             assert 0 <= asked() - opened - segment.nbytes < little
             read, written, copies = (now - then for now, then in zip(native.traffic(), counted, strict=True))
@@ -186,33 +186,33 @@ def test_a_wrong_byte_anywhere_is_refused(model: Model, copy: Path, flash: str) 
     assert isinstance(stored, Stored)
     places = [one for each in stored.tensors for one in (each.k, each.v)]
     with context(model, "f16", flash) as ctx:
-        book = begun(ctx)
-        before = rows(book)
+        seq = begun(ctx)
+        before = rows(seq)
         for number, place in enumerate(places):
             for at in (place.offset, (place.offset + place.end) // 2, place.end - 1)[number % 3 :: 3]:
                 copy.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
                 with pytest.raises(DamagedError, match=r"checksum of [KV] of layer \d"):
-                    book.splice(open_stored(copy))
-                assert untouched(book, before)
+                    seq.splice(open_stored(copy))
+                assert untouched(seq, before)
         copy.write_bytes(whole)
-        book.splice(open_stored(copy))
-        assert rows(book) == placed(ctx, open_segment(copy))
+        seq.splice(open_stored(copy))
+        assert rows(seq) == placed(ctx, open_segment(copy))
 
 
 def test_a_file_that_is_cut_off_after_it_was_opened(model: Model, copy: Path) -> None:
     """No bus error, but a line; what precedes the segment stays."""
     size = copy.stat().st_size
     with context(model) as ctx:
-        book = begun(ctx)
-        before = rows(book)
+        seq = begun(ctx)
+        before = rows(seq)
         for left in (0, size // 2, size - 1):
             whole, segment = copy.read_bytes(), open_stored(copy)
             os.truncate(copy, left)
             with pytest.raises(DamagedError, match=r"within [KV] of layer [0-9]"):
-                book.splice(segment)
+                seq.splice(segment)
             with pytest.raises(DamagedError, match="it was cut off while it was read"):
                 segment.slice(0, 3)
-            assert untouched(book, before)
+            assert untouched(seq, before)
             copy.write_bytes(whole)
 
 
@@ -226,11 +226,11 @@ def test_a_file_that_is_replaced_after_it_was_opened(model: Model, make: Callabl
         data = copy.read_bytes()
         with copy.open("r+b") as file:
             file.write(data[::-1])
-        book = begun(ctx)
-        before = rows(book)
+        seq = begun(ctx)
+        before = rows(seq)
         with pytest.raises(DamagedError):
-            book.splice(segment)
-        assert untouched(book, before)
+            seq.splice(segment)
+        assert untouched(seq, before)
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(model: Model, path: Path) -> None:
@@ -241,11 +241,11 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(model: Model, path: Pa
     os.dup2(folder, segment.layers.file.fileno())  # what reads of fail
     os.close(folder)
     with context(model) as ctx:
-        book = begun(ctx)
-        before = rows(book)
+        seq = begun(ctx)
+        before = rows(seq)
         with pytest.raises(SegmentError, match=r"cannot read .*: Is a directory") as caught:
-            book.splice(segment)
-        assert not isinstance(caught.value, DamagedError) and untouched(book, before)
+            seq.splice(segment)
+        assert not isinstance(caught.value, DamagedError) and untouched(seq, before)
 
 
 def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], tmp_path: Path) -> None:
@@ -256,17 +256,17 @@ def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], 
     stored = open_stored(tmp_path / "a.gguf")
     assert isinstance(stored.layers, Stored)
     with context(model) as ctx:
-        book = begun(ctx)
-        before = rows(book)
+        seq = begun(ctx)
+        before = rows(seq)
         with pytest.raises(EngineError, match="NaN or infinity"):
-            book.splice(stored)
-        assert untouched(book, before)
+            seq.splice(stored)
+        assert untouched(seq, before)
         with (tmp_path / "a.gguf").open("r+b") as file:
             file.seek(stored.layers.tensors[-1].v.offset)
             file.write(b"x")
         with pytest.raises(DamagedError):
-            book.splice(stored)
-        assert untouched(book, before)
+            seq.splice(stored)
+        assert untouched(seq, before)
 
 
 def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
@@ -274,23 +274,23 @@ def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
 ) -> None:
     """What leaves a small window is gone before other rows come: these are read and checked before."""
     with Model(make_model("gemma3")) as model, context(model, swa_full=False, n_ctx=512) as ctx:
-        book = begun(ctx)
-        book.append(np.arange(100))
-        book.flush()
-        layers = ctx.read(book.sequence, 2, 100, base=2)
+        seq = begun(ctx)
+        seq.append(np.arange(100))
+        seq.flush()
+        layers = ctx.read(seq.seq_id, 2, 100, base=2)
         write_segment(
             tmp_path / "a.gguf",
             replace(make_segment(), tokens=np.arange(100, dtype=np.int32), fields=(), layers=layers),
         )
         wanted = placed(ctx, open_segment(tmp_path / "a.gguf"))
         assert placed(ctx, open_stored(tmp_path / "a.gguf")) == wanted
-        book = begun(ctx)
-        before = rows(book)
+        seq = begun(ctx)
+        before = rows(seq)
         stored = open_stored(tmp_path / "a.gguf")
         os.truncate(tmp_path / "a.gguf", 5000)
         with pytest.raises(DamagedError):
-            book.splice(stored)
-        assert untouched(book, before)
+            seq.splice(stored)
+        assert untouched(seq, before)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])  # pairs of neighbours, pairs of halves
@@ -320,15 +320,15 @@ def test_a_splice_that_is_stopped(model: Model, path: Path) -> None:
     """As by Ctrl-C while a slow disk is read: at once, with nothing placed; the same splice can be had afterwards."""
     reading, writing = os.pipe()
     with context(model) as ctx:
-        book = begun(ctx)
-        before, segment = rows(book), open_stored(path)
+        seq = begun(ctx)
+        before, segment = rows(seq), open_stored(path)
         os.write(writing, b"x")
         native.call("notes_watch", ctx.handle, reading)
         with pytest.raises(native.StoppedError):
-            book.splice(segment)
+            seq.splice(segment)
         native.call("notes_watch", ctx.handle, -1)
-        assert untouched(book, before)
-        book.splice(segment)
-        assert rows(book) == placed(ctx, open_segment(path))
+        assert untouched(seq, before)
+        seq.splice(segment)
+        assert rows(seq) == placed(ctx, open_segment(path))
     os.close(reading)
     os.close(writing)

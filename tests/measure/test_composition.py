@@ -10,15 +10,15 @@ import pytest
 from notes_cli.config import shipped_model
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure import composition, proof, verify
 from notes_cli.measure.battery import Asked, Pair, pairs
 from notes_cli.measure.compare import Answered
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.proof import LEAST
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 
 from ..conftest import MakeWorkspace
@@ -70,10 +70,10 @@ class Reader:
     def __init__(self, found: Sequence[Pair]) -> None:
         self.needs = {one.question: one.needs for pair in found for one in pair.asked}
 
-    def decide(self, notebook: Notebook, choices: Sequence[str]) -> Decision:
-        text = notebook.context.model.text(map(int, notebook.tokens))
+    def decide(self, sequence: KVSequence, choices: Sequence[str]) -> Decision:
+        text = sequence.context.model.text(map(int, sequence.tokens))
         needs = next(needs for question, needs in self.needs.items() if question in text)
-        skills = [piece for piece in notebook.pieces if piece.kind == "splice" and piece.how != "seam"]
+        skills = [piece for piece in sequence.pieces if piece.kind == "splice" and piece.how != "seam"]
         both = "# Customers" in text and "# Rules" in text
         concluded = len(skills) == 1 or skills[-1].how == "decoded"
         choice = choices[0 if needs == 1 or (both and concluded) else -1]
@@ -98,11 +98,11 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
     ]
     reader = Reader(given)
 
-    def choosing(_: Workspace, notebook: Notebook, choices: Sequence[str], limit: int) -> Task[Decision]:
-        yield [notebook]
-        return reader.decide(notebook, choices)
+    def choosing(_: Workspace, sequence: KVSequence, choices: Sequence[str], limit: int) -> Task[Decision]:
+        yield [sequence]
+        return reader.decide(sequence, choices)
 
-    monkeypatch.setattr(composition, "choosing", choosing)
+    monkeypatch.setattr(composition, "choose_task", choosing)
     done: list[int] = []
     found, measured = measure_pairs(make_workspace(), given, lambda: done.append(1))
     assert found is not None and (found.verdict, found.repair) == ("fails", "together") and len(done) == FEW
@@ -145,8 +145,8 @@ def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatc
     alone, both = (replace(one, choices=("yes", "no")) for one in pair.asked)
     reader = Reader([replace(pair, asked=(alone, both))])
 
-    def decided(notebook: Notebook, choices: Sequence[str]) -> tuple[str, float]:
-        return reader.decide(notebook, choices).choice, 1.0
+    def decided(sequence: KVSequence, choices: Sequence[str]) -> tuple[str, float]:
+        return reader.decide(sequence, choices).choice, 1.0
 
     monkeypatch.setattr(verify, "answered", lambda *given: Answered(*decided(*given)))
     monkeypatch.setattr(composition, "decided", decided)

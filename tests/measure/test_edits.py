@@ -11,8 +11,8 @@ from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
 from notes_cli.measure.compare import cosine
 from notes_cli.measure.verify import EditCase, Edits, Tried, verify_edits
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
@@ -51,7 +51,7 @@ def prompt(workspace: Workspace, skill: Skill) -> Prompt:
 
 
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, prompt: Prompt) -> None:
-    """The reference is the corrected text, compiled and assembled by hand; a case is the amended notebook."""
+    """The reference is the corrected text, compiled and assembled by hand; a case is the amended sequence."""
     field, recompute = verify_edits(workspace, prompt, ["Why?"], ["field", "recompute"], choices=CHOICES).tried
     new = compile_skill(workspace, with_values(skill, {"date": "2026-07-01"}))
     by_hand = assemble(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)
@@ -67,7 +67,7 @@ def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.
     """All are there once, with the method of the profile; refusals are no errors."""
     found = Defaults(Method("selective", 3), None, 1, "early", "selective@3: 9 of 9")
     monkeypatch.setattr("notes_cli.runtime.settings.defaults", lambda workspace, think=False: found)
-    monkeypatch.setattr("notes_cli.runtime.settings.near", lambda change: False)
+    monkeypatch.setattr("notes_cli.runtime.settings.few_tokens_follow", lambda change: False)
     edits = verify_edits(workspace, prompt, ["Why?"], ["all", "field"], choices=CHOICES)
     assert [one.method for one in edits.tried] == [*(str(Method(name)) for name in METHODS), "selective@3"]
     assert (edits.auto, edits.why, edits.all) == ("selective@3", "selective@3: 9 of 9", True)

@@ -12,8 +12,8 @@ from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.errors import NotesError
 from notes_cli.measure.examination import Cause, LayerError, Point, SessionReport, verify_session
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
@@ -91,12 +91,12 @@ def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: 
 
 
 def test_the_session_stays_as_it_is(session: Session) -> None:
-    """No question of a verification is kept, on disk or in the notebook."""
+    """No question of a verification is kept, on disk or in the sequence."""
     ledger, tokens = session.stored.ledger.read_bytes(), list(session.state.tokens)
     report = verify_session(session, ["When?", "Who?"])
     assert [point.question for point in report.points] == [None, "When?", "Who?"]
     assert session.stored.ledger.read_bytes() == ledger
-    assert session.notebook.tokens.tolist() == tokens == session.state.tokens
+    assert session.sequence.tokens.tolist() == tokens == session.state.tokens
 
 
 def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +104,13 @@ def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pyte
     read = RowFiles.restored
 
     def spoilt(self: RowFiles) -> object:
-        notebook = read(self)
+        sequence = read(self)
         positions = list(range(5, 25))
-        notebook.context.rewrite(notebook.sequence, positions, np.full(len(positions), 65, np.int32))
-        return notebook
+        sequence.context.rewrite(sequence.seq_id, positions, np.full(len(positions), 65, np.int32))
+        return sequence
 
     monkeypatch.setattr(RowFiles, "restored", spoilt)
-    session.notebook.close()  # it is put back from disk
+    session.sequence.close()  # it is put back from disk
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999
 

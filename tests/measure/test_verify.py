@@ -13,9 +13,9 @@ from notes_cli.errors import NotesError
 from notes_cli.measure.compare import FIRST, Parting, answered, noise_of, parting
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.verify import Case, Report, corrected_segment, field_questions, verify
-from notes_cli.runtime.asking import Request, explain
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.answering import Request, explain
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
@@ -78,11 +78,11 @@ def test_a_wrong_row_fails(workspace: Workspace, skill: Skill) -> None:
 def test_keys_one_position_too_far_fail(workspace: Workspace, skill: Skill) -> None:
     """All of them, in every layer: the logits are nearly the same, and the rows are not."""
     segment = compile_skill(workspace, skill)
-    with workspace.notebook() as notebook:
-        notebook.append(segment.context)
-        notebook.splice(segment)
+    with workspace.sequence() as sequence:
+        sequence.append(segment.context)
+        sequence.splice(segment)
         first = len(segment.context)
-        layers = notebook.context.read(notebook.sequence, first, len(segment), base=segment.base + 1, dtype="f16")
+        layers = sequence.context.read(sequence.seq_id, first, len(segment), base=segment.base + 1, dtype="f16")
     report = verify(workspace, Prompt("", [replace(segment, layers=layers)]), ["Why?"], choices=["a", "b"])
     assert not report.passed and "layer 0, K" in str(report.failures[0])
 
@@ -107,9 +107,9 @@ def test_an_erratum_is_verified_as_it_is_asked(workspace: Workspace, skill: Skil
 
 def test_where_texts_part(workspace: Workspace) -> None:
     """The number of tokens that are the same, and how much likelier the recompute finds its own one there."""
-    with workspace.notebook() as notebook:
-        notebook.append(range(1, 30))
-        one = answered(notebook, None)
+    with workspace.sequence() as sequence:
+        sequence.append(range(1, 30))
+        one = answered(sequence, None)
     assert one.text and len(one.logits) == len(one.tokens) + 1 and one.prompt is not None and len(one.prompt) == 29
     assert parting(one, one, lambda: 1.0) is None
     logits = [*one.logits]
@@ -124,9 +124,9 @@ def test_where_texts_part(workspace: Workspace) -> None:
 
 def test_noise_is_what_other_batches_do(workspace: Workspace) -> None:
     """Little, and not that of another prompt; the context is as it was."""
-    with workspace.notebook() as notebook:
-        notebook.append(range(1, 200))
-        one = answered(notebook, None)
+    with workspace.sequence() as sequence:
+        sequence.append(range(1, 200))
+        one = answered(sequence, None)
     used = workspace.context.used
     assert 0 <= noise_of(workspace, one) < 1e-3 and workspace.context.used == used
     assert one.prompt is not None

@@ -181,11 +181,11 @@ def test_a_row_that_is_not_seen_may_be_anything(number: float, threads: int) -> 
     q, k = rng.normal(size=(1, 4, 20, 64)), rounded(rng.normal(size=(1, 2, 200, 64)), F16)
     v, mask = rounded(rng.normal(size=(1, 2, 200, 64)), F16), masked(case, rng)
     assert mask is not None
-    unseen = np.isinf(mask[0, 0, 0])
+    no_progress = np.isinf(mask[0, 0, 0])
     other_k, other_v = k.copy(), v.copy()
-    other_k[:, :, unseen], other_v[:, :, unseen] = number, -number
+    other_k[:, :, no_progress], other_v[:, :, no_progress] = number, -number
     alone, beside = (computed(case, q, *rows, mask, None) for rows in ((k, v), (other_k, other_v)))
-    seeing = (~np.isinf(mask[0, 0]) & unseen).any(-1)
+    seeing = (~np.isinf(mask[0, 0]) & no_progress).any(-1)
     assert not seeing[:5].any() and seeing[5:].any()
     assert np.abs(alone[:, ~seeing] - beside[:, ~seeing]).max() < 2e-3  # row by row sums are in f16
     assert np.isfinite(number) or not np.isfinite(beside[:, seeing]).any()

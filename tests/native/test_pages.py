@@ -41,10 +41,10 @@ class Cache:
     """Where the cache of a context is that is made within, which the system may show as one with what was beside it."""
 
     def __init__(self, model: Model, flash: str = "on") -> None:
-        before = limits.buffers(1)
+        before = limits.anonymous_mappings(1)
         self.context = Context(model, ContextOptions(n_ctx=16384, n_threads=1, n_ubatch=64, flash_attention=flash))  # type: ignore[arg-type]
         found = []
-        for one in limits.buffers(CACHE):
+        for one in limits.anonymous_mappings(CACHE):
             edges = [one.first, one.first + one.size]
             edges += [edge for old in before for edge in (old.first, old.first + old.size)]
             inside = sorted({edge for edge in edges if one.first <= edge <= one.first + one.size})
@@ -88,8 +88,8 @@ def test_what_is_cleared_is_zero(model: Model, flash: str) -> None:
 def test_memory_that_is_promised_is_not_promised_again(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that is empty yet takes nothing: a second one is refused all the same if both could not be filled."""
     options = ContextOptions(n_ctx=16384, n_threads=1, n_ubatch=64, flash_attention="on")
-    promised = sum(one.size - one.resident for one in limits.buffers())
-    there = promised + int(1.5 * limits.memory(model, options).total)
+    promised = sum(one.size - one.resident for one in limits.anonymous_mappings())
+    there = promised + int(1.5 * limits.estimate_memory(model, options).total)
     monkeypatch.setattr(limits, "_meminfo", lambda: there)
     monkeypatch.setattr(limits, "_control_group", lambda: None)
     with Context(model, options), pytest.raises(limits.EngineError, match="of memory is available"):

@@ -16,9 +16,9 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, NotesError, Notice
-from notes_cli.runtime.asking import ENDLESS, SILENT, Answer, Request, ask
+from notes_cli.runtime.answering import NO_CALLBACKS, UNLIMITED, Answer, Request, ask
 from notes_cli.runtime.batch import AT_MOST, STEMS, WAITING, ask_many
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
 
@@ -63,10 +63,10 @@ def alone(workspace: Workspace, requests: Sequence[Request]) -> list[Any]:
 
 def together(workspace: Workspace, requests: Sequence[Request | NotesError], parallel: int = 8) -> list[Any]:
     """The outcomes, after checking that they come in order and that nothing is left in the context."""
-    used, held = workspace.context.used, workspace.context.held
+    used, held = workspace.context.used, workspace.context.n_leased
     outcomes = list(ask_many(workspace, requests, parallel))
     assert [number for number, _ in outcomes] == list(range(len(requests)))
-    assert (workspace.context.used, workspace.context.held) == (used, held)
+    assert (workspace.context.used, workspace.context.n_leased) == (used, held)
     return [told(outcome) for _, outcome in outcomes]
 
 
@@ -216,7 +216,7 @@ def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skil
 def test_endless_answers_end_with_their_room(make_workspace: MakeWorkspace) -> None:
     """No limit: one answer takes no other one's room, nor goes on beyond what the model was trained for."""
     workspace = make_workspace(n_ctx=256, trained=700)
-    requests = [Request(question, max_tokens=ENDLESS) for question in QUESTIONS]
+    requests = [Request(question, max_tokens=UNLIMITED) for question in QUESTIONS]
     answers = [answer for _, answer in ask_many(workspace, requests, 3)]
     for answer in answers:
         assert isinstance(answer, Answer)
@@ -240,14 +240,14 @@ def test_beside_a_live_notebook(make_workspace: MakeWorkspace, skill: Skill) -> 
     """What somebody else has in the context stays, bit for bit, also where the context grows."""
     workspace = make_workspace(n_ctx=256)
     spliced = [compile_skill(workspace, skill)]
-    with workspace.notebook() as other:
+    with workspace.sequence() as other:
         other.append(range(100))
         other.flush()
-        rows = workspace.context.read(other.sequence, 0, 100, base=0)
+        rows = workspace.context.read(other.seq_id, 0, 100, base=0)
         requests = [Request(question, spliced, max_tokens=30) for question in QUESTIONS]
         assert alone(workspace, requests) == together(workspace, requests, 5)
         assert other.intact
-        again = workspace.context.read(other.sequence, 0, 100, base=0)
+        again = workspace.context.read(other.seq_id, 0, 100, base=0)
         assert all(np.array_equal(one.k, two.k) for one, two in zip(rows, again, strict=True))
 
 
@@ -274,7 +274,7 @@ def test_input_is_read_as_it_is_needed(make_workspace: MakeWorkspace) -> None:
     assert next(outcomes)[0] == 0
     assert len(read) <= 2 * WAITING + 2
     outcomes.close()  # type: ignore[attr-defined]
-    assert workspace.context.held == 0
+    assert workspace.context.n_leased == 0
 
 
 def test_what_is_no_number_of_questions_is_refused(make_workspace: MakeWorkspace) -> None:
@@ -290,5 +290,5 @@ def test_each_thing_is_told_once(make_workspace: MakeWorkspace, skill: Skill) ->
     segment = compile_skill(workspace, skill)
     notices: list[Notice] = []
     requests = [Request(question, [segment], system="Be kind.", max_tokens=1) for question in QUESTIONS]
-    list(ask_many(workspace, requests, 2, replace(SILENT, notice=notices.append)))
+    list(ask_many(workspace, requests, 2, replace(NO_CALLBACKS, on_notice=notices.append)))
     assert len(notices) == 1 and "is not spliced" in notices[0].what

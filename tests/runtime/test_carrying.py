@@ -17,10 +17,10 @@ from notes_cli.errors import EngineError
 from notes_cli.explaining import why
 from notes_cli.library.container import open_stored, peek, write_segment
 from notes_cli.measure.verify import verify
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED, compile_skill
-from notes_cli.runtime.keeping import compile_to_library, stale
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED, compile_skill
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.recompile import compile_to_library, stale
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill
@@ -41,7 +41,7 @@ def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> 
 
 def compiled(workspace: Workspace, skill: Skill) -> Segment:
     """With what carrying a state through it takes."""
-    with workspace.carrying(True):
+    with workspace.with_carry(True):
         return compile_skill(workspace, skill)
 
 
@@ -51,8 +51,8 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 
 
 def logits(workspace: Workspace, prompt: Prompt, *, splice: bool = True) -> NDArray[np.float32]:
-    with assemble(workspace, prompt, splice=splice) as book:
-        return book.logits()
+    with assemble(workspace, prompt, splice=splice) as seq:
+        return seq.logits()
 
 
 def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
@@ -63,16 +63,16 @@ def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
     """The seam is decoded and the rest placed, with the words for it; without trust all of it is decoded."""
     assert segment.carry is not None and segment.carry.nbytes > 0
     prompt = Prompt("Why?", [segment], system=SYSTEM)
-    with assemble(workspace, prompt) as book:
-        assert book.count("spliced") == 0 and UNTRUSTED in why(book.pieces[1])
-    with workspace.carrying(True), assemble(workspace, prompt) as book:
-        seam, rest = [piece for piece in book.pieces if piece.name == "returns"]
+    with assemble(workspace, prompt) as seq:
+        assert seq.count("spliced") == 0 and UNTRUSTED in why(seq.pieces[1])
+    with workspace.with_carry(True), assemble(workspace, prompt) as seq:
+        seam, rest = [piece for piece in seq.pieces if piece.name == "returns"]
         assert (seam.how, seam.tokens, seam.reason) == ("seam", segment.carry.seam, Reason.OTHER_CONTEXT)
         assert (rest.how, rest.tokens, rest.reason) == ("spliced", len(segment) - seam.tokens, Reason.CARRIED)
         assert why(rest) == f"reused, keys rotated by {rest.moved:+d} positions, recurrent state carried through"
         assert rest.moved == seam.position - segment.base > 0
-    with assemble(workspace, prompt) as book:
-        assert book.count("spliced") == 0
+    with assemble(workspace, prompt) as seq:
+        assert seq.count("spliced") == 0
 
 
 def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
@@ -80,7 +80,7 @@ def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segmen
     prompt = Prompt(
         "Why?", [segment, compiled(workspace, FEES)], [Erratum("date", "2026-07-01", "date=2026-07-01")], SYSTEM
     )
-    with workspace.carrying(True):
+    with workspace.with_carry(True):
         dry, done = assemble(workspace, prompt, dry=True), assemble(workspace, prompt)
         dry.flush()
         assert dry.pieces == done.pieces and dry.tokens.tolist() == done.tokens.tolist()
@@ -92,7 +92,7 @@ def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segm
     assert segment.carry is not None
     prompt = Prompt("Why?", [segment], system=SYSTEM)
     wanted = logits(workspace, prompt, splice=False)
-    with workspace.carrying(True):
+    with workspace.with_carry(True):
         found = off(logits(workspace, prompt), wanted)
         for a, b in ((0.0, 1.0), (1.0, 0.0)):
             parts = [replace(one, a=np.full_like(one.a, a), b=one.b * np.float32(b)) for one in segment.carry.load()]
@@ -105,17 +105,17 @@ def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segm
 def test_the_second_skill_is_carried_after_the_first(workspace: Workspace, segment: Segment) -> None:
     """The first one is restored, the second carried, and the answer goes on from there."""
     fees = compiled(workspace, FEES)
-    with workspace.carrying(True), assemble(workspace, Prompt("Why?", [segment, fees])) as book:
-        how = [(piece.name, piece.reason) for piece in book.pieces if piece.kind == "splice"]
+    with workspace.with_carry(True), assemble(workspace, Prompt("Why?", [segment, fees])) as seq:
+        how = [(piece.name, piece.reason) for piece in seq.pieces if piece.kind == "splice"]
         assert how == [("returns", Reason.RESTORED), ("fees", Reason.OTHER_CONTEXT), ("fees", Reason.CARRIED)]
-        assert np.isfinite(book.logits()).all()
+        assert np.isfinite(seq.logits()).all()
 
 
 def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
     """What is read back carries as what was captured, also when its rows are looked at first."""
     write_segment(tmp_path / "a.gguf", segment)
     prompt = Prompt("Why?", [segment], system=SYSTEM)
-    with workspace.carrying(True):
+    with workspace.with_carry(True):
         wanted = logits(workspace, prompt)
         for _ in range(2):
             stored = open_stored(tmp_path / "a.gguf")
@@ -128,19 +128,19 @@ def test_a_skill_of_a_few_tokens_is_decoded(workspace: Workspace) -> None:
     segment = compiled(workspace, yes)
     assert segment.carry is None
     write_segment(workspace.library.path("yes", workspace.identity), segment)
-    with workspace.carrying(True):
+    with workspace.with_carry(True):
         assert not stale(workspace, yes, workspace.library.path("yes", workspace.identity))
-        with assemble(workspace, Prompt("Why?", [segment], system=SYSTEM)) as book:
-            assert "was not captured" in why(book.pieces[1]) and book.count("spliced") == 0
+        with assemble(workspace, Prompt("Why?", [segment], system=SYSTEM)) as seq:
+            assert "was not captured" in why(seq.pieces[1]) and seq.count("spliced") == 0
 
 
 def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill) -> None:
     """A compile takes the time and the bytes of capturing where that is of use; once it is, what has none is stale."""
     first = compile_to_library(workspace, skill)
     assert peek(first.path).carried == 0 and not compile_to_library(workspace, skill).reasons
-    with workspace.carrying(True):
-        with assemble(workspace, Prompt("Why?", [open_stored(first.path)], system=SYSTEM)) as book:
-            assert UNCAPTURED in why(book.pieces[1]) and book.count("spliced") == 0
+    with workspace.with_carry(True):
+        with assemble(workspace, Prompt("Why?", [open_stored(first.path)], system=SYSTEM)) as seq:
+            assert UNCAPTURED in why(seq.pieces[1]) and seq.count("spliced") == 0
         assert compile_to_library(workspace, skill).reasons == (UNCAPTURED,)
         assert peek(first.path).carried > 0 and not compile_to_library(workspace, skill).reasons
     assert not compile_to_library(workspace, skill).reasons  # what is there more is no reason
@@ -148,7 +148,7 @@ def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill)
 
 def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segment) -> None:
     """With trust, after a text; without, at the start, where it was compiled."""
-    with workspace.carrying(True):
+    with workspace.with_carry(True):
         report = verify(workspace, Prompt("", [segment], system=SYSTEM), ["Why?"], choices=["yes", "no"])
     (case,) = report.cases
     assert case.moved and case.spliced > 0 and 0.9 < case.cosine <= 1
@@ -159,22 +159,22 @@ def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segme
 def test_an_interrupted_carry_is_not_gone_on_with(
     workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A state has been written over that nobody can bring back: the notebook refuses what would follow it."""
+    """A state has been written over that nobody can bring back: the sequence refuses what would follow it."""
     carry = recurrent.carry
 
     def interrupted(*given: Any) -> None:
         carry(*given)
         raise KeyboardInterrupt
 
-    book = workspace.notebook()
-    book.append(workspace.model.tokenize(SYSTEM))
-    book.open_carry(segment)
-    book.flush()
+    seq = workspace.sequence()
+    seq.append(workspace.model.tokenize(SYSTEM))
+    seq.open_carry(segment)
+    seq.flush()
     monkeypatch.setattr(recurrent, "carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        book.carry(segment)
-    assert not book.intact
-    book.append([65])
+        seq.carry(segment)
+    assert not seq.intact
+    seq.append([65])
     with pytest.raises(EngineError):
-        book.flush()
-    book.close()
+        seq.flush()
+    seq.close()

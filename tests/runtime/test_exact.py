@@ -10,16 +10,16 @@ import pytest
 from numpy.typing import NDArray
 
 from notes_cli.editing.methods import METHODS, Method
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.explaining import why
-from notes_cli.runtime.asking import Request, ask, explain
-from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.answering import Request, ask, explain
+from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.batch import ask_many
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
@@ -38,10 +38,10 @@ def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
 
 
-def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> tuple[Notebook, NDArray[np.float32]]:
+def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> tuple[KVSequence, NDArray[np.float32]]:
     workspace.context.clear()
-    notebook = assemble(workspace, prompt, **how)
-    return notebook, notebook.logits()
+    sequence = assemble(workspace, prompt, **how)
+    return sequence, sequence.logits()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "gpt2"])
@@ -89,7 +89,7 @@ def test_what_mixes_rows_is_not_exact() -> None:
 
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured method that leaves rows of the old value gives way to the erratum, and says why."""
-    monkeypatch.setattr("notes_cli.runtime.settling.method_for", lambda *_, **__: (Method("field"), "measured"))
+    monkeypatch.setattr("notes_cli.runtime.resolve.method_for", lambda *_, **__: (Method("field"), "measured"))
     request = Request("Why?", [compile_skill(workspace, skill)], fields={"date": "2026-07-01"}, exact=True)
     settings = explain(workspace, request).settings
     assert settings.method == Method() and "exact" in str(settings.why)
@@ -115,7 +115,7 @@ def test_rows_that_a_prefill_would_not_compute(
 ) -> None:
     """Blocks that have not seen each other, and rows of another type than the cache's, are decoded, also in place."""
     with Workspace(make_model("qwen3"), ContextOptions(n_ctx=512, n_threads=1, **options)) as workspace:  # type: ignore[arg-type]
-        found = explain(workspace, Request("Why?", [compiled(workspace, skill)], exact=True)).notebook.pieces
+        found = explain(workspace, Request("Why?", [compiled(workspace, skill)], exact=True)).sequence.pieces
         piece = next(one for one in found if one.kind == "splice")
         assert piece.how == "decoded" and told in why(piece)
 
@@ -142,7 +142,7 @@ def test_rows_of_other_arithmetic(make_model: MakeModel, skill: Skill, compiled:
 def test_rows_of_another_machine(workspace: Workspace, skill: Skill) -> None:
     """What computed them is not known of rows that were exported and imported: nobody says that they are exact."""
     segment = replace(compile_skill(workspace, skill), backend="")
-    found = explain(workspace, Request("Why?", [segment], exact=True)).notebook.pieces
+    found = explain(workspace, Request("Why?", [segment], exact=True)).sequence.pieces
     [piece] = [one for one in found if one.kind == "splice"]
     assert piece.how == "decoded" and "not known" in why(piece)
 
@@ -177,10 +177,10 @@ def test_a_session_begins_exactly(workspace: Workspace, skill: Skill) -> None:
         session = Session(workspace, stored)
         session.ask(Request("Why?", [segment], system="Be kind.", exact=True, max_tokens=1))
         session.ask(Request("And when?", max_tokens=1))
-        tokens, found = session.notebook.tokens, session.notebook.logits()
+        tokens, found = session.sequence.tokens, session.sequence.logits()
         with pytest.raises(SessionError, match="exact"):
             session.ask(Request("And how?", exact=True, max_tokens=1))
         session.close()
-    with workspace.notebook() as notebook:
-        notebook.append(tokens)
-        assert error(found, notebook.logits()) < 1e-5
+    with workspace.sequence() as sequence:
+        sequence.append(tokens)
+        assert error(found, sequence.logits()) < 1e-5

@@ -18,7 +18,7 @@ from notes_cli.library.container import peek, write_segment
 from notes_cli.library.profiles import Carried, Measured, Profile, Profiles
 from notes_cli.library.store import Library
 from notes_cli.runtime import freshness
-from notes_cli.runtime.freshness import Stale, from_library, reasons
+from notes_cli.runtime.freshness import Stale, from_library, stale_reasons
 from notes_cli.text.skill import Skill, load_skill, load_source, stamp_of
 
 MakeSegment = Callable[..., Segment]
@@ -51,7 +51,7 @@ def why(library: Library, name: str = "returns", **more: object) -> list[tuple[S
     """The reasons of the one file of that name."""
     entries = library.entries(name)
     (entry,) = entries
-    return [(reason.kind, reason.what) for reason in reasons(entry, entries, **more)]  # type: ignore[arg-type]
+    return [(reason.kind, reason.what) for reason in stale_reasons(entry, entries, **more)]  # type: ignore[arg-type]
 
 
 def test_tools_that_were_compiled_at_once(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
@@ -177,7 +177,7 @@ def test_a_profile_that_carries_states_wants_them_captured(
     ):
         segment = make_segment(tokens, layers=0, source="-")
         path = library.path("returns", identity)
-        write_segment(path, replace(segment, layers=states(count), pinned=True))
+        write_segment(path, replace(segment, layers=states(count), prefix_only=True))
         profiles.save(replace(profile, carry=Carried(verdict, "because")), "notes 0")
         assert [kind for kind, _ in why(library, profiles=profiles)] == found, (tokens, count, verdict)
 

@@ -16,23 +16,23 @@ from reference import decode, nmse
 from notes_cli import config
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import Context
-from notes_cli.engine.eye import Seen
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.vision import ImageEmbeddings
 from notes_cli.errors import EngineError, ModelError, Notice, SegmentError, SkillError, UnsupportedError
 from notes_cli.images import load_picture
 from notes_cli.library.container import open_segment, peek
 from notes_cli.measure.composition import whole_of
 from notes_cli.measure.verify import verify, verify_edits
-from notes_cli.runtime.asking import Answer, Request, ask, explain
-from notes_cli.runtime.assembling import assemble
+from notes_cli.runtime.answering import Answer, Request, ask, explain
+from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.corrections import parse_errata
-from notes_cli.runtime.freshness import reasons
+from notes_cli.runtime.freshness import stale_reasons
 from notes_cli.runtime.importing import import_segment
-from notes_cli.runtime.keeping import compile_to_library, stale
-from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of
+from notes_cli.runtime.recompile import compile_to_library, stale
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
 
@@ -69,8 +69,8 @@ def compiled(workspace: Workspace, skill: Skill) -> Segment:
 
 
 def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> np.ndarray:
-    with assemble(workspace, prompt, **how) as notebook:  # type: ignore[arg-type]
-        return notebook.logits()
+    with assemble(workspace, prompt, **how) as sequence:  # type: ignore[arg-type]
+        return sequence.logits()
 
 
 def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_several_images_and_texts_in_any_order(seeing: Workspace, tmp_path: Path
     (tmp_path / "note.txt").write_text("Answer in one word.")
     text = compiled(seeing, load_skill(tmp_path / "note.txt"))
     prompt = Prompt("What is the total?", [images[0], text, images[1]], place=place)
-    with assemble(seeing, prompt) as notebook:
-        notebook.logits()
-        assert [piece.name for piece in notebook.pieces if piece.how == "spliced"] == ["photo-1", "note", "photo-2"]
-        assert len(notebook) - notebook.position(len(notebook)) == 2 * 12  # rows beyond positions
-        tokens = notebook.tokens
-    with assemble(seeing, prompt, splice=False) as notebook:
-        notebook.logits()
-        assert (notebook.tokens == tokens).all() and not notebook.count("spliced")
+    with assemble(seeing, prompt) as sequence:
+        sequence.logits()
+        assert [piece.name for piece in sequence.pieces if piece.how == "spliced"] == ["photo-1", "note", "photo-2"]
+        assert len(sequence) - sequence.position(len(sequence)) == 2 * 12  # rows beyond positions
+        tokens = sequence.tokens
+    with assemble(seeing, prompt, splice=False) as sequence:
+        sequence.logits()
+        assert (sequence.tokens == tokens).all() and not sequence.count("spliced")
 
 
 def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_other_limits_or_another_projector_compile_it_again(seeing: Workspace, t
     skill = photo(tmp_path)
     path = compile_to_library(seeing, skill).path
     info = peek(path)
-    assert "max=16" in info.projector and info.projector == seeing.seeing.projector
+    assert "max=16" in info.projector and info.projector == seeing.image_encoding.projector
     model, projector = config.shipped_eye()
     options = ContextOptions(n_ctx=512, n_threads=1)
     with Workspace(model, options, projector=projector, image_tokens=(None, 9)) as other:
@@ -149,12 +149,12 @@ def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> No
     decoded."""
     images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
     for splice in (True, False):
-        prefixes = Prefixes()
+        prefixes = PrefixCache()
         prompts = [Prompt("What is the total?", [image]) for image in images]
         layouts = [prefixes.layout(one, parts_of(seeing, one), 1, splice=splice) for one in prompts]
-        with assemble(seeing, prompts[0], splice=splice) as notebook:
-            notebook.flush()
-            prefixes.add(notebook, layouts[0], "")
+        with assemble(seeing, prompts[0], splice=splice) as sequence:
+            sequence.flush()
+            prefixes.add(sequence, layouts[0], "")
             assert prefixes.find(layouts[0], "")[1] == 3 + len(images[0])  # and the question is decoded as alone
             assert prefixes.find(layouts[1], "")[1] == 0  # the opening of the system message is no batch of its own
 
@@ -164,9 +164,9 @@ def test_numbers_of_what_is_placed_are_forgotten_in_time(
 ) -> None:
     """What was not asked for of late is forgotten, and told apart from all others when it comes back; what is asked for
     again and again keeps its number."""
-    monkeypatch.setattr("notes_cli.runtime.prefixes.REMEMBERED", 2)
+    monkeypatch.setattr("notes_cli.runtime.prefix_cache.REMEMBERED", 2)
     one, other, third = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2, 3))
-    prefixes = Prefixes()
+    prefixes = PrefixCache()
     prompts = [Prompt("What is the total?", [image]) for image in (one, other, one, third, one, other)]
     layouts = [prefixes.layout(prompt, parts_of(seeing, prompt), 1) for prompt in prompts]
     numbers = [int(layout.origins.max()) for layout in layouts]
@@ -180,21 +180,21 @@ def test_what_cannot_be_spliced_is_looked_at_again(
     image = compiled(seeing, photo(tmp_path))
     prompt = Prompt("What is the total?", [image], system="Be brief.")
     monkeypatch.setattr(seeing.context, "can_move", lambda *_: "for this test")
-    with assemble(seeing, prompt) as notebook:
-        (piece,) = [piece for piece in notebook.pieces if piece.name == "photo"]
+    with assemble(seeing, prompt) as sequence:
+        (piece,) = [piece for piece in sequence.pieces if piece.name == "photo"]
         assert piece.refused and piece.how == "decoded"
-        found = notebook.logits()
+        found = sequence.logits()
     assert np.allclose(found, logits(seeing, prompt, splice=False), atol=1e-5)
     with pytest.raises(SegmentError, match="holds no image"):
-        seeing.look(replace(image, pictures=()))
+        seeing.encode_images(replace(image, pictures=()))
 
 
 def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
     """libmtmd's marker, and the model's own, in a question: neither asks for an image, nor is one."""
-    with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as notebook:
+    with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as sequence:
         structure = {3, 4, 5}  # the marks of an image
-        assert not structure & set(notebook.tokens.tolist())
-        notebook.logits()
+        assert not structure & set(sequence.tokens.tolist())
+        sequence.logits()
 
 
 def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
@@ -212,19 +212,19 @@ def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path)
     model, projector = config.shipped_eye()
     path = Path(shutil.copy(projector, tmp_path / "mmproj.gguf"))
     with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
-        _ = workspace.seeing.eye
+        _ = workspace.image_encoding.vision
         path.rename(tmp_path / "moved.gguf")
         write_projector(path, "qwen2vl_merger", 128)
         with pytest.raises(ModelError, match="was changed after it was loaded"):
-            _ = workspace.seeing.projector  # its change time is another one: who can say that it is the same?
+            _ = workspace.image_encoding.projector  # its change time is another one: who can say that it is the same?
     path.unlink()
     shutil.copy(projector, path)
     with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
-        _ = workspace.seeing.eye
+        _ = workspace.image_encoding.vision
         other = write_projector(tmp_path / "other.gguf", "qwen2vl_merger", 128)
         path.write_bytes(other.read_bytes())
         with pytest.raises(ModelError, match="was changed after it was loaded"):
-            _ = workspace.seeing.projector
+            _ = workspace.image_encoding.projector
 
 
 def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
         "What is the total?", [compiled(seeing, skill)], images=[skill.source, skill.source], max_tokens=2
     )
     plan = explain(seeing, request)
-    names = [piece.name for piece in plan.notebook.pieces if piece.how == "spliced"]
+    names = [piece.name for piece in plan.sequence.pieces if piece.how == "spliced"]
     assert names == ["photo", "photo-2", "photo-3"]
     assert ask(seeing, request).counts.spliced == 3 * 18 - 2  # two are at other places
 
@@ -269,9 +269,9 @@ def test_a_text_with_images_is_one_skill(seeing: Workspace, tmp_path: Path) -> N
     here = Prompt("What is the total?", [segment])
     exact = logits(seeing, here, splice=False)
     assert nmse(logits(seeing, here), exact) < 1e-5
-    with assemble(seeing, here, splice=False) as notebook:
-        notebook.logits()
-        (decoded,) = [piece for piece in notebook.pieces if piece.name == "pictured"]
+    with assemble(seeing, here, splice=False) as sequence:
+        sequence.logits()
+        (decoded,) = [piece for piece in sequence.pieces if piece.name == "pictured"]
         assert decoded.how == "decoded" and decoded.tokens == len(segment)
 
 
@@ -280,10 +280,10 @@ def test_another_picture_makes_the_text_another(seeing: Workspace, tmp_path: Pat
     first = compile_to_library(seeing, pictured(tmp_path))
     assert not compile_to_library(seeing, pictured(tmp_path)).reasons
     (entry,) = seeing.library.entries("pictured")
-    assert entry.info and reasons(entry, [entry]) == []
+    assert entry.info and stale_reasons(entry, [entry]) == []
     before = open_segment(first.path)
     (tmp_path / "pictured" / "one.png").write_bytes(image_bytes(36, 60, seed=6))
-    (reason,) = reasons(entry, [entry])
+    (reason,) = stale_reasons(entry, [entry])
     assert "the text, or an image in it, has changed" in reason.what
     again = compile_to_library(seeing, load_skill(tmp_path / "pictured" / "pictured.md"))
     after = open_segment(again.path)
@@ -316,7 +316,7 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
     segment = compiled(seeing, pictured(tmp_path))
     request = Request("What is the total?", [segment], fields={"shop": "Ben"}, max_tokens=2)
     plan = explain(seeing, request)
-    assert [piece.kind for piece in plan.notebook.pieces if piece.kind in ("splice", "erratum")] == [
+    assert [piece.kind for piece in plan.sequence.pieces if piece.kind in ("splice", "erratum")] == [
         "splice",
         "erratum",
     ]
@@ -362,7 +362,7 @@ def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -
     assert (both.tokens[: both.media[0].first] == 3).sum() == 1  # the mark before its rows
 
 
-def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segment], Seen]) -> Segment:
+def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segment], ImageEmbeddings]) -> Segment:
     """The segment computed again with what it begins after, so that its first row is at a position."""
     scratch.clear()
     decode(scratch, segment.context, place - len(segment.context))
@@ -375,7 +375,7 @@ def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segmen
         at += image.first - done
         assert seen.axes is not None
         inside = seen.axes[image.first : image.last] - seen.axes[image.first, 0]
-        scratch.show(0, at, rows, inside, whole=seen.whole)
+        scratch.decode_embeddings(0, at, rows, inside, whole=seen.whole)
         done, at = image.last, at + image.positions
     decode(scratch, seen.tokens[done:], at)
     rows = scratch.read_axes(0, place, len(segment), base=place, dtype="f32")[0]
@@ -410,14 +410,14 @@ def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path
                 shown=frozenset(one.name for one in segments if one.media and chance.random() < 0.5),
             )
             seam, places = chance.randint(0, 3), {}
-            with assemble(workspace, prompt, seam=seam) as notebook:
-                found = notebook.logits()
-                for piece in notebook.pieces:
-                    places.setdefault(piece.name, notebook.position(piece.position))
-            again = [there(scratch, one, places[one.name], workspace.look) for one in segments]
-            with assemble(workspace, replace(prompt, segments=again), seam=seam) as notebook:
+            with assemble(workspace, prompt, seam=seam) as sequence:
+                found = sequence.logits()
+                for piece in sequence.pieces:
+                    places.setdefault(piece.name, sequence.position(piece.position))
+            again = [there(scratch, one, places[one.name], workspace.encode_images) for one in segments]
+            with assemble(workspace, replace(prompt, segments=again), seam=seam) as sequence:
                 # With q8_0 weights what is multiplied is rounded to 8 bits: a difference in a last bit becomes a step.
-                assert nmse(found, notebook.logits()) < 5e-5
-            with assemble(workspace, prompt, seam=seam, rotate=False) as notebook:
-                wrong.append(nmse(found, notebook.logits()))
+                assert nmse(found, sequence.logits()) < 5e-5
+            with assemble(workspace, prompt, seam=seam, rotate=False) as sequence:
+                wrong.append(nmse(found, sequence.logits()))
         assert np.median(wrong) > 1e-2

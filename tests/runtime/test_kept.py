@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import KEPT, Segment, floats
+from notes_cli.engine.segment import STORED_TYPES, Segment, to_float32
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.explaining import why
 from notes_cli.library import unfinished
 from notes_cli.library.container import open_segment, peek, small, write_segment
-from notes_cli.runtime import compiling
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill, plan
+from notes_cli.runtime import compile as compiling_module
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill, plan
 from notes_cli.runtime.importing import import_segment
-from notes_cli.runtime.keeping import compile_to_library
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill
@@ -27,7 +27,7 @@ from notes_cli.text.skill import Skill
 from ..conftest import MakeWorkspace
 
 TEXT = "date: 2026-06-01\n" + "".join(f"Rule {number} is said here.\n" for number in range(12))
-SMALL = [kv for kv in KEPT if kv != "f16"]
+SMALL = [kv for kv in STORED_TYPES if kv != "f16"]
 
 
 def text_of(words: str) -> Skill:
@@ -83,8 +83,8 @@ def test_what_is_not_said_stays(workspace: Workspace) -> None:
 
 def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept on the way is not rounded: the file is that of a compile that nobody interrupted."""
-    monkeypatch.setattr(compiling, "KEEP", 0.0)
-    monkeypatch.setattr(compiling, "COST", 0.0)
+    monkeypatch.setattr(compiling_module, "KEEP", 0.0)
+    monkeypatch.setattr(compiling_module, "COST", 0.0)
     workspace = Workspace(workspace.model.path, replace(workspace.options, n_ubatch=64))
     with workspace:
 
@@ -107,7 +107,7 @@ def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypat
     path = compile_to_library(workspace, skill).path
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(compiling, "NEAR", 1.1)
+        patch.setattr(compiling_module, "NEAR", 1.1)
         with pytest.raises(UnsupportedError, match="rules cannot be kept as q8_0"):
             compile_to_library(workspace, skill, kv="q8_0")
     assert path.read_bytes() == before
@@ -115,7 +115,7 @@ def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypat
     def spoilt(segment: Segment) -> Segment:
         return replace(segment, layers=tuple(replace(rows, k=rows.k, v=-rows.v) for rows in segment.layers))
 
-    monkeypatch.setattr(compiling, "small", spoilt)
+    monkeypatch.setattr(compiling_module, "small", spoilt)
     with pytest.raises(UnsupportedError, match="the logits after it"):
         compile_to_library(workspace, skill, kv="q8_0")
 
@@ -135,15 +135,15 @@ def test_rows_that_cannot_be_moved(make_workspace: MakeWorkspace) -> None:
     workspace = make_workspace("lfm2")
     exact = compile_skill(workspace, text_of(TEXT))
     kept = compile_skill(workspace, text_of(TEXT), kv="q8_0")
-    assert kept.pinned and kept.nbytes < exact.nbytes
+    assert kept.prefix_only and kept.nbytes < exact.nbytes
     for one, other in zip(kept.layers, exact.layers, strict=True):
         assert one.part != "state" or (one.k.tobytes(), one.v.tobytes()) == (other.k.tobytes(), other.v.tobytes())
     logits = []
     for segment in (exact, kept):
-        notebook = assemble(workspace, Prompt("Why?", [segment]))
-        assert any(piece.how == "spliced" for piece in notebook.pieces)
-        logits.append(notebook.logits())
-        notebook.close()
+        sequence = assemble(workspace, Prompt("Why?", [segment]))
+        assert any(piece.how == "spliced" for piece in sequence.pieces)
+        logits.append(sequence.logits())
+        sequence.close()
     assert _cosine(*logits) > 0.99
 
 
@@ -160,16 +160,16 @@ def test_what_comes_after_such_a_splice(workspace: Workspace) -> None:
         segment = workspace.open(compile_to_library(workspace, skill, kv=kv).path)
         found = results.setdefault(kv, [])
         for errata in ([], [Erratum("date", "2027-01-02", "")]):
-            with assemble(workspace, Prompt("Why?", [segment], system="Be brief.", errata=errata)) as notebook:
-                found.append(notebook.logits())
-                told = [why(piece) for piece in notebook.pieces if piece.how == "spliced"]
+            with assemble(workspace, Prompt("Why?", [segment], system="Be brief.", errata=errata)) as sequence:
+                found.append(sequence.logits())
+                told = [why(piece) for piece in sequence.pieces if piece.how == "spliced"]
                 assert all(("kept as q8_0 (" in one) == (kv == "q8_0") for one in told) and told
-                with notebook.share() as other:
+                with sequence.share() as other:
                     other.append([5, 6, 7])
                     found.append(other.logits())
-                place = len(notebook) - 40
-                notebook.rewrite([place, place + 2], np.array([65, 66], np.int32))
-                found.append(notebook.logits())
+                place = len(sequence) - 40
+                sequence.rewrite([place, place + 2], np.array([65, 66], np.int32))
+                found.append(sequence.logits())
     for one, other in zip(results["f16"], results["q8_0"], strict=True):
         assert not np.array_equal(one, other) and _cosine(one, other) > 0.99
 
@@ -178,12 +178,12 @@ def test_a_part_of_it_can_be_placed(workspace: Workspace) -> None:
     """A slice has the rows of the whole."""
     segment = open_segment(compile_to_library(workspace, text_of(TEXT), kv="q8_0").path)
     part = segment.slice(20, 50)
-    with Notebook(workspace.context) as notebook:
-        notebook.append([1, 2, 3])
-        notebook.splice(part)
-        found = workspace.context.read(notebook.sequence, 3, 30, base=3, dtype="f32")
+    with KVSequence(workspace.context) as sequence:
+        sequence.append([1, 2, 3])
+        sequence.splice(part)
+        found = workspace.context.read(sequence.seq_id, 3, 30, base=3, dtype="f32")
     for one, other in zip(found, segment.layers, strict=True):
-        assert np.array_equal(one.v, floats(other.v)[20:50].astype(np.float16))
+        assert np.array_equal(one.v, to_float32(other.v)[20:50].astype(np.float16))
 
 
 def test_another_takes_it_over_as_it_is(workspace: Workspace, tmp_path: Path) -> None:

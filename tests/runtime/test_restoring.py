@@ -20,10 +20,10 @@ from notes_cli.errors import DamagedError
 from notes_cli.explaining import why
 from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.measure.verify import verify
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import UNTRUSTED, compile_skill
-from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import UNTRUSTED, compile_skill
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.skill import Skill
@@ -50,11 +50,11 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.float32]:
     """Logits after the tokens, decoded up to each of `steps` and then to the end: rounding goes by the batches."""
     workspace.context.clear()  # in the same cells: rounding goes by these, too
-    book = workspace.notebook()
+    seq = workspace.sequence()
     for part in np.split(tokens, steps):
-        book.append(part)
-        book.flush()
-    return book.logits()
+        seq.append(part)
+        seq.flush()
+    return seq.logits()
 
 
 def steps(segment: Segment) -> tuple[int, int]:
@@ -64,7 +64,7 @@ def steps(segment: Segment) -> tuple[int, int]:
 
 def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segment: Segment) -> None:
     """Rows begin at position 0; a recurrent layer has one state, of f32."""
-    assert segment.pinned and segment.first == 0 < segment.base == len(segment.context)
+    assert segment.prefix_only and segment.first == 0 < segment.base == len(segment.context)
     assert len(segment.layers) == 3
     for rows in segment.layers:
         if rows.part == "state":
@@ -79,12 +79,12 @@ def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segm
 @pytest.mark.patches("speed")
 def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segment, errata: list[Erratum]) -> None:
     """Nothing up to the end of the skill is decoded, and the logits are the very ones of decoding it all."""
-    book = assemble(workspace, Prompt("Why?", [segment], errata))
-    found = book.logits()
-    assert book.count("spliced") == segment.base + len(segment) and book.count("seam") == 0
-    assert [piece.how for piece in book.pieces] == ["spliced", "spliced", *["decoded"] * (1 + 2 * len(errata))]
-    assert book.pieces[1].reason is Reason.RESTORED
-    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+    seq = assemble(workspace, Prompt("Why?", [segment], errata))
+    found = seq.logits()
+    assert seq.count("spliced") == segment.base + len(segment) and seq.count("seam") == 0
+    assert [piece.how for piece in seq.pieces] == ["spliced", "spliced", *["decoded"] * (1 + 2 * len(errata))]
+    assert seq.pieces[1].reason is Reason.RESTORED
+    np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment)))
 
 
 def test_restored_from_its_file_or_not_at_all(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
@@ -97,12 +97,12 @@ def test_restored_from_its_file_or_not_at_all(workspace: Workspace, segment: Seg
     assert isinstance(layers, Stored)
     for place in [one for each in layers.tensors for one in (each.k, each.v) if one.end]:
         (tmp_path / "a.gguf").write_bytes(whole[: place.end - 1] + b"x" + whole[place.end :])
-        book = workspace.notebook()
-        book.append(segment.context)
+        seq = workspace.sequence()
+        seq.append(segment.context)
         with pytest.raises(DamagedError):
-            book.restore(open_stored(tmp_path / "a.gguf"))
-        assert workspace.context.length(book.sequence) == 0
-        book.close()
+            seq.restore(open_stored(tmp_path / "a.gguf"))
+        assert workspace.context.length(seq.seq_id) == 0
+        seq.close()
 
 
 @pytest.mark.parametrize("part", ["attention", "state"])
@@ -122,23 +122,23 @@ def test_every_part_that_is_restored_counts(make_workspace: MakeWorkspace, skill
 @pytest.mark.patches("speed", "recurrent")
 def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment) -> None:
     """With a system text before it the skill is decoded, and the reason names both what differs and why it matters."""
-    book = assemble(workspace, Prompt("Why?", [segment], [ERRATUM], "Be kind."))
-    found = book.logits()
-    assert book.count("spliced") == 0
+    seq = assemble(workspace, Prompt("Why?", [segment], [ERRATUM], "Be kind."))
+    found = seq.logits()
+    assert seq.count("spliced") == 0
     refusal = UNTRUSTED if workspace.model.recurrent else workspace.context.supports("splice")
-    assert refusal and why(book.pieces[1]) == (
+    assert refusal and why(seq.pieces[1]) == (
         f"decoded: preceded by a different context than at compile time; {refusal}"
     )
-    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens))
+    np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens))
 
 
 def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segment) -> None:
     """The second is decoded after it, with the reason, and the logits are those of decoding both."""
-    book = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
-    found = book.logits()
-    assert [(p.name, p.how) for p in book.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
-    assert "preceded by a different context" in next(why(p) for p in book.pieces if p.name == "fees")
-    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+    seq = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
+    found = seq.logits()
+    assert [(p.name, p.how) for p in seq.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
+    assert "preceded by a different context" in next(why(p) for p in seq.pieces if p.name == "fees")
+    np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment)))
 
 
 @pytest.mark.parametrize("bos", [False, True])
@@ -148,11 +148,11 @@ def test_without_a_left_context(make_workspace: MakeWorkspace, skill: Skill, tmp
     segment = compile_skill(workspace, skill)
     write_segment(tmp_path / "a.gguf", segment)
     segment = open_segment(tmp_path / "a.gguf")
-    assert segment.pinned and segment.base == bos
-    book = assemble(workspace, Prompt("Why?", [segment]))
-    found = book.logits()
-    assert book.count("spliced") == len(segment) + bos
-    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+    assert segment.prefix_only and segment.base == bos
+    seq = assemble(workspace, Prompt("Why?", [segment]))
+    found = seq.logits()
+    assert seq.count("spliced") == len(segment) + bos
+    np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment)))
 
 
 @pytest.mark.patches("speed")
@@ -162,22 +162,22 @@ def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Seg
     choices = ["yes", "no", "not sure"]
     with assemble(workspace, prompt, splice=False) as full:
         wanted = decide(full, choices).probabilities
-    book = assemble(workspace, prompt)
-    assert decide(book, choices).probabilities == pytest.approx(wanted, rel=0.05, abs=0.01)
-    assert workspace.context.length(book.sequence) == len(book)
-    book.append([65, 66])
-    found = book.logits()
-    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment), len(book) - 2))
+    seq = assemble(workspace, prompt)
+    assert decide(seq, choices).probabilities == pytest.approx(wanted, rel=0.05, abs=0.01)
+    assert workspace.context.length(seq.seq_id) == len(seq)
+    seq.append([65, 66])
+    found = seq.logits()
+    np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment), len(seq) - 2))
 
 
 def test_an_answer_is_that_of_the_recompute(workspace: Workspace, segment: Segment) -> None:
     """Generation goes on from restored rows and state, token by token, as from decoded ones."""
     answers = []
     with Sampler(SamplerOptions()) as sampler:
-        book = assemble(workspace, Prompt("Why?", [segment]), room=16)
-        answers.append(list(book.generate(sampler, 16)))
-        again = workspace.notebook()
-        for part in np.split(book.tokens[: len(book) - len(answers[0])], steps(segment)):
+        seq = assemble(workspace, Prompt("Why?", [segment]), room=16)
+        answers.append(list(seq.generate(sampler, 16)))
+        again = workspace.sequence()
+        for part in np.split(seq.tokens[: len(seq) - len(answers[0])], steps(segment)):
             again.append(part)
             again.flush()
         answers.append(list(again.generate(sampler, 16)))
@@ -198,22 +198,22 @@ def test_a_segment_of_the_library_is_the_compiled_one(workspace: Workspace, skil
     """Written and read back it restores the same logits, and is up to date."""
     compiled = compile_to_library(workspace, skill)
     segment = workspace.open(compiled.path)
-    book = assemble(workspace, Prompt("Why?", [segment]))
-    found = book.logits()
-    np.testing.assert_array_equal(found, recomputed(workspace, book.tokens, *steps(segment)))
+    seq = assemble(workspace, Prompt("Why?", [segment]))
+    found = seq.logits()
+    np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens, *steps(segment)))
     assert compiled.reasons and not compile_to_library(workspace, skill).reasons
 
 
 def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """A state that is no number is refused, and the notebook decodes as if nothing had been tried."""
+    """A state that is no number is refused, and the sequence decodes as if nothing had been tried."""
     workspace = make_workspace("mamba")
     segment = compile_skill(workspace, skill)
     broken = [replace(rows, v=np.full_like(rows.v, np.nan)) for rows in segment.layers]
     with pytest.raises(Exception, match="NaN or infinity"):
         assemble(workspace, Prompt("Why?", [replace(segment, layers=tuple(broken))]))
-    book = assemble(workspace, Prompt("Why?", [segment]), splice=False)
-    found = book.logits()
-    np.testing.assert_array_equal(found, recomputed(make_workspace("mamba"), book.tokens))
+    seq = assemble(workspace, Prompt("Why?", [segment]), splice=False)
+    found = seq.logits()
+    np.testing.assert_array_equal(found, recomputed(make_workspace("mamba"), seq.tokens))
 
 
 def test_a_segment_kept_whole_that_could_be_moved_now(
@@ -224,11 +224,11 @@ def test_a_segment_kept_whole_that_could_be_moved_now(
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
     monkeypatch.setattr(Context, "supports", lambda _, what: "it has no state" if what == "carry" else None)
-    book = assemble(workspace, Prompt("Why?", [segment], system="Be kind."))
-    book.flush()
-    assert "if it is compiled again" in why(book.pieces[1]) and book.count("spliced") == 0
+    seq = assemble(workspace, Prompt("Why?", [segment], system="Be kind."))
+    seq.flush()
+    assert "if it is compiled again" in why(seq.pieces[1]) and seq.count("spliced") == 0
     assert compile_to_library(workspace, skill).reasons == ("its rows can be moved now",)
-    assert not workspace.open(path).pinned
+    assert not workspace.open(path).prefix_only
 
 
 def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> None:
@@ -250,12 +250,12 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
     segment = compile_skill(workspace, skill)
     assert assemble(workspace, Prompt("Why?", [segment], system="x" * 20)).count("spliced") == len(segment) - 1
     for length in (220, 300):  # into the next stretch, and beyond
-        book = assemble(workspace, Prompt("Why?", [segment], system="x" * length))
-        found = book.logits()
-        assert book.count("spliced") == 0
+        seq = assemble(workspace, Prompt("Why?", [segment], system="x" * length))
+        found = seq.logits()
+        assert seq.count("spliced") == 0
         told = "decoded: rows cannot be moved from one stretch of 256 positions to another: "
-        assert why(book.pieces[1]).startswith(told)
-        np.testing.assert_array_equal(found, recomputed(workspace, book.tokens))
+        assert why(seq.pieces[1]).startswith(told)
+        np.testing.assert_array_equal(found, recomputed(workspace, seq.tokens))
 
 
 # ---- caches of other types

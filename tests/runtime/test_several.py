@@ -11,7 +11,7 @@ import pytest
 
 from notes_cli.engine.context import Context
 from notes_cli.library.container import open_segment
-from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -55,8 +55,8 @@ def test_rows_are_those_of_a_compile_by_itself(make_workspace: MakeWorkspace, ki
     with workspace.compiling():
         assert files(workspace, blocks=blocks) == alone
         assert files(workspace, SKILLS[::-1], blocks=blocks) == alone[::-1]
-        assert workspace.context.held <= 1
-    assert workspace.context.held == workspace.context.used == 0
+        assert workspace.context.n_leased <= 1
+    assert workspace.context.n_leased == workspace.context.used == 0
 
 
 def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +93,12 @@ def test_other_work_between_them(workspace: Workspace) -> None:
         files(workspace, SKILLS[:1])
         workspace.context.clear()
         assert files(workspace) == alone
-        with workspace.notebook() as notebook:
-            notebook.append([1, 2, 3])
-            notebook.flush()
+        with workspace.sequence() as sequence:
+            sequence.append([1, 2, 3])
+            sequence.flush()
             assert workspace.context.used == len(workspace.left_context) + 3
             assert files(workspace, SKILLS[1:2])[0] == alone[1]
-            assert notebook.intact
+            assert sequence.intact
     assert workspace.context.used == 0
 
 
@@ -132,7 +132,7 @@ def test_one_that_fails_leaves_the_others(make_workspace: MakeWorkspace, monkeyp
     with pytest.raises(KeyboardInterrupt), workspace.compiling():
         for number, skill in enumerate(SKILLS):
             made.append(compile_to_library(workspace, skill, progress=stopping(number)).path)
-    assert len(made) == 1 and workspace.context.held == 0
+    assert len(made) == 1 and workspace.context.n_leased == 0
     with workspace.compiling():
         done = [compile_to_library(workspace, skill) for skill in SKILLS]
     assert [bool(one.reasons) for one in done] == [False, True, True]

@@ -15,10 +15,10 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import Notice, Remedy, Say, SegmentError
 from notes_cli.library.store import Library, SegmentFile, Target
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.keeping import compile_to_library
-from notes_cli.runtime.opening import open_segments
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
@@ -83,8 +83,8 @@ def test_another_store_takes_the_place_of_the_library(
     second, receiver = opened(model, shared, tmp_path / "two")
     with second:
         segments = open_segments(second, ["returns"], said.append)
-        notebook = assemble(second, Prompt("Why?", segments))
-        assert notebook.count("spliced") == len(segments[0]) and not said
+        sequence = assemble(second, Prompt("Why?", segments))
+        assert sequence.count("spliced") == len(segments[0]) and not said
         assert not compile_to_library(second, skill).reasons
         assert receiver.moved == ["shared to two"]
     other, _ = opened(make_model("qwen2"), shared, tmp_path / "three")

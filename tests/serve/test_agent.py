@@ -15,7 +15,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime import thinking
+from notes_cli.runtime import generate
 
 from ..conftest import MakeModel
 from ..text.test_tools import SOURCES
@@ -46,13 +46,13 @@ def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def writes(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Writes:
     """What the model writes in its answers, one after the other, whatever it would have said itself; afterwards, and
     where an answer is held to a grammar, it says that itself."""
-    real, model = thinking.Sampler, qwen.scheduler.workspace.model
+    real, model = generate.Sampler, qwen.scheduler.workspace.model
     left: list[str] = []
 
     def sampler(options: Any, grammar: Any = None) -> Any:
         return Scripted(model, left.pop(0)) if left and grammar is None else real(options, grammar)
 
-    monkeypatch.setattr(thinking, "Sampler", sampler)
+    monkeypatch.setattr(generate, "Sampler", sampler)
     return lambda *texts: left.extend(texts)
 
 

@@ -538,6 +538,6 @@ def test_little_is_loaded_to_ask_a_server(server: Running) -> None:
         assert done.stdout.strip() in ("accepted", "") or "answer" in done.stdout, done.stderr
         return set(done.stderr.splitlines()[-1].split())
 
-    heavy = {"numpy", "notes_cli.engine.native", "notes_cli.runtime.asking", "jinja2", "starlette"}
+    heavy = {"numpy", "notes_cli.engine.native", "notes_cli.runtime.answering", "jinja2", "starlette"}
     assert not loaded("--splice", "returns", "--json", "--server", server.url) & heavy
     assert "http.client" not in loaded("--splice", "returns", "--server", "off")

@@ -10,7 +10,7 @@ import pytest
 
 from bench import clients
 from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime.prefixes import Prefix
+from notes_cli.runtime.prefix_cache import CachedPrefix
 from notes_cli.serve.jobs import Limits
 
 from .conftest import Served, started
@@ -32,16 +32,16 @@ def test_misbehaving_clients_leave_nothing_behind(served: Served) -> None:
 
 def test_a_leak_is_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: one sequence that is not given back is what the campaign tells of."""
-    prefixes, kept = served.scheduler.prefixes, list[Prefix]()
-    rest = prefixes.rest
+    prefixes, kept = served.scheduler.prefixes, list[CachedPrefix]()
+    rest = prefixes.set_idle
 
-    def lose(one: Prefix) -> None:
+    def lose(one: CachedPrefix) -> None:
         if kept or served.scheduler.metrics.outcomes["answered"] < 26:
             rest(one)
         else:
-            prefixes.kept.remove(one)
+            prefixes.entries.remove(one)
             kept.append(one)
 
-    monkeypatch.setattr(prefixes, "rest", lose)
+    monkeypatch.setattr(prefixes, "set_idle", lose)
     outcome = asyncio.run(clients.campaign(served.url, 12, seed=5, parallel=4))
     assert any("sequences" in one for one in outcome.wrong), outcome.wrong

@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.cli import run
 from notes_cli.engine.model import Model
-from notes_cli.library.standing import StandingErrata, standing
+from notes_cli.library.standing import GlobalErrata, standing
 from notes_cli.sessions import everybody
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
@@ -408,7 +408,7 @@ def test_what_nobody_can_be_told(own: Served, status: int, given: Json) -> None:
 
 def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
     """A line that a crash tore is written over; another process's lines are seen."""
-    first, second = StandingErrata(tmp_path / "library"), StandingErrata(tmp_path / "library")
+    first, second = GlobalErrata(tmp_path / "library"), GlobalErrata(tmp_path / "library")
     first.add([standing("returns", "date", "a", "b")])
     with first.path.open("ab") as file:
         file.write(b'{"skill": "ret')

@@ -14,7 +14,7 @@ import pytest
 
 from notes_cli import guidance
 from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime import thinking
+from notes_cli.runtime import generate
 from notes_cli.serve.parsing import parse_chat
 
 from ..commands.conftest import run_here
@@ -67,7 +67,7 @@ def script(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Script:
     def write(text: str) -> None:
         model = qwen.scheduler.workspace.model
         made = lambda options, grammar=None: Scripted(model, text)  # noqa: E731
-        monkeypatch.setattr(thinking, "Sampler", made)
+        monkeypatch.setattr(generate, "Sampler", made)
 
     return write
 

@@ -35,10 +35,10 @@ def test_a_stream_ends_with_notes(served: Served) -> None:
 
 def test_nothing_is_left_for_others(served: Served) -> None:
     """Its sequence is given up, and rows that were edited in place are in no other prompt."""
-    free = served.at_context(lambda: served.scheduler.workspace.context.free)
+    free = served.at_context(lambda: served.scheduler.workspace.context.n_free)
     notes: Json = {"ask": True, "splice": ["returns"], "fields": {"date": "2026-07-01"}, "method": "field"}
     served.chat(ASK, notes=notes)
-    assert served.at_context(lambda: served.scheduler.workspace.context.free) == free
+    assert served.at_context(lambda: served.scheduler.workspace.context.n_free) == free
     assert served.ask(splice=["returns"])["choices"][0]["message"]["content"] == "accepted"
 
 

@@ -14,7 +14,7 @@ import pytest
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.library.standing import Standing
+from notes_cli.library.standing import GlobalErratum
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
 from notes_cli.serve.jobs import Limits
@@ -130,7 +130,7 @@ def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
     """The skill was compiled again with another value before the field was corrected for all."""
     segment: Segment = served.at_context(lambda: served.scheduler.segment_cache.segment("returns"))
     talk = Talk(skills={"returns": segment}, copies=frozenset({Copy("returns")}), heard=0)
-    errata = [Standing("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
+    errata = [GlobalErratum("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
     now = told(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)
     assert "2026-07-01" in " ".join(now.before[2])
     again = told(replace(talk, heard=5), {"returns": segment}, [Copy("returns")], errata, (), 2, None)
@@ -201,7 +201,7 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
     options = ContextOptions(n_ctx=4096, n_threads=1, n_ubatch=1)
     with started(library, Limits(parallel=4, chunk=1), context=options) as served:
         context = served.scheduler.workspace.context
-        there = served.at_context(lambda: context.free + context.held)
+        there = served.at_context(lambda: context.n_free + context.n_leased)
         long = {"prompt": [5, 6, 7] * 300, "n": 3, "max_tokens": 2, "temperature": 1}
         found: list[int] = []
         several = threading.Thread(
@@ -215,4 +215,4 @@ def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest
         assert served.scheduler.load == 1, "the long prompt is still being read"
         several.join()
         assert found == [200]
-        assert served.at_context(lambda: context.free + context.held) == there == 5
+        assert served.at_context(lambda: context.n_free + context.n_leased) == there == 5

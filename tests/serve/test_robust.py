@@ -52,8 +52,8 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def held(served: Served) -> tuple[int, int, int]:
     """Sequences that are held, those of idle prefixes, and requests."""
-    resting = served.at_context(lambda: len(list(served.scheduler.prefixes.resting())))
-    return served.at_context(lambda: served.scheduler.workspace.context.held), resting, served.scheduler.load
+    resting = served.at_context(lambda: len(list(served.scheduler.prefixes.idle_prefixes())))
+    return served.at_context(lambda: served.scheduler.workspace.context.n_leased), resting, served.scheduler.load
 
 
 @pytest.mark.parametrize("stream", [True, False])

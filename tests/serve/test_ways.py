@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.notebook import Notebook
+from notes_cli.engine.sequence import KVSequence
 
 from ..commands.conftest import run_here
 from .conftest import Served, compile_into, started
@@ -40,15 +40,15 @@ class Seen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[tuple[int, ...], dict[str, bytes]] = defaultdict(dict)
         self._way: str | None = None
-        ask = Notebook.ask
+        ask = KVSequence.try_logits
 
-        def asked(notebook: Notebook) -> object:
-            logits = ask(notebook)
+        def asked(sequence: KVSequence) -> object:
+            logits = ask(sequence)
             if self._way and logits is not None:
-                self.found[tuple(notebook.tokens.tolist())][self._way] = logits.tobytes()
+                self.found[tuple(sequence.tokens.tolist())][self._way] = logits.tobytes()
             return logits
 
-        monkeypatch.setattr(Notebook, "ask", asked)
+        monkeypatch.setattr(KVSequence, "try_logits", asked)
 
     @contextmanager
     def way(self, name: str) -> Iterator[None]:

@@ -230,11 +230,11 @@ def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: M
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
         for number in (1, 2):
-            segment = replace(make_segment(2), identity=identity, text="", fields=(), pinned=True, base=0)
+            segment = replace(make_segment(2), identity=identity, text="", fields=(), prefix_only=True, base=0)
             segment = replace(segment, context=segment.tokens[:0])
             checksum = write_segment(stored.next_rows, segment)
             line = turn(5, rows=f"000{number}.gguf", rows_checksum=checksum)
-            stored.commit(line, None if stored.header else replace(HEADER, pinned=True))
+            stored.commit(line, None if stored.header else replace(HEADER, prefix_only=True))
         (stored.folder / "0001.gguf").unlink()
     assert list(members(archived(stored))) == [LEDGER, "0002.gguf"]
     assert load(sessions, io.BytesIO(archived(stored)), "a file", "other").state == stored.state

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
@@ -53,29 +53,29 @@ def held(workspace: Workspace) -> Iterator[Session]:
         yield Session(workspace, stored)
 
 
-def carried(notebook: Notebook) -> list[str]:
-    return [piece.name for piece in notebook.pieces if piece.reason is Reason.CARRIED]
+def carried(sequence: KVSequence) -> list[str]:
+    return [piece.name for piece in sequence.pieces if piece.reason is Reason.CARRIED]
 
 
-def begin(session: Session, skill: Skill, *errata: str) -> Notebook:
+def begin(session: Session, skill: Skill, *errata: str) -> KVSequence:
     """A first turn, with the skill after a system text."""
     segment = compile_skill(session.workspace, skill)
     prompt = Prompt("Why?", [segment], parse_errata(errata, [segment]), system="Be kind.")
-    notebook = assemble(session.workspace, prompt, room=4)
-    session.begin(prompt, notebook)
-    return notebook
+    sequence = assemble(session.workspace, prompt, room=4)
+    session.begin(prompt, sequence)
+    return sequence
 
 
-def answer(session: Session, notebook: Notebook) -> None:
+def answer(session: Session, sequence: KVSequence) -> None:
     with Sampler(SamplerOptions()) as sampler:
-        list(notebook.generate(sampler, 3))
+        list(sequence.generate(sampler, 3))
     session.keep()
 
 
-def logits(notebook: Notebook) -> NDArray[np.float32]:
+def logits(sequence: KVSequence) -> NDArray[np.float32]:
     """After one more token."""
-    notebook.append([65])
-    return notebook.logits()
+    sequence.append([65])
+    return sequence.logits()
 
 
 def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Skill) -> None:
@@ -83,19 +83,19 @@ def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Sk
     is the one that was there."""
     workspace = make()
     with held(workspace) as session:
-        notebook = begin(session, skill)
-        assert carried(notebook) == ["returns"]
-        answer(session, notebook)
+        sequence = begin(session, skill)
+        assert carried(sequence) == ["returns"]
+        answer(session, sequence)
         fees = compile_skill(workspace, FEES)
-        notebook = session.follow("How much?", ["fee=6 euros"], room=8, segments=[fees])
-        assert carried(notebook) == ["returns", "fees"]
-        answer(session, notebook)
+        sequence = session.follow("How much?", ["fee=6 euros"], room=8, segments=[fees])
+        assert carried(sequence) == ["returns", "fees"]
+        answer(session, sequence)
         tokens = session.state.tokens
-        wanted = logits(session.notebook)
+        wanted = logits(session.sequence)
     for carry in (True, False):
         with held(make(carry)) as session:
-            assert session.state.tokens == tokens and session.notebook.count("spliced") == len(tokens)
-            assert np.array_equal(logits(session.notebook), wanted)
+            assert session.state.tokens == tokens and session.sequence.count("spliced") == len(tokens)
+            assert np.array_equal(logits(session.sequence), wanted)
 
 
 def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, skill: Skill) -> None:
@@ -104,12 +104,12 @@ def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, ski
     for n_ctx in (256, 1024):
         workspace = make(n_ctx=n_ctx)
         with held(workspace) as session:
-            notebook = begin(session, skill)
-            assert carried(notebook) == ["returns"]
-            answer(session, notebook)
-            notebook = session.follow("x" * 500, room=4)
+            sequence = begin(session, skill)
+            assert carried(sequence) == ["returns"]
+            answer(session, sequence)
+            sequence = session.follow("x" * 500, room=4)
             assert workspace.context.n_ctx >= 600
-            found.append(notebook.logits())
+            found.append(sequence.logits())
         Sessions(paths().sessions).remove("mine")
     assert np.allclose(*found, rtol=1e-3, atol=1e-3 * np.abs(found[0]).max())
 
@@ -119,10 +119,10 @@ def test_an_erratum_follows_a_carried_skill(make: Open, skill: Skill) -> None:
     left as it is."""
     workspace = make()
     with held(workspace) as session:
-        notebook = begin(session, skill, "date=2026-07-01")
-        kinds = [piece.kind for piece in notebook.pieces]
-        assert carried(notebook) == ["returns"] and kinds.index("erratum") > kinds.index("splice")
-        answer(session, notebook)
+        sequence = begin(session, skill, "date=2026-07-01")
+        kinds = [piece.kind for piece in sequence.pieces]
+        assert carried(sequence) == ["returns"] and kinds.index("erratum") > kinds.index("splice")
+        answer(session, sequence)
         assert session.edit("tier", "basic", Method("erratum")).method == "erratum"
         assert carried(session.follow("And?", room=4)) == ["returns"]
 
@@ -134,15 +134,15 @@ def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, ski
         before = session.state.tokens
         with pytest.raises(NotesError, match="recurrent layers"):
             session.edit("date", "2026-07-01", Method("field"))
-        assert session.state.tokens == before and carried(session.notebook) == ["returns"]
+        assert session.state.tokens == before and carried(session.sequence) == ["returns"]
         done = session.edit("date", "the first of July", Method("suffix"))
         assert done.rows == len(session.state.tokens)
         tokens = session.state.tokens
-        found = logits(session.notebook)
-    book = make().notebook()
-    book.append(tokens)
-    book.flush()
-    wanted = logits(book)
+        found = logits(session.sequence)
+    seq = make().sequence()
+    seq.append(tokens)
+    seq.flush()
+    wanted = logits(seq)
     assert float(((found - wanted) ** 2).sum() / (wanted**2).sum()) < 1e-6
 
 
@@ -153,10 +153,10 @@ def test_undo_takes_a_carried_turn_back(make: Open, skill: Skill) -> None:
         answer(session, begin(session, skill))
         tokens = session.state.tokens
     with held(make()) as session:
-        wanted = logits(session.notebook)
+        wanted = logits(session.sequence)
     with held(workspace) as session:
         fees = compile_skill(workspace, FEES)
         answer(session, session.follow("How much?", room=8, segments=[fees]))
         session.undo()
         assert session.state.tokens == tokens
-        assert np.array_equal(logits(session.notebook), wanted)
+        assert np.array_equal(logits(session.sequence), wanted)

@@ -11,9 +11,9 @@ import pytest
 
 import notes_cli as notes
 from notes_cli.errors import Notice
-from notes_cli.library.standing import StandingErrata, holding, standing
+from notes_cli.library.standing import GlobalErrata, holding, standing
 from notes_cli.library.store import Library
-from notes_cli.runtime.asking import Listener
+from notes_cli.runtime.answering import Callbacks
 from notes_cli.sessions.everybody import Corrected, correct, correcting
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.state import State
@@ -51,8 +51,8 @@ def library_of(model: notes.Model) -> Library:
     return model.workspace.library
 
 
-def errata_of(model: notes.Model) -> StandingErrata:
-    return StandingErrata(library_of(model).folder)
+def errata_of(model: notes.Model) -> GlobalErrata:
+    return GlobalErrata(library_of(model).folder)
 
 
 def corrected(model: notes.Model, date: str = LATE) -> Corrected:
@@ -109,7 +109,7 @@ def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Se
     library_of(model).remove("returns")
     told: list[Notice] = []
     path = written(tmp_path / "new" / "returns.md", body="We have moved to another street.")
-    segment = model.compile(path, listener=Listener(notice=told.append))
+    segment = model.compile(path, callbacks=Callbacks(on_notice=told.append))
     assert alone(model, segment) == 0
     assert [str(one) for one in told if "the correction returns.date=2026-07-01 for all sessions ends" in str(one)]
 
@@ -212,7 +212,7 @@ def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: 
 
 def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
     """Whoever looks at the file up to a time has seen all that is earlier, in whichever order they were made."""
-    errata = StandingErrata(tmp_path / "library")
+    errata = GlobalErrata(tmp_path / "library")
     late, early = standing("returns", "date", WAS, LATE), standing("returns", "date", WAS, LATER)
     errata.add([early])
     errata.add([late])

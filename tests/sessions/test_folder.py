@@ -281,7 +281,9 @@ def test_whole_rows_are_kept_of_two_turns(sessions: Sessions) -> None:
         stored.folder.mkdir(parents=True)
         for number in range(1, 5):
             stored.next_rows.write_bytes(b"rows")
-            stored.commit(turn(1, rows=f"000{number}.gguf"), None if stored.header else replace(HEADER, pinned=True))
+            stored.commit(
+                turn(1, rows=f"000{number}.gguf"), None if stored.header else replace(HEADER, prefix_only=True)
+            )
     assert stored.kept() == ["0003.gguf", "0004.gguf"] and not (stored.folder / "0002.gguf").exists()
 
 

@@ -14,16 +14,16 @@ import pytest
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import METHODS, Method
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
 from notes_cli.measure.examination import Cause, verify_session
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.corrections import known_fields
+from notes_cli.runtime.generate import ReplyGenerator
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.thinking import Speaker
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
@@ -72,18 +72,18 @@ def say(
     segments = [compile_skill(workspace, skill) for skill in skills]
     if session.empty:
         prompt = Prompt(comes, segments, system=system)
-        notebook = assemble(workspace, prompt)
-        session.begin(prompt, notebook)
+        sequence = assemble(workspace, prompt)
+        session.begin(prompt, sequence)
     elif comes.startswith("look_up:"):
-        notebook = session.answered([("look_up", comes.removeprefix("look_up:"))])
+        sequence = session.answered([("look_up", comes.removeprefix("look_up:"))])
     else:
-        notebook = session.follow(comes, segments=segments)
-    write(workspace, notebook, answer)
+        sequence = session.follow(comes, segments=segments)
+    write(workspace, sequence, answer)
     session.keep()
 
 
-def write(workspace: Workspace, notebook: Notebook, answer: str) -> None:
-    notebook.append(workspace.model.tokenize(answer, special=True), "answer")
+def write(workspace: Workspace, sequence: KVSequence, answer: str) -> None:
+    sequence.append(workspace.model.tokenize(answer, special=True), "answer")
 
 
 def grown(
@@ -195,12 +195,12 @@ def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monke
     workspace = make(template=template)
     with held(workspace) as session:
         prompt = Prompt("Why?", think=True)
-        notebook = assemble(workspace, prompt)
-        session.begin(prompt, notebook)
+        sequence = assemble(workspace, prompt)
+        session.begin(prompt, sequence)
         script = Scripted(workspace.model, "Let me see.</think>")
-        monkeypatch.setattr("notes_cli.runtime.thinking.Sampler", script)
-        run(Speaker(workspace, max_think=40).thinking(notebook))
-        write(workspace, notebook, "Because.")
+        monkeypatch.setattr("notes_cli.runtime.generate.Sampler", script)
+        run(ReplyGenerator(workspace, max_think=40).reason(sequence))
+        write(workspace, sequence, "Because.")
         session.keep()
         say(session, "And then?", "Nothing.")
         assert any(entry.thought for entry in session.state.entries)
@@ -257,7 +257,7 @@ def test_results_are_those_of_the_calls(make: Open) -> None:
 
 
 def request_with(*results: tuple[str, str]):  # type: ignore[no-untyped-def]
-    from notes_cli.runtime.asking import Request
+    from notes_cli.runtime.answering import Request
 
     return Request("", results=results)
 
@@ -294,7 +294,7 @@ def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
         session.forget(["4"])
         tokens, values = session.state.tokens, session.state.fields
     with held(workspace) as session:
-        assert session.notebook.tokens.tolist() == tokens
+        assert session.sequence.tokens.tolist() == tokens
         out = io.BytesIO()
         save(session.stored, out)
         out.seek(0)
@@ -322,17 +322,17 @@ def test_a_cut_is_undone_to_the_very_rows(make: Open, skill: Skill) -> None:
     workspace = make(cache="f16")
     grown(workspace, "mine", TALK, [skill])
     with held(workspace) as session:
-        before, state = rows(session.notebook), session.state
+        before, state = rows(session.sequence), session.state
         session.forget(["1", "3"])
         session.forget(["2"])
         assert len(session.state.traces) == 2
         session.undo()
         assert session.undo()["op"] == "forget"
-        assert session.state == state and np.array_equal(rows(session.notebook), before)
+        assert session.state == state and np.array_equal(rows(session.sequence), before)
 
 
-def rows(notebook: Notebook) -> np.ndarray:
-    read = notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype="f32")
+def rows(sequence: KVSequence) -> np.ndarray:
+    read = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype="f32")
     return np.concatenate([part.ravel() for layer in read for part in (layer.k, layer.v)])
 
 
@@ -341,11 +341,11 @@ def test_rows_are_moved_as_they_are(make: Open) -> None:
     workspace = make()
     grown(workspace, "mine", TALK)
     with held(workspace) as session:
-        old = session.notebook.context.read(session.notebook.sequence, 0, len(session.notebook), base=0, dtype="f32")
+        old = session.sequence.context.read(session.sequence.seq_id, 0, len(session.sequence), base=0, dtype="f32")
         plan = session.forget(["2"], dry=True)
         assert session.state.turns == 5
         session.forget(["2"])
-        new = session.notebook.context.read(session.notebook.sequence, 0, len(session.notebook), base=0, dtype="f32")
+        new = session.sequence.context.read(session.sequence.seq_id, 0, len(session.sequence), base=0, dtype="f32")
         kept = plan.tokens - plan.moved
         for before, after in zip(old, new, strict=True):
             assert np.array_equal(after.v[:kept], before.v[:kept]) and np.array_equal(after.k[:kept], before.k[:kept])
@@ -432,9 +432,9 @@ def test_the_first_turn_may_go_again_and_again(make: Open, skill: Skill, name: s
         segment = compile_skill(workspace, skill)
         errata = read_errata(["XYZZY, mind.", "date=2026-07-01"], known_fields(segment))
         prompt = Prompt("Hello?", [segment], system=system, place="early", errata=errata)
-        notebook = assemble(workspace, prompt)
-        session.begin(prompt, notebook)
-        write(workspace, notebook, "Yes.")
+        sequence = assemble(workspace, prompt)
+        session.begin(prompt, sequence)
+        write(workspace, sequence, "Yes.")
         session.keep()
         say(session, *TALK[1])
         session.edit("tier", "silver", Method())
@@ -498,7 +498,7 @@ def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) 
     grown(workspace, "mine", TALK)
     for method in ("cut", "suffix"):
         with held(workspace) as session:
-            before, state = rows(session.notebook), session.state
+            before, state = rows(session.sequence), session.state
 
             def full(*_: object) -> object:
                 raise OSError(28, "No space left on device")
@@ -508,9 +508,9 @@ def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) 
                 patch.setattr("notes_cli.sessions.folder.SessionFolder._append", full)
                 with pytest.raises(SessionError, match="Nothing was changed"):
                     session.forget(["2"], method)
-            assert session.state == state and np.array_equal(rows(session.notebook), before)
+            assert session.state == state and np.array_equal(rows(session.sequence), before)
         with held(workspace) as session:
-            assert session.state.questions == state.questions and np.array_equal(rows(session.notebook), before)
+            assert session.state.questions == state.questions and np.array_equal(rows(session.sequence), before)
 
 
 def test_methods_that_decode_all_that_follows_are_known() -> None:

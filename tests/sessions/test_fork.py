@@ -46,15 +46,15 @@ def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, 
     """A fork takes no cell, what it then says takes cells of its own, and the first session stays as it was."""
     with held(workspace) as session, ExitStack() as forks:
         turn(session, skill, "Why?")
-        context, before = session.workspace.context, rows(session.notebook)
+        context, before = session.workspace.context, rows(session.sequence)
         used = context.used
         others = [forks.enter_context(session.fork(f"fork{number}")) for number in range(3)]
         assert context.used == used > 0
         for number, other in enumerate(others[:2]):
             turn(other, skill, f"And {number}?")
-        added = sum(len(other.notebook) - len(session.notebook) for other in others[:2])
+        added = sum(len(other.sequence) - len(session.sequence) for other in others[:2])
         assert context.used == used + added and added > 0
-        assert same(rows(session.notebook), before) and same(rows(others[2].notebook), before)
+        assert same(rows(session.sequence), before) and same(rows(others[2].sequence), before)
     assert context.used == used
     assert Sessions(paths().sessions).names() == ["fork0", "fork1", "fork2", "mine"]
 
@@ -63,11 +63,11 @@ def test_more_forks_than_there_were_sequences(make: Open, skill: Skill, unread: 
     """The context grows, and all go on from the rows that they had."""
     with held(make()) as session, ExitStack() as forks:
         turn(session, skill, "Why?")
-        before = rows(session.notebook)
+        before = rows(session.sequence)
         others = [forks.enter_context(session.fork(f"fork{number}")) for number in range(10)]
-        assert all(same(rows(one.notebook), before) for one in (session, *others))
+        assert all(same(rows(one.sequence), before) for one in (session, *others))
         turn(others[-1], skill, "And then?")
-        assert len(others[-1].notebook) > len(session.notebook) and same(rows(others[0].notebook), before)
+        assert len(others[-1].sequence) > len(session.sequence) and same(rows(others[0].sequence), before)
 
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba", "gpt2"])
@@ -77,16 +77,16 @@ def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monke
         turn(session, skill, "Why?")
         with session.fork("live") as live:
             turn(live, skill, "And then?", "date=2026-07-01")
-            found, tokens = rows(live.notebook), live.state.tokens
+            found, tokens = rows(live.sequence), live.state.tokens
         turn(session, skill, "And now?")
         assert session.state.turns == 2
     with held(make(kind), "live") as again:
-        assert same(rows(again.notebook), found) and again.state.tokens == tokens
+        assert same(rows(again.sequence), found) and again.state.tokens == tokens
     with held(make(kind)) as alone:
         alone.undo()
         turn(alone, skill, "And then?", "date=2026-07-01")
         assert alone.state.tokens == tokens
-        close = [np.allclose(a, b, atol=2e-3) for a, b in zip(rows(alone.notebook), found, strict=True)]
+        close = [np.allclose(a, b, atol=2e-3) for a, b in zip(rows(alone.sequence), found, strict=True)]
         assert all(close)
 
 
@@ -95,11 +95,11 @@ def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: Non
     for number, (value, method) in enumerate([("2026-07-01", "field"), ("2026-07", "field"), ("2026-08-01", "suffix")]):
         with held(make(), f"mine{number}") as session:
             turn(session, skill, "Why?")
-            before = rows(session.notebook)
+            before = rows(session.sequence)
             with session.fork(f"one{number}") as one, session.fork(f"two{number}") as two:
                 one.edit("date", value, Method.parse(method))
-                assert not same(rows(one.notebook), before)
-                assert same(rows(session.notebook), before) and same(rows(two.notebook), before)
+                assert not same(rows(one.sequence), before)
+                assert same(rows(session.sequence), before) and same(rows(two.sequence), before)
                 assert (one.state.fields["date"], two.state.fields["date"]) == (value, session.state.fields["date"])
 
 

@@ -18,8 +18,8 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.measure.examination import verify_session
-from notes_cli.runtime.asking import Request
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.answering import Request
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import live
 from notes_cli.sessions.folder import Sessions
@@ -77,7 +77,7 @@ def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
         for request in asked:
             whole.ask(request)
         tokens, images = whole.state.tokens, whole.state.images
-        wanted = whole.notebook.lookahead([7])[0]
+        wanted = whole.sequence.lookahead([7])[0]
     assert [(image.last - image.first, image.positions, image.grid) for image in images] == [
         (16, 4, (4, 4)),
         (8, 8, (1, 8)),
@@ -88,12 +88,12 @@ def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
             session.ask(request)
     with seeing(cache) as workspace, held(workspace) as session:
         assert session.state.tokens == tokens and session.state.images == images
-        assert np.array_equal(session.notebook.lookahead([7])[0], wanted)
+        assert np.array_equal(session.sequence.lookahead([7])[0], wanted)
         session.undo()
         assert session.state.images == images[:2]
         answer = session.ask(asked[-1])
         assert session.state.tokens == tokens and answer.text == session.state.entries[-1].text
-        assert np.array_equal(session.notebook.lookahead([7])[0], wanted)
+        assert np.array_equal(session.sequence.lookahead([7])[0], wanted)
         with session.fork("other") as other:
             other.ask(Request("What is the day?", max_tokens=2))
             assert other.state.images == images
@@ -140,19 +140,19 @@ def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str]
         assert found == plan and found.tokens == len(session.state.tokens)
         assert (session.state.tokens, session.state.images) == (without.state.tokens, without.state.images)
         for mine, other in zip(session.state.images, without.state.images, strict=True):
-            rows = [one.notebook.read(im.first, im.last, "f32") for one, im in ((session, mine), (without, other))]
+            rows = [one.sequence.read(im.first, im.last, "f32") for one, im in ((session, mine), (without, other))]
             for one, wanted in zip(rows[0][0], rows[1][0], strict=True):
                 assert nmse(one.v, wanted.v) < 1e-9 and nmse(one.k, wanted.k) < (1e-5 if cache == "f16" else 1e-9)
-        logits = session.notebook.lookahead([7])[0]
+        logits = session.sequence.lookahead([7])[0]
         state = session.state
     with seeing(cache) as workspace, held(workspace) as session:
         assert (session.state.tokens, session.state.images) == (state.tokens, state.images)
-        assert np.array_equal(session.notebook.lookahead([7])[0], logits)
+        assert np.array_equal(session.sequence.lookahead([7])[0], logits)
         session.ask(Request("What is the day?", max_tokens=2))
         session.undo()
         session.undo()
         assert (session.state.tokens, session.state.images) == had
-        session.notebook.lookahead([7])
+        session.sequence.lookahead([7])
 
 
 def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request]) -> None:
@@ -165,15 +165,15 @@ def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request])
             session.ask(request)
         session.forget(["2"], "suffix")
         assert len(session.state.images) == 1 and "void" not in session.stored.ledger.read_text()
-        logits, state = session.notebook.lookahead([7])[0], session.state
+        logits, state = session.sequence.lookahead([7])[0], session.state
         with held(workspace, "fresh") as fresh:
             fresh.ask(first)
             fresh.ask(last)
             assert (fresh.state.tokens, fresh.state.images) == (state.tokens, state.images)
-            assert nmse(logits, fresh.notebook.lookahead([7])[0]) < 1e-9
+            assert nmse(logits, fresh.sequence.lookahead([7])[0]) < 1e-9
     with seeing("f32") as workspace, held(workspace) as session:
         assert session.state.tokens == state.tokens and session.state.images == state.images
-        assert np.array_equal(session.notebook.lookahead([7])[0], logits)
+        assert np.array_equal(session.sequence.lookahead([7])[0], logits)
         session.ask(third)
         with pytest.raises(NotesError, match="an image of session mine follows"):
             session.forget(["2"], "suffix")
@@ -188,26 +188,26 @@ def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
     with seeing("f32") as workspace, held(workspace) as session:
         note = compile_skill(workspace, skill)
         session.ask(Request("What is the total?", [note], images=asked[0].images, max_tokens=2))
-        (image,), rows = session.state.images, session.notebook.read(*_span(session), "f32")[0]
+        (image,), rows = session.state.images, session.sequence.read(*_span(session), "f32")[0]
         session.edit("total", "one hundred and 17", Method.parse("field"))
         (moved,) = session.state.images
         assert moved.first > image.first and moved.last - moved.first == image.last - image.first
-        for one, before in zip(session.notebook.read(*_span(session), "f32")[0], rows, strict=True):
+        for one, before in zip(session.sequence.read(*_span(session), "f32")[0], rows, strict=True):
             assert nmse(one.v, before.v) < 1e-12
         state = session.state
     with seeing("f32") as workspace, held(workspace) as session:
         assert session.state.images == state.images
-        session.notebook.lookahead([7])
+        session.sequence.lookahead([7])
     other = parse_skill("The shop is open.\n\ntotal: 99\n\nBe kind.", source="note.txt", default="note")
     found, logits = [], []
     for name, text in (("one", skill), ("other", other)):
         with seeing("f32") as workspace, held(workspace, name) as session:
             session.ask(Request("What is the day?", images=asked[0].images, grammar=FOUR))
             session.ask(Request("What is the total?", [compile_skill(workspace, text)], grammar=FOUR))
-            before = session.notebook.lookahead([7])[0]
+            before = session.sequence.lookahead([7])[0]
             assert session.edit("total", "17", Method.parse("suffix")).method == "suffix"
             found.append((session.state.tokens, session.state.images))
-            logits.append(session.notebook.lookahead([7])[0])
+            logits.append(session.sequence.lookahead([7])[0])
             assert nmse(before, logits[-1]) > 1e-4
     assert found[0] == found[1] and nmse(*logits) < 1e-9
 
@@ -223,9 +223,9 @@ def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
                 session.edit("day", "five", Method.parse(method))
         edited = session.edit("day", "five")
         assert edited.method == "erratum" and "has an image" in edited.chosen
-        logits = session.notebook.lookahead([7])[0]
+        logits = session.sequence.lookahead([7])[0]
     with seeing() as workspace, held(workspace) as session:
-        assert np.array_equal(session.notebook.lookahead([7])[0], logits)
+        assert np.array_equal(session.sequence.lookahead([7])[0], logits)
         answer = session.ask(Request("What is the day?", max_tokens=2))
         assert any(piece.kind == "erratum" for piece in answer.pieces)
 

@@ -16,13 +16,13 @@ from samples import SAMPLES
 
 from notes_cli.config import paths, shipped_model
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
-from notes_cli.runtime.asking import Request
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.answering import Request
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import Defaults
@@ -66,18 +66,18 @@ def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int
     if session.empty:
         segment = compile_skill(session.workspace, skill)
         prompt = Prompt(question, [segment], parse_errata(errata, [segment]), system="Be kind.")
-        notebook = assemble(session.workspace, prompt, room=limit)
-        session.begin(prompt, notebook)
+        sequence = assemble(session.workspace, prompt, room=limit)
+        session.begin(prompt, sequence)
     else:
-        notebook = session.follow(question, errata, room=limit)
+        sequence = session.follow(question, errata, room=limit)
     with Sampler(SamplerOptions()) as sampler:
-        list(notebook.generate(sampler, limit))
+        list(sequence.generate(sampler, limit))
     session.keep()
 
 
-def rows(notebook: Notebook) -> list[NDArray[np.float32]]:
-    """All K and V of the notebook, as f32."""
-    read = notebook.context.read(notebook.sequence, 0, len(notebook), base=0, dtype="f32")
+def rows(sequence: KVSequence) -> list[NDArray[np.float32]]:
+    """All K and V of the sequence, as f32."""
+    read = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype="f32")
     return [part for layer in read for part in (layer.k, layer.v)]
 
 
@@ -97,9 +97,9 @@ def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 
 def logits(session: Session) -> NDArray[np.float32]:
     """After one more token."""
-    notebook = session.notebook
-    notebook.append([65])
-    return notebook.logits()
+    sequence = session.sequence
+    sequence.append([65])
+    return sequence.logits()
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_rows_come_back_bit_for_bit(make: Open, skill: Skill, kind: str, cache: 
     with held(workspace) as session:
         turn(session, skill, "Why?")
         turn(session, skill, "And then?", "date=2026-07-01")
-        before, tokens = rows(session.notebook), session.notebook.tokens
+        before, tokens = rows(session.sequence), session.sequence.tokens
     with held(other) as session:
-        assert same(rows(session.notebook), before)
-        assert session.notebook.tokens.tolist() == tokens.tolist() == session.state.tokens
-        assert session.notebook.count("spliced") == len(tokens) and session.state.turns == 2
+        assert same(rows(session.sequence), before)
+        assert session.sequence.tokens.tolist() == tokens.tolist() == session.state.tokens
+        assert session.sequence.count("spliced") == len(tokens) and session.state.turns == 2
 
 
 def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[[str], Session]) -> Session:
@@ -167,7 +167,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
         return live[name]
 
     one = run(ops, skill, "mine", kept)
-    wanted, tokens = rows(one.notebook), one.state.tokens
+    wanted, tokens = rows(one.sequence), one.state.tokens
     after = logits(one)
 
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other"))
@@ -188,7 +188,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     many = run(ops, skill, "mine", reopened)
     assert many.state.tokens == tokens and len(tokens) > 1000
     # Not bit for bit: in one process cells lie in another order, and sums are rounded in it.
-    assert max(error(a, b) for a, b in zip(rows(many.notebook), wanted, strict=True)) < 1e-5
+    assert max(error(a, b) for a, b in zip(rows(many.sequence), wanted, strict=True)) < 1e-5
     assert error(logits(many), after) < 1e-5
     assert many.state.turns > 30 and Sessions(paths().sessions).names() == ["mine", "minea", "mineab"]
     opened.pop().close()
@@ -205,14 +205,14 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
         session.begin(prompt, assemble(workspace, prompt, room=3))
         session.keep("yes")
         turn(session, skill, "And then?")
-        before, tokens = rows(session.notebook), session.state.tokens
+        before, tokens = rows(session.sequence), session.state.tokens
         session.edit("date", value, Method.parse(method))
         amended = b"".join(map(workspace.model.token_bytes, session.state.tokens))
         assert (f"date: {value}\n".encode() in amended) == Method.parse(method).record.edits_rows
-        assert same(rows(session.notebook), before) == (method == "erratum")
+        assert same(rows(session.sequence), before) == (method == "erratum")
         session.undo()
         assert session.state.tokens == tokens
-        assert same(rows(session.notebook), before)
+        assert same(rows(session.sequence), before)
         assert session.state.fields == {"date": "2026-06-01", "tier": "gold"}
 
 
@@ -230,9 +230,9 @@ def test_suffix_equals_a_recompute(make: Open, skill: Skill) -> None:
         with held(make(), name) as session:
             tokens = session.state.tokens
             found = logits(session)
-        book = workspace.notebook()
-        book.append([*tokens, 65])
-        wanted = book.logits()
+        seq = workspace.sequence()
+        seq.append([*tokens, 65])
+        wanted = seq.logits()
         assert (error(found, wanted) < 1e-5) == right
 
 
@@ -246,10 +246,10 @@ def test_selective_touches_its_field_and_k_more(make: Open, skill: Skill) -> Non
         session.keep("yes")
     for value in ("2026-07-01", "2026-08-22"):
         with held(make()) as session:
-            before = rows(session.notebook)
+            before = rows(session.sequence)
             session.edit("date", value, Method.parse("selective@5"))
             span = next(span for span in session.state.skills[0].fields if span.name == "date")
-            after = rows(session.notebook)
+            after = rows(session.sequence)
             changed = {int(p) for a, b in zip(before, after, strict=True) for p in differing(a, b)}
             field = set(range(len(segment.context) + span.first, len(segment.context) + span.last))
             assert changed & field and len(changed - field) <= 5 < len(changed)
@@ -329,31 +329,31 @@ def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
 @pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
 def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: str, method: str) -> None:
-    """Without measured influence a pass over the corrected text ranks the tokens, and the notebook is as it was: rows
+    """Without measured influence a pass over the corrected text ranks the tokens, and the sequence is as it was: rows
     outside of the field and the K tokens stay bit-identical, whether the pass has a context of its own or not."""
     with held(make(kind, cache)) as session:
         turn(session, skill, "Why?")
-        before = rows(session.notebook)
+        before = rows(session.sequence)
         done = session.edit("date", "2026-07-01", Method.parse(method))
         assert (done.origin.selected, done.origin.passed > 4, done.rows > 4) == (method.partition("@")[0], True, True)
-        changed = {int(p) for a, b in zip(before, rows(session.notebook), strict=True) for p in differing(a, b)}
+        changed = {int(p) for a, b in zip(before, rows(session.sequence), strict=True) for p in differing(a, b)}
         part = session.state.skills[0]
         span = next(span for span in part.fields if span.name == "date")
         field = set(range(part.position + span.first, part.position + span.last))
         assert changed & field and len(changed - field) <= 4 < len(changed)
         assert all(part.position < position < part.position + part.tokens for position in changed)
-        after = rows(session.notebook)
+        after = rows(session.sequence)
     with held(make(kind, cache)) as session:
-        assert same(rows(session.notebook), after)
+        assert same(rows(session.sequence), after)
 
 
 def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.float32]:
     """Logits after the tokens, decoded so many at a time."""
-    book = workspace.notebook()
+    seq = workspace.sequence()
     for start in range(0, len(tokens), step):
-        book.append(tokens[start : start + step])
-        book.flush()
-    return book.logits()
+        seq.append(tokens[start : start + step])
+        seq.flush()
+    return seq.logits()
 
 
 def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
@@ -383,17 +383,17 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
         assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
         session.edit("date", "2026-09-01", Method())
         turn(session, skill, "So?")
-        before, tokens = rows(session.notebook), session.state.tokens
+        before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()
         assert done.fields == ("date",) and done.removed == len(tokens) - len(session.state.tokens) > 0
-        found, left = rows(session.notebook), session.state.tokens
+        found, left = rows(session.sequence), session.state.tokens
     with held(make(kind, n_ctx=4096)) as session:
-        assert same(rows(session.notebook), found)  # from disk
+        assert same(rows(session.sequence), found)  # from disk
         last = logits(session)
         wanted, stepwise = (prefilled(make(kind, n_ctx=4096), [*left, 65], step) for step in (4096, 7))
         assert error(last, wanted) < max(1e-5, 3 * error(stepwise, wanted))  # sums of 500 rows, in another order
         session.undo()
-        assert session.state.tokens == tokens and same(rows(session.notebook), before)
+        assert session.state.tokens == tokens and same(rows(session.sequence), before)
         assert session.compact().removed == done.removed
 
 
@@ -489,26 +489,26 @@ def test_suffix_is_for_every_model(make: Open, skill: Skill, kind: str) -> None:
         turn(session, skill, "And then?")
     with held(make(kind)) as session:
         tokens, found = session.state.tokens, logits(session)
-        book = make(kind).notebook()
-        book.append([*tokens, 65])
-        assert error(found, book.logits()) < 1e-5
+        seq = make(kind).sequence()
+        seq.append([*tokens, 65])
+        assert error(found, seq.logits()) < 1e-5
 
 
 def test_forks_go_their_own_ways(make: Open, skill: Skill) -> None:
     """What one does leaves the rows of the other as they were."""
     with held(make()) as session:
         turn(session, skill, "Why?")
-        before = rows(session.notebook)
+        before = rows(session.sequence)
     Sessions(paths().sessions).fork("mine", "other")
     with held(make(), "other") as session:
         session.edit("tier", "basic", Method("suffix"))
         turn(session, skill, "And then?")
     with held(make()) as session:
-        assert same(rows(session.notebook), before)
+        assert same(rows(session.sequence), before)
         session.undo()
         assert session.empty
     with held(make(), "other") as session:
-        assert session.state.turns == 2 and len(rows(session.notebook)[0]) == len(session.state.tokens)
+        assert session.state.turns == 2 and len(rows(session.sequence)[0]) == len(session.state.tokens)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])
@@ -517,13 +517,13 @@ def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str)
     workspace = make(kind, n_ctx=256)
     with held(workspace) as session:
         turn(session, skill, "Why?", limit=2)
-        before = rows(session.notebook)
+        before = rows(session.sequence)
         turn(session, skill, "x" * 700, limit=2)
         assert workspace.context.n_ctx > 256
-        after = rows(session.notebook)
+        after = rows(session.sequence)
         assert same([part[: len(before[0])] for part in after], before)
     with held(make(kind)) as session:
-        assert same(rows(session.notebook), after) and len(after[0]) > CHUNK
+        assert same(rows(session.sequence), after) and len(after[0]) > CHUNK
 
 
 @pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@4", "blend@4", "suffix"])
@@ -540,9 +540,9 @@ def test_a_long_session_is_edited_in_a_context_that_fits(
         assert len(session.state.tokens) > 512
         value = "2026-07-01" if kind in WHOLE else "2026-07-01 or so"  # their rows cannot be moved for a longer one
         assert session.edit("date", value, Method.parse(method)).method == method
-        after = rows(session.notebook)
+        after = rows(session.sequence)
     with held(make(kind, cache, n_ctx=256)) as session:
-        assert same(rows(session.notebook), after)
+        assert same(rows(session.sequence), after)
         turn(session, skill, "So?", limit=2)
 
 
@@ -552,7 +552,7 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
     with held(make(kind)) as session:
         for question in ("Why?", "When?"):
             turn(session, skill, question)
-        before = rows(session.notebook)
+        before = rows(session.sequence)
         turn(session, skill, "Who?")
         assert len(session.stored.kept()) == 2
         # Learned positions are no hindrance to a value of the same length.
@@ -566,11 +566,11 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
         session.edit("date", "2026-07-01", Method())
         session.undo()
         session.undo()
-        assert same(rows(session.notebook), before)
+        assert same(rows(session.sequence), before)
         session.undo()
     Sessions(paths().sessions).fork("mine", "other")
     with held(make(kind), "other") as session:
-        assert session.state.turns == 1 and session.notebook.count("decoded") == len(session.state.tokens)
+        assert session.state.turns == 1 and session.sequence.count("decoded") == len(session.state.tokens)
         turn(session, skill, "Where?")
 
 
@@ -599,7 +599,7 @@ def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> Non
     for data in (sound[:-40] + b"\x01" + sound[-39:], b"", other.read_bytes(), None):
         path.unlink() if data is None else path.write_bytes(data)
         with held(make()) as session, pytest.raises(SessionError) as found:
-            _ = session.notebook
+            _ = session.sequence
         assert "\n" not in str(found.value) and "mine" in str(found.value)
 
 
@@ -608,12 +608,12 @@ def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill)
     with held(make()) as session:
         for _ in range(30):
             turn(session, skill, "?", limit=1)
-        before = rows(session.notebook)
+        before = rows(session.sequence)
     other = make()
     with held(other) as session, few_descriptors(2 * FILES + 4):
-        notebook = session.notebook
+        sequence = session.sequence
     assert len(list(session.stored.folder.glob("*.gguf"))) == 30
-    assert same(rows(notebook), before)
+    assert same(rows(sequence), before)
 
 
 def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
@@ -621,10 +621,10 @@ def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
     with held(make()) as session:
         turn(session, skill, "Why?")
     with held(make()) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
-        _ = session.notebook
+        _ = session.sequence
     assert "undo" not in str(found.value) and "damaged" not in str(found.value)
     with held(make()) as session:
-        assert len(session.notebook) == len(session.state.tokens)
+        assert len(session.sequence) == len(session.state.tokens)
 
 
 def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
@@ -673,10 +673,10 @@ def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> N
         tokens = [*session.state.tokens]
         session.edit("tier", "basic", SUFFIX)
         assert session.state.tokens == tokens and session.state.fields["tier"] == "basic"
-        with workspace.notebook() as fresh:
+        with workspace.sequence() as fresh:
             fresh.append(tokens)
             fresh.flush()
-            pairs = [*zip(rows(session.notebook), rows(fresh), strict=True)]
+            pairs = [*zip(rows(session.sequence), rows(fresh), strict=True)]
             assert max(error(*pair) for pair in pairs) < 1e-6
         with pytest.raises(SkillError, match=r"tier is basic already\."):
             session.edit("tier", "basic", SUFFIX)
@@ -705,7 +705,7 @@ def test_what_was_not_written_down_is_dropped(
             session.forget(["1"])
         else:
             session.edit("tier", "basic", Method("field"))
-        before = rows(session.notebook)
+        before = rows(session.sequence)
 
         def full(*_: object) -> None:
             raise SessionError("no space is left. Nothing was changed")
@@ -717,11 +717,11 @@ def test_what_was_not_written_down_is_dropped(
                 session.forget([], method="suffix")
             else:
                 session.edit("tier", "basic", SUFFIX)
-        assert same(rows(session.notebook), before)
+        assert same(rows(session.sequence), before)
         turn(session, skill, "And now?")
-        after = rows(session.notebook)
+        after = rows(session.sequence)
     with held(make()) as session:
-        assert same(rows(session.notebook), after)
+        assert same(rows(session.sequence), after)
 
 
 def test_a_turn_is_not_kept_where_the_session_went_on(make: Open, skill: Skill) -> None:
@@ -768,13 +768,13 @@ def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) ->
     """A turn that was not kept, as after Ctrl-C, is gone; the next one is where it would have been."""
     with held(make()) as session:
         turn(session, skill, "Why?")
-        before = rows(session.notebook)
+        before = rows(session.sequence)
         session.follow("lost").flush()
-        assert same(rows(session.notebook), before)
+        assert same(rows(session.sequence), before)
         turn(session, skill, "And then?")
     with held(make()) as session:
         assert [entry.text for entry in session.state.entries if "lost" in entry.text] == []
-        assert len(session.notebook) == len(session.state.tokens)
+        assert len(session.sequence) == len(session.state.tokens)
 
 
 def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
@@ -812,7 +812,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         session.keep("x")
         assert session.compact().fields == ("returns.date",)
     with held(make()) as session:
-        assert len(session.notebook) == len(session.state.tokens)
+        assert len(session.sequence) == len(session.state.tokens)
         assert session.state.fields["returns.date"] == "10 May" and session.state.fields["fees.date"] == "9 May"
 
 
@@ -847,34 +847,34 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
     with held(workspace) as session:
         turn(session, skill, "Why?")
         length = len(session.state.tokens)
-        notebook = session.follow("How much?", ["fee=6 euros"], room=8, segments=[fees])
-        kinds = [(piece.kind, piece.name) for piece in notebook.pieces if piece.position >= length]
+        sequence = session.follow("How much?", ["fee=6 euros"], room=8, segments=[fees])
+        kinds = [(piece.kind, piece.name) for piece in sequence.pieces if piece.position >= length]
         assert [kind for kind in kinds if kind[0] != "splice"] == [("text", ""), ("erratum", "fee"), ("question", "")]
-        spliced = [piece.how for piece in notebook.pieces if piece.name == "fees"]
+        spliced = [piece.how for piece in sequence.pieces if piece.name == "fees"]
         assert spliced == (["seam", "spliced"] if kind in ("llama", "mistral3") else ["decoded"])
         session.keep("6")
         assert session.state.fields == {"date": "2026-06-01", "tier": "gold", "fee": "6 euros"}
         with pytest.raises(SessionError, match="fees is in session mine already"):
             session.follow("How much?", segments=[fees])
         session.edit("fee", "7 euros", Method("suffix"))
-        before = rows(session.notebook)
+        before = rows(session.sequence)
         text = b"".join(map(workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
         assert "fee: 7 euros" in text and "How much?" in text
     with held(make(kind)) as session:
-        assert same(rows(session.notebook), before)
+        assert same(rows(session.sequence), before)
         assert session.compact().fields == ("fee",)
 
 
 def test_28_toggles_on_the_shipped_model(home: Path) -> None:
-    """Before and after the limit by turns, compacted every fourth time: each answer is right, and the notebook grows by
+    """Before and after the limit by turns, compacted every fourth time: each answer is right, and the sequence grows by
     no more than the questions and answers themselves."""
     with Workspace(shipped_model(), ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
         segment = compile_skill(workspace, load_skill(SAMPLES / "returns"))
         with held(workspace) as session:
             prompt = Prompt(RETURN, [segment])
-            notebook = assemble(workspace, prompt, room=8)
-            session.begin(prompt, notebook)
-            answers = [answer(session, notebook)]
+            sequence = assemble(workspace, prompt, room=8)
+            session.begin(prompt, sequence)
+            answers = [answer(session, sequence)]
             for number in range(28):
                 session.edit("date", f"2026-{7 - 2 * (number % 2):02}-{1 + number:02}", Method())
                 if number % 4 == 3:
@@ -889,9 +889,9 @@ def test_28_toggles_on_the_shipped_model(home: Path) -> None:
 RETURN = "May I return this?"
 
 
-def answer(session: Session, notebook: Notebook) -> str:
+def answer(session: Session, sequence: KVSequence) -> str:
     """Greedy; the turn is kept."""
     with Sampler(SamplerOptions()) as sampler:
-        text = session.workspace.model.text(notebook.generate(sampler, 8))
+        text = session.workspace.model.text(sequence.generate(sampler, 8))
     session.keep()
     return text.strip()

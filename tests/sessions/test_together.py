@@ -16,7 +16,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import calibrate
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import live
 from notes_cli.sessions.session import Session
@@ -42,7 +42,7 @@ def close(found: Any, wanted: Any) -> bool:
 
 
 def ledger(session: Session) -> list[tuple[Any, ...]]:
-    return [(piece.kind, piece.name, piece.position, piece.tokens, piece.how) for piece in session.notebook.pieces]
+    return [(piece.kind, piece.name, piece.position, piece.tokens, piece.how) for piece in session.sequence.pieces]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
         with held(make(kind), f"{name}-alone") as session:
             for step in STEPS[: 6 if name == "first" else 5]:
                 step(session, skill)
-            alone[name] = session.state.tokens, ledger(session), rows(session.notebook)
+            alone[name] = session.state.tokens, ledger(session), rows(session.sequence)
     compiled = compile_skill(make(kind), OTHER)
     profile = calibrate(make(kind), cases)
     reads.clear()
@@ -88,11 +88,11 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
         found = calibrate(workspace, cases, meanwhile)
         for one in (*work, *later):
             one()
-        assert not reads and workspace.context.used >= len(first.notebook) + len(second.notebook)
+        assert not reads and workspace.context.used >= len(first.sequence) + len(second.sequence)
         STEPS[5](first, skill)
         for session, name in ((first, "first"), (second, "second")):
             tokens, pieces, wanted = alone[name]
-            assert session.state.tokens == tokens and close(rows(session.notebook), wanted)
+            assert session.state.tokens == tokens and close(rows(session.sequence), wanted)
             assert name == "first" or ledger(session) == pieces  # what was undone is put back from disk
     assert len(made) == 4
     for segment in made:
@@ -127,16 +127,16 @@ def test_a_ranked_edit_reads_nothing(
     with held(workspace) as session, held(workspace, "other") as other:
         turn(session, skill, "Why?")
         turn(other, skill, "Why not?")
-        before, aside, notebook = rows(session.notebook), rows(other.notebook), session.notebook
+        before, aside, sequence = rows(session.sequence), rows(other.sequence), session.sequence
         monkeypatch.setattr(Context, "clear", lambda self: pytest.fail("the context was cleared"))
         session.edit("date", "2026-07-01", Method.parse(method))
-        after = rows(session.notebook)
-        assert not reads and session.notebook is notebook and same(rows(other.notebook), aside)
+        after = rows(session.sequence)
+        assert not reads and session.sequence is sequence and same(rows(other.sequence), aside)
         changed = {int(row) for a, b in zip(before, after, strict=True) for row in np.flatnonzero((a != b).any(axis=1))}
         assert 0 < len(changed) <= len("2026-07-01") + 4
         turn(session, skill, "And then?")
         turn(other, skill, "And then?")
-        assert not reads and notebook.intact
+        assert not reads and sequence.intact
 
 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
@@ -149,8 +149,8 @@ def test_where_there_is_no_room_beside(make_model: Callable[..., Path], skill: S
             session = stack.enter_context(held(workspace, f"of-{n_ctx}"))
             turn(session, skill, "Why? " * 12)
             room = workspace.context.room()
-            assert n_ctx > 256 or room < len(session.notebook)
+            assert n_ctx > 256 or room < len(session.sequence)
             session.edit("date", "2026-07-01", Method.parse(method))
-            found.append((session.state.tokens, rows(session.notebook)))
+            found.append((session.state.tokens, rows(session.sequence)))
     (tokens, few), (wanted, many) = found
     assert tokens == wanted and close(few, many)

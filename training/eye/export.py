@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.export import CONTEXT, describe, finish, numbers, vocabulary
-from training.eye.model import SECTIONS, Decoder, Eye, EyeBlock, Seeing
+from training.eye.model import SECTIONS, Decoder, EyeBlock, ImageEncoding, VisionEncoder
 from training.eye.pictures import CELL, SIZES
 from training.eye.words import END, PAD, SPECIAL
 from training.model import Block
@@ -17,12 +17,12 @@ from training.model import Block
 MODEL, PROJECTOR = "notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf"
 
 
-def write(net: Seeing, tokenizer: Tokenizer, folder: Path) -> list[Path]:
+def write(net: ImageEncoding, tokenizer: Tokenizer, folder: Path) -> list[Path]:
     """Both files; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / MODEL, folder / PROJECTOR]
     _decoder(net.decoder, tokenizer, paths[0])
-    _projector(net.eye, paths[1])
+    _projector(net.vision, paths[1])
     return paths
 
 
@@ -57,8 +57,8 @@ def _decoder(net: Decoder, tokenizer: Tokenizer, path: Path) -> None:
     finish(out, numbers(named), "q8_0")
 
 
-def _projector(eye: Eye, path: Path) -> None:
-    s = eye.s
+def _projector(vision: VisionEncoder, path: Path) -> None:
+    s = vision.s
     out = gguf.GGUFWriter(path, "clip")
     describe(out, "notes-eye", "The projector of notes-eye: 48 pixels wide pictures, a row for each 12 by 12 of them")
     out.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
@@ -79,19 +79,19 @@ def _projector(eye: Eye, path: Path) -> None:
     out.add_array("clip.vision.image_std", [s.deviation] * 3)
     # The most rows of a picture that it was trained with: notes keeps to it, as qwen2vl_merger has no key of its own.
     out.add_uint32("notes.image_max_tokens", max(high // CELL * (wide // CELL) for high, wide in SIZES.values()))
-    kernel = eye.patch.weight.view(s.eye_width, 3, s.patch, s.patch)
+    kernel = vision.patch.weight.view(s.eye_width, 3, s.patch, s.patch)
     named: dict[str, Tensor] = {
         # Two frames of a video, which are one picture here: their sum counts.
         "v.patch_embd.weight": kernel,
         "v.patch_embd.weight.1": kernel * 0,
-        "v.post_ln.weight": eye.post.weight,
-        "v.post_ln.bias": eye.post.bias,
-        "mm.0.weight": eye.mm0.weight,
-        "mm.0.bias": eye.mm0.bias,
-        "mm.2.weight": eye.mm2.weight,
-        "mm.2.bias": eye.mm2.bias,
+        "v.post_ln.weight": vision.post.weight,
+        "v.post_ln.bias": vision.post.bias,
+        "mm.0.weight": vision.mm0.weight,
+        "mm.0.bias": vision.mm0.bias,
+        "mm.2.weight": vision.mm2.weight,
+        "mm.2.bias": vision.mm2.bias,
     }
-    for i, block in enumerate(eye.blocks):
+    for i, block in enumerate(vision.blocks):
         assert isinstance(block, EyeBlock)
         for name, module in (
             *(("ln1", block.ln1), ("ln2", block.ln2), ("attn_q", block.q), ("attn_k", block.k), ("attn_v", block.v)),

@@ -59,7 +59,7 @@ class EyeBlock(nn.Module):
         return x + self.down(h * torch.sigmoid(1.702 * h))
 
 
-class Eye(nn.Module):
+class VisionEncoder(nn.Module):
     """Pixels to rows for the decoder: one for each square of two by two patches."""
 
     def __init__(self, s: Shape) -> None:
@@ -135,13 +135,13 @@ class Decoder(nn.Module):
         return x @ self.embed.T
 
 
-class Seeing(nn.Module):
+class ImageEncoding(nn.Module):
     """Both together."""
 
     def __init__(self, s: Shape) -> None:
         super().__init__()
         self.shape = s
-        self.eye, self.decoder = Eye(s), Decoder(s)
+        self.vision, self.decoder = VisionEncoder(s), Decoder(s)
 
 
 def size(net: nn.Module) -> int:

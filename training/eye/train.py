@@ -149,17 +149,17 @@ def looked_at(rng: random.Random, count: int) -> Iterator[tuple[dict[str, Tensor
         )
 
 
-def stream(net: model.Seeing, batch: Batch) -> tuple[list[Tensor], dict[str, Tensor]]:
+def stream(net: model.ImageEncoding, batch: Batch) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The decoder's stream after each block, and the rows of the pictures by kind."""
     x = F.embedding(batch.ids, net.decoder.embed).flatten(0, 1)
-    rows = {kind: net.eye(pixels) for kind, pixels in batch.pixels.items()}
+    rows = {kind: net.vision(pixels) for kind, pixels in batch.pixels.items()}
     where = torch.cat([batch.rows[kind] for kind in rows])
     x = x.index_copy(0, where, torch.cat([seen.flatten(0, 1) for seen in rows.values()]))
     x = x.view(*batch.ids.shape, -1)
     return net.decoder(x, batch.at, batch.sees), rows
 
 
-def loss_of(net: model.Seeing, batch: Batch) -> tuple[Tensor, dict[str, float], list[Tensor], dict[str, Tensor]]:
+def loss_of(net: model.ImageEncoding, batch: Batch) -> tuple[Tensor, dict[str, float], list[Tensor], dict[str, Tensor]]:
     """Cross entropy of what is answered, how much of it is right (of all, and where one of several is asked for), the
     stream after each block, and the rows."""
     after, rows = stream(net, batch)
@@ -179,7 +179,7 @@ def rate_at(step: int, steps: int, top: float) -> float:
     return top * min(1.0, (step + 1) / 60) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * step / steps)))
 
 
-def train(plan: Plan, net: model.Seeing, encoder: words.Encoder, say: Callable[[str], None], out: Path) -> None:
+def train(plan: Plan, net: model.ImageEncoding, encoder: words.Encoder, say: Callable[[str], None], out: Path) -> None:
     """All of it. `out`: the weights, every 200 steps."""
     reader, guide = Reader(net.shape.width), Guide(net.shape.width)
     began = time.time()
@@ -196,10 +196,10 @@ def train(plan: Plan, net: model.Seeing, encoder: words.Encoder, say: Callable[[
         torch.nn.utils.clip_grad_norm_([*net.parameters(), *reader.parameters(), *guide.parameters()], 1.0)
         optimiser.step()
 
-    seeing = {"params": [*net.eye.parameters(), *reader.parameters()], "part": 1.0}
+    seeing = {"params": [*net.vision.parameters(), *reader.parameters()], "part": 1.0}
     optimiser = torch.optim.AdamW([seeing], betas=(0.9, 0.98), weight_decay=0.01)
     for number, (pixels, shown) in zip(range(plan.eye_steps), looked_at(random.Random(5), 64), strict=False):
-        loss, right = reader({kind: net.eye(some) for kind, some in pixels.items()}, shown)
+        loss, right = reader({kind: net.vision(some) for kind, some in pixels.items()}, shown)
         step(loss, optimiser, rate_at(number, plan.eye_steps, plan.rate))
         mark("scene", right[0])
         mark("receipt", right[1])
@@ -247,7 +247,7 @@ def main() -> None:
     torch.manual_seed(1)
     args.work.mkdir(parents=True, exist_ok=True)
     tokenizer = words.train()
-    net = model.Seeing(model.Shape(vocab=-(-tokenizer.get_vocab_size() // 32) * 32))
+    net = model.ImageEncoding(model.Shape(vocab=-(-tokenizer.get_vocab_size() // 32) * 32))
     weights = args.work / "seeing.pt"
     if args.export:
         net.load_state_dict(torch.load(weights))
@@ -259,7 +259,7 @@ def main() -> None:
             print(line, flush=True)
             log.write(line + "\n")
 
-        say(f"{model.size(net.eye)} numbers in the eye, {model.size(net.decoder)} in the decoder")
+        say(f"{model.size(net.vision)} numbers in the eye, {model.size(net.decoder)} in the decoder")
         train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, words.Encoder(tokenizer), say, weights)
         for path in export.write(net, tokenizer, args.models):
             say(f"wrote {path.name}, {path.stat().st_size} bytes")

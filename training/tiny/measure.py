@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from notes_cli.editing.methods import Method
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
@@ -33,10 +33,10 @@ SYSTEM = "You are a helpful assistant."
 Found = dict[str, list[bool]]
 
 
-def said(workspace: Workspace, notebook: Notebook, tokens: int = 72) -> str:
+def said(workspace: Workspace, sequence: KVSequence, tokens: int = 72) -> str:
     """The greedy answer."""
     with Sampler(SamplerOptions(temperature=0.0)) as sampler:
-        return workspace.model.text(notebook.generate(sampler, tokens)).strip()
+        return workspace.model.text(sequence.generate(sampler, tokens)).strip()
 
 
 def outcome(text: str, choices: Sequence[str]) -> str:
@@ -102,7 +102,7 @@ def probes(workspace: Workspace, case: world.Case, found: Found, tag: str) -> No
             continue
         for name, mix in (("field", mixes.field_only), ("follow", mixes.after_only)):
             mix()
-            text = said(workspace, mixes.notebook)
+            text = said(workspace, mixes.sequence)
             found[f"{where}, thinking: {name}"].append(outcome(text, case.rule.choices) == case.right[1])
 
 

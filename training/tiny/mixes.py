@@ -19,8 +19,8 @@ from notes_cli.engine.patches import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.compare import ANSWER
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import with_values
@@ -76,13 +76,13 @@ class Mixes:
         self.fresh = compile_skill(workspace, with_values(skill_of(segment), {field: value}))
         longest = max([ANSWER, *(len(workspace.model.tokenize(" " + choice)) for choice in choices or ())])
         grown = sum(max(0, patch.grows) for patch in changed.patches)
-        self.notebook = assemble(workspace, Prompt(question, [segment]), seam=0, room=longest + grown)
-        mine = next(piece for piece in self.notebook.pieces if piece.kind == "splice")
+        self.sequence = assemble(workspace, Prompt(question, [segment]), seam=0, room=longest + grown)
+        mine = next(piece for piece in self.sequence.pieces if piece.kind == "splice")
         self._start = mine.position
-        self._after = self.notebook.tokens[self._start + len(segment) :]
+        self._after = self.sequence.tokens[self._start + len(segment) :]
         try:
             self.decisions = tuple(
-                self._of(fresh, lambda: decide(self.notebook, choices).choice if choices else self._answer())
+                self._of(fresh, lambda: decide(self.sequence, choices).choice if choices else self._answer())
                 for fresh in (False, True)
             )
             if self.decisions[0] == self.decisions[1]:
@@ -95,8 +95,8 @@ class Mixes:
             raise
 
     def close(self) -> None:
-        """Free the KV cells of its notebook."""
-        self.notebook.close()
+        """Free the KV cells of its sequence."""
+        self.sequence.close()
 
     def __enter__(self) -> Mixes:
         return self
@@ -120,13 +120,13 @@ class Mixes:
 
     def _mix(self, fresh: Sequence[bool]) -> None:
         """Splice a mix, and append the question."""
-        self.notebook.truncate(self._start)
+        self.sequence.truncate(self._start)
         for is_fresh, run in groupby(range(len(self.columns)), lambda i: fresh[i]):
             members = [self.columns[i].fresh if is_fresh else self.columns[i].stale for i in run]
             part = (self.fresh if is_fresh else self.stale).slice(members[0][0], members[-1][1])
             if len(part):
-                self.notebook.splice(part)
-        self.notebook.append(self._after, "question")
+                self.sequence.splice(part)
+        self.sequence.append(self._after, "question")
 
     def _of(self, fresh: bool, work: Callable[[], T]) -> T:
         self._mix([fresh] * len(self.columns))
@@ -134,10 +134,10 @@ class Mixes:
 
     def _score(self) -> float:
         """Log-probability of the fresh decision less that of the stale one, in nats."""
-        probabilities = decide(self.notebook, list(self.decisions)).probabilities
+        probabilities = decide(self.sequence, list(self.decisions)).probabilities
         stale, fresh = (math.log(max(probabilities[choice], 1e-300)) for choice in self.decisions)
         return fresh - stale
 
     def _answer(self) -> str:
         with Sampler(SamplerOptions(temperature=0.0)) as sampler:
-            return self._workspace.model.text(self.notebook.generate(sampler, ANSWER)).strip()
+            return self._workspace.model.text(self.sequence.generate(sampler, ANSWER)).strip()

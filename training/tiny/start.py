@@ -94,8 +94,8 @@ def gather(w: Wiring, b: Block) -> None:
 
 def look_around(w: Wiring, b: Block) -> None:
     """Layer 1: what is 1, 2, 3 and 5 back."""
-    marks, eye = w.marks, torch.eye(SIZE)
-    w.look_back(b, 0, (1, 2), w.word(), (w.slot("A"), w.slot("B")), (eye, eye))
+    marks, vision = w.marks, torch.eye(SIZE)
+    w.look_back(b, 0, (1, 2), w.word(), (w.slot("A"), w.slot("B")), (vision, vision))
     told = {
         "stated": marks.lists,
         "corrected": marks.now,
@@ -111,7 +111,7 @@ def look_around(w: Wiring, b: Block) -> None:
 
 def find_fields(w: Wiring, b: Block) -> None:
     """Layer 2: whose value this is, whether it is an outcome, and which topic a question has."""
-    marks, eye = w.marks, torch.eye(SIZE)
+    marks, vision = w.marks, torch.eye(SIZE)
     b.k.weight[: w.head] = 0
     ended = w.at(*marks.lists) + IF_FIELD * w.at(*marks.opens, *marks.ifs) + TURN * w.at(*marks.turns)
     w.nearest(b, 0, 0, w.at(*marks.says) + COLON * ended, w.pairs - 1)
@@ -122,7 +122,7 @@ def find_fields(w: Wiring, b: Block) -> None:
     b.o.weight[:, w.head : 2 * w.head] = 0
     w.tell(b, 1, SIZE, w.at(*marks.thens) - w.at(*marks.others), "else", PUT)
     w.tell(b, 0, SIZE + 1, w.at(*marks.lists) - w.at(*marks.says), "listed", PUT)
-    w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (eye, eye), (0.6, 0.45))
+    w.look_back(b, 1, (6, 7), w.word(), (w.slot("S"), w.slot("S")), (vision, vision), (0.6, 0.45))
     units = Units(b)
     ends = w.at(*marks.full, *marks.commas, *marks.ends, *marks.stops)
     count(w, units, w.at(*marks.thens) + ends, "number", 0.0056)

@@ -12,14 +12,22 @@ from samples import SAMPLES
 from notes_cli import config
 from notes_cli.engine.decision import Decision, decide
 from notes_cli.engine.loop import run
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
-from notes_cli.runtime import thinking as room
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime import generate as room
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.generate import (
+    ANSWER_RESERVE,
+    ReasoningTrace,
+    Reply,
+    ReplyGenerator,
+    Say,
+    decide_after_reasoning,
+    ignore_text,
+)
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.thinking import ROOM, Reply, Say, Speaker, Thought, deciding_after, unheard
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.reasoning import Reasoning
@@ -46,39 +54,39 @@ def shipped() -> Iterator[Workspace]:
         yield workspace
 
 
-def run_thinking(workspace: Workspace, notebook: Notebook, limit: int, say: Say = unheard) -> Thought:
-    return run(Speaker(workspace, max_think=limit, say_thought=say).thinking(notebook))
+def run_thinking(workspace: Workspace, sequence: KVSequence, limit: int, say: Say = ignore_text) -> ReasoningTrace:
+    return run(ReplyGenerator(workspace, max_think=limit, on_reasoning=say).reason(sequence))
 
 
 def run_replying(
-    workspace: Workspace, notebook: Notebook, limit: int, thought: Thought | None = None, **how: Any
+    workspace: Workspace, sequence: KVSequence, limit: int, thought: ReasoningTrace | None = None, **how: Any
 ) -> Reply:
-    return run(Speaker(workspace, max_tokens=limit, **how).replying(notebook, thought))
+    return run(ReplyGenerator(workspace, max_tokens=limit, **how).reply(sequence, thought))
 
 
 def run_deciding(*given: Any) -> Decision:
-    return run(deciding_after(*given))
+    return run(decide_after_reasoning(*given))
 
 
-def spoken(speaker: Speaker, notebook: Notebook, wish: Callable[[int], dict[int, float]]) -> Reply:
+def spoken(speaker: ReplyGenerator, sequence: KVSequence, request: Callable[[int], dict[int, float]]) -> Reply:
     """What is said where a token at a place gets other logits: `wish` has them, by token."""
-    task = speaker.replying(notebook)
-    wishes = next(task)
+    task = speaker.reply(sequence)
+    requests = next(task)
     while True:
-        (logits,) = [one.logits().copy() for one in wishes]  # type: ignore[union-attr]
-        for token, value in wish(len(notebook)).items():
+        (logits,) = [one.logits().copy() for one in requests]  # type: ignore[union-attr]
+        for token, value in request(len(sequence)).items():
             logits[token] = value
         try:
-            wishes = task.send([logits])
+            requests = task.send([logits])
         except StopIteration as done:
             reply: Reply = done.value
             return reply
 
 
-def shown(notebook: Notebook) -> str:
-    """Everything that is in the notebook."""
-    model = notebook.context.model
-    return b"".join(model.token_bytes(int(token), special=True) for token in notebook.tokens).decode()
+def shown(sequence: KVSequence) -> str:
+    """Everything that is in the sequence."""
+    model = sequence.context.model
+    return b"".join(model.token_bytes(int(token), special=True) for token in sequence.tokens).decode()
 
 
 @pytest.mark.parametrize(
@@ -102,20 +110,20 @@ def test_the_answer_is_told_from_the_chain(
 ) -> None:
     """For every kind of marks, here plain text cut into bytes: neither holds a mark, both are said as they come."""
     workspace = make_workspace(template=template)
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
-    prompt = len(notebook)
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
+    prompt = len(sequence)
     thoughts: list[str] = []
     words: list[str] = []
     script(workspace, chain)
-    thought = run_thinking(workspace, notebook, 100, thoughts.append)
-    start = len(notebook)
+    thought = run_thinking(workspace, sequence, 100, thoughts.append)
+    start = len(sequence)
     assert thought.finished and thought.tokens == start - prompt
     script(workspace, answer)
-    found = run_replying(workspace, notebook, 100, thought=thought, say=words.append)
+    found = run_replying(workspace, sequence, 100, thought=thought, on_text=words.append)
     assert found.text == answer.split("</response>")[0] == "".join(words)
     assert thought.text == chain.split("</")[0].split("<|")[0].strip() == "".join(thoughts).strip()
-    assert found.tokens == len(notebook) - start and found.thought is thought
-    assert shown(notebook).endswith(between)
+    assert found.tokens == len(sequence) - start and found.thought is thought
+    assert shown(sequence).endswith(between)
 
 
 @pytest.mark.parametrize("template", [SWITCH, OPENED, HARMONY, RESPONSE])
@@ -125,53 +133,53 @@ def test_at_the_limit_the_mark_is_put_in(
 ) -> None:
     """A chain that does not end is ended, at once if there is no limit to speak of, and the answer can begin."""
     workspace = make_workspace(template=template)
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
-    before = shown(notebook)
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
+    before = shown(sequence)
     script(workspace, "abcdefgh" * 50)
-    thought = run_thinking(workspace, notebook, limit)
+    thought = run_thinking(workspace, sequence, limit)
     assert (thought.text, thought.finished) == ("abcdefgh"[:limit], False)
-    assert shown(notebook) == before + thought.text + workspace.reasoning.closing
-    assert len(notebook.logits()) == workspace.model.n_vocab
+    assert shown(sequence) == before + thought.text + workspace.reasoning.closing
+    assert len(sequence.logits()) == workspace.model.n_vocab
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "mamba", "gpt2"])
 def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Script, kind: str) -> None:
     """The model stops without its mark: that is put in, and the chain counts as whole. Any kind of cache will do."""
     workspace = make_workspace(kind, template=SWITCH)
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "Done </thi")
-    thought = run_thinking(workspace, notebook, 50)
+    thought = run_thinking(workspace, sequence, 50)
     assert (thought.text, thought.finished) == ("Done </thi", True)
-    assert shown(notebook).endswith("<think>\nDone </thi</think>\n\n")
-    assert run_deciding(workspace, notebook, ["a", "b"], thought) == decide(notebook, ["a", "b"])
+    assert shown(sequence).endswith("<think>\nDone </thi</think>\n\n")
+    assert run_deciding(workspace, sequence, ["a", "b"], thought) == decide(sequence, ["a", "b"])
 
 
 def test_a_mark_that_is_a_special_token(make_workspace: MakeWorkspace, script: Script) -> None:
     """Its text is seen though it prints as nothing; other special tokens stay unseen."""
     workspace = make_workspace(template=PLAIN)
     workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<|im_start|>", answer="\n")
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "A<|im_start|>")
-    thought = run_thinking(workspace, notebook, 50)
+    thought = run_thinking(workspace, sequence, 50)
     assert (thought.text, thought.finished) == ("A", True)
     script(workspace, "B")
-    assert run_replying(workspace, notebook, 50, thought=thought).text == "B"
-    assert shown(notebook).endswith("<|im_start|>A<|im_start|>\nB")
+    assert run_replying(workspace, sequence, 50, thought=thought).text == "B"
+    assert shown(sequence).endswith("<|im_start|>A<|im_start|>\nB")
 
 
 def test_what_comes_in_one_token_with_the_mark(make_workspace: MakeWorkspace, script: Script) -> None:
     """The end of such a token belongs to the answer, and nothing is put between."""
     workspace = make_workspace(template=SWITCH)
     workspace.__dict__["reasoning"] = Reasoning(open="<think>", close="<", answer="\n\n")
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     # The special token <|im_start|> is part of the marks, so its text is seen, and begins with the closing mark.
     workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<", answer="\n\n")
     script(workspace, "A<|im_start|>")
-    thought = run_thinking(workspace, notebook, 50)
+    thought = run_thinking(workspace, sequence, 50)
     assert (thought.text, thought.rest, thought.finished) == ("A", "|im_start|>", True)
     script(workspace, " B")
-    assert run_replying(workspace, notebook, 50, thought=thought).text == "|im_start|> B"
-    assert shown(notebook).endswith("A<|im_start|> B")
+    assert run_replying(workspace, sequence, 50, thought=thought).text == "|im_start|> B"
+    assert shown(sequence).endswith("A<|im_start|> B")
 
 
 def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, script: Script) -> None:
@@ -182,31 +190,31 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
         ("<think></think>Yes.", "", "Yes.", True),
         ("<think>0123456789abcdefghijklm", "0123456789abcdefghij", "klm", False),
     ):
-        notebook = assemble(workspace, Prompt("Why?"), room=200)
+        sequence = assemble(workspace, Prompt("Why?"), room=200)
         said: list[str] = []
         script(workspace, text)
-        found = run_replying(workspace, notebook, 100, max_think=20, say=said.append)
+        found = run_replying(workspace, sequence, 100, max_think=20, on_text=said.append)
         assert (found.text, "".join(said)) == (answer, answer)
         assert found.thought and (found.thought.text, found.thought.finished) == (chain, whole)
-    notebook = assemble(workspace, Prompt("Why?"), room=200)
+    sequence = assemble(workspace, Prompt("Why?"), room=200)
     script(workspace, "Use <think> for it.")
-    found = run_replying(workspace, notebook, 100)
+    found = run_replying(workspace, sequence, 100)
     assert (found.text, found.thought) == ("Use <think> for it.", None)
 
 
 def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
     """The cue comes after the question; the answer begins after the other one."""
     workspace = make_workspace(template=PLAIN)
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
-    assert "Why?\n\nThink step by step" in shown(notebook)
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
+    assert "Why?\n\nThink step by step" in shown(sequence)
     assert "Think" not in shown(assemble(workspace, Prompt("Why?")))
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "First this, then that.")
-    thought = run_thinking(workspace, notebook, 100)
+    thought = run_thinking(workspace, sequence, 100)
     assert (thought.text, thought.finished) == ("First this, then that.", True)
-    assert shown(notebook).endswith("assistant\nFirst this, then that.\n\nAnswer:")
+    assert shown(sequence).endswith("assistant\nFirst this, then that.\n\nAnswer:")
     script(workspace, " 42")
-    assert run_replying(workspace, notebook, 100, thought=thought).text == "42"
+    assert run_replying(workspace, sequence, 100, thought=thought).text == "42"
 
 
 def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWorkspace, skill: Skill) -> None:
@@ -221,16 +229,16 @@ def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWo
 def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
     """The chain ends before the context does; where not even its end fits, that is said."""
     workspace = make_workspace(template=SWITCH, n_ctx=256, fixed_size=True)
-    notebook = assemble(workspace, Prompt("Why?", think=True))
+    sequence = assemble(workspace, Prompt("Why?", think=True))
     script(workspace, "a" * 1000)
-    thought = run_thinking(workspace, notebook, 1000)
+    thought = run_thinking(workspace, sequence, 1000)
     assert not thought.finished and len(thought.text) > 50
-    assert len(notebook) <= notebook.context.n_ctx - ROOM + len(workspace.reasoning.closing)
-    notebook.close()
+    assert len(sequence) <= sequence.context.n_ctx - ANSWER_RESERVE + len(workspace.reasoning.closing)
+    sequence.close()
     empty = len(assemble(workspace, Prompt("x", think=True)))
-    notebook = assemble(workspace, Prompt("x" * (notebook.context.n_ctx - empty - 5), think=True))
+    sequence = assemble(workspace, Prompt("x" * (sequence.context.n_ctx - empty - 5), think=True))
     with pytest.raises(EngineError, match="context is too small"):
-        run_thinking(workspace, notebook, 1000)
+        run_thinking(workspace, sequence, 1000)
 
 
 def test_a_context_that_others_fill(
@@ -238,18 +246,18 @@ def test_a_context_that_others_fill(
 ) -> None:
     """Cells that are shared may be gone before the limit: the chain was cut, though it has fewer tokens."""
     workspace = make_workspace(template=SWITCH)
-    notebook = assemble(workspace, Prompt("Why?", think=True), room=200)
-    extend = notebook.extend
+    sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
+    extend = sequence.extend
 
     def full(tokens: list[int]) -> None:
-        if len(notebook) > before + 5:
+        if len(sequence) > before + 5:
             raise EngineError("the context is full")
         extend(tokens)
 
-    before = len(notebook)
-    monkeypatch.setattr(notebook, "extend", full)
+    before = len(sequence)
+    monkeypatch.setattr(sequence, "extend", full)
     script(workspace, "a" * 1000)
-    thought = run_thinking(workspace, notebook, 100)
+    thought = run_thinking(workspace, sequence, 100)
     assert (thought.text, thought.finished, thought.stopped) == ("a" * 6, False, "context")
 
 
@@ -261,35 +269,35 @@ def returns(shipped: Workspace) -> Prompt:
 
 def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, returns: Prompt) -> None:
     """That is the answer: nothing more is written for it, and the choice is decided where it is named."""
-    notebook = assemble(shipped, returns, room=300)
-    thought = run_thinking(shipped, notebook, 200)
+    sequence = assemble(shipped, returns, room=300)
+    thought = run_thinking(shipped, sequence, 200)
     assert thought.text.endswith("So the return is accepted.") and thought.finished
-    tokens, pieces = notebook.tokens.tolist(), list(notebook.pieces)
-    found = run_replying(shipped, notebook, 50, thought=thought)
+    tokens, pieces = sequence.tokens.tolist(), list(sequence.pieces)
+    found = run_replying(shipped, sequence, 50, thought=thought)
     assert (found.text, found.tokens) == ("accepted", 0)
-    wanted = notebook.logits()
-    decision = run_deciding(shipped, notebook, ["refused", "accepted", "reviewed"], thought)
+    wanted = sequence.logits()
+    decision = run_deciding(shipped, sequence, ["refused", "accepted", "reviewed"], thought)
     assert decision.choice == "accepted" and decision.probabilities["accepted"] > 0.9
-    assert (notebook.tokens.tolist(), notebook.pieces) == (tokens, pieces)  # as it was
-    np.testing.assert_allclose(notebook.logits(), wanted, atol=0.02 * float(np.abs(wanted).max()))
+    assert (sequence.tokens.tolist(), sequence.pieces) == (tokens, pieces)  # as it was
+    np.testing.assert_allclose(sequence.logits(), wanted, atol=0.02 * float(np.abs(wanted).max()))
 
 
 def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: Prompt) -> None:
     """Even where nothing was thought: the chain's own last words come, and it says that it is not whole."""
     for limit in (0, 6):
-        notebook = assemble(shipped, returns, room=300)
-        thought = run_thinking(shipped, notebook, limit)
+        sequence = assemble(shipped, returns, room=300)
+        thought = run_thinking(shipped, sequence, limit)
         assert not thought.finished and thought.answer in ("accepted", "refused")
-        assert run_deciding(shipped, notebook, ["accepted", "refused"], thought).choice == thought.answer
+        assert run_deciding(shipped, sequence, ["accepted", "refused"], thought).choice == thought.answer
 
 
 def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Prompt) -> None:
-    """They are weighed at the end of the notebook; so they are where the answer follows the chain."""
-    notebook = assemble(shipped, returns, room=300)
-    thought = run_thinking(shipped, notebook, 200)
-    assert run_deciding(shipped, notebook, ["yes", "no"], thought) == decide(notebook, ["yes", "no"])
-    thought = Thought("Well.", 1, True)
-    assert run_deciding(shipped, notebook, ["accepted", "no"], thought) == decide(notebook, ["accepted", "no"])
+    """They are weighed at the end of the sequence; so they are where the answer follows the chain."""
+    sequence = assemble(shipped, returns, room=300)
+    thought = run_thinking(shipped, sequence, 200)
+    assert run_deciding(shipped, sequence, ["yes", "no"], thought) == decide(sequence, ["yes", "no"])
+    thought = ReasoningTrace("Well.", 1, True)
+    assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
 
 
 def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
@@ -304,8 +312,8 @@ def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
     said = {}
     for values in ({}, {"date": "2026-07-01"}):
         prompt = Prompt("May I return this?", [segment], fields=values, think=True)
-        notebook = assemble(shipped, prompt, room=300)
-        said[bool(values)] = run_thinking(shipped, notebook, 200)
+        sequence = assemble(shipped, prompt, room=300)
+        said[bool(values)] = run_thinking(shipped, sequence, 200)
     assert said[False].answer == "accepted" and said[True].answer == "refused"
     assert "2026-07-01" in said[True].text
 
@@ -318,13 +326,15 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
     workspace = make_workspace(kind, template=template, added=("<think>", "</think>"))
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):
-        with assemble(workspace, Prompt("Why?")) as notebook:
-            speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar=gbnf_grammar('root ::= "yes" | "no"'))
-            begins = len(notebook) if thinks else -1
-            reply = spoken(speaker, notebook, lambda at, begins=begins: {mark: 99.0 if at == begins else -99.0})
+        with assemble(workspace, Prompt("Why?")) as sequence:
+            speaker = ReplyGenerator(
+                workspace, max_tokens=20, max_think=4, grammar=gbnf_grammar('root ::= "yes" | "no"')
+            )
+            begins = len(sequence) if thinks else -1
+            reply = spoken(speaker, sequence, lambda at, begins=begins: {mark: 99.0 if at == begins else -99.0})
             assert reply.text in ("yes", "no") and reply.stopped == "end"
             assert (reply.thought is not None) == thinks
-            written = b"".join(workspace.model.token_bytes(int(one), special=True) for one in notebook.tokens)
+            written = b"".join(workspace.model.token_bytes(int(one), special=True) for one in sequence.tokens)
             assert written.endswith(("</think>\n\n" if thinks else "").encode() + reply.text.encode())
 
 
@@ -334,10 +344,10 @@ def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
     marks = [int(one) for one in workspace.model.tokenize("<think>", special=True)]
     (merged,) = (int(one) for one in workspace.model.tokenize("ink>\n", special=True))
     assert len(marks) > 1 and workspace.model.token_bytes(marks[-1], special=True) == b"ink>"
-    with assemble(workspace, Prompt("Why?"), room=200) as notebook:
-        wanted = dict(enumerate([*marks[:-1], merged], len(notebook)))
-        speaker = Speaker(workspace, max_tokens=20, max_think=4, grammar=gbnf_grammar('root ::= "yes" | "no"'))
-        reply = spoken(speaker, notebook, lambda at: {wanted[at]: 99.0} if at in wanted else {})
+    with assemble(workspace, Prompt("Why?"), room=200) as sequence:
+        wanted = dict(enumerate([*marks[:-1], merged], len(sequence)))
+        speaker = ReplyGenerator(workspace, max_tokens=20, max_think=4, grammar=gbnf_grammar('root ::= "yes" | "no"'))
+        reply = spoken(speaker, sequence, lambda at: {wanted[at]: 99.0} if at in wanted else {})
         assert reply.thought is not None and reply.text in ("yes", "no")
 
 
@@ -357,17 +367,17 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
     wanted = chain + (call if calls else "<|start|>assistant" * thinks + "<|channel|>final<|message|>")
     ids = [int(token) for token in workspace.model.tokenize(wanted, special=True)]
     tool = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
-    with assemble(workspace, Prompt("Why?"), room=200) as notebook:
+    with assemble(workspace, Prompt("Why?"), room=200) as sequence:
         # As a template with tools leaves it, which opens no answer.
         opening = workspace.model.tokenize(workspace.template.reply, special=True)
-        notebook.truncate(len(notebook) - len(opening))
-        start = len(notebook)
+        sequence.truncate(len(sequence) - len(opening))
+        start = len(sequence)
         tools = None if calls is None else Calls(form, [tool])
         grammar = gbnf_grammar('root ::= "yes" | "no"')
         end = workspace.model.end_tokens[0]
-        speaker = Speaker(workspace, max_tokens=100, max_think=50, grammar=grammar, calls=tools, opened=False)
-        reply = spoken(speaker, notebook, lambda at: {(ids[at - start] if at - start < len(ids) else end): 99.0})
-        written = shown(notebook)[len(shown(notebook)) - len(wanted) - len(reply.text) * (not calls) :]
+        speaker = ReplyGenerator(workspace, max_tokens=100, max_think=50, grammar=grammar, calls=tools, opened=False)
+        reply = spoken(speaker, sequence, lambda at: {(ids[at - start] if at - start < len(ids) else end): 99.0})
+        written = shown(sequence)[len(shown(sequence)) - len(wanted) - len(reply.text) * (not calls) :]
     assert (reply.thought is not None) == thinks
     if calls:
         assert reply.text == call and written == wanted
@@ -380,8 +390,8 @@ def test_an_answer_that_ends_like_the_beginning_of_a_stop_is_whole(
 ) -> None:
     """What might have been a stop and was none is said, too."""
     workspace = make_workspace(template=UNAWARE)
-    notebook = assemble(workspace, Prompt("Why?"), room=200)
+    sequence = assemble(workspace, Prompt("Why?"), room=200)
     said: list[str] = []
     script(workspace, "It is AN")
-    found = run_replying(workspace, notebook, 100, stops=("AND",), say=said.append)
+    found = run_replying(workspace, sequence, 100, stops=("AND",), on_text=said.append)
     assert found.text == "".join(said) == "It is AN"

@@ -1,4 +1,4 @@
-"""A notebook: one sequence in a context, an ordered list of pieces with their tokens, positions and K/V.
+"""A sequence: one sequence in a context, an ordered list of pieces with their tokens, positions and K/V.
 
 Pieces are text that is decoded, segments that are spliced in, errata and answers. Decoding is put off until a
 splice or logits need it, so that neighbouring pieces share one pass over the weights. Which tokens share a batch
@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.decoding import decode
-from notes_cli.engine.patches import Patch, align, ascending, new_positions, patched, shifted
+from notes_cli.engine.image_positions import Image, check_no_images, images_of, length, position, removed_images, row
+from notes_cli.engine.patches import Patch, align, apply_patches, is_ascending, new_positions, position_map
 from notes_cli.engine.pieces import How, Piece, Reason
-from notes_cli.engine.places import Image, check_words, images_of, length, position, row, taken_out
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
-from notes_cli.engine.sequences import Lease
-from notes_cli.engine.writing import Writer
+from notes_cli.engine.seq_pool import Lease
+from notes_cli.engine.token_generator import TokenGenerator
 from notes_cli.errors import ContextLengthError, EngineError, Help, Progress, UnsupportedError
 
 if TYPE_CHECKING:
-    from notes_cli.engine.eye import Seen
+    from notes_cli.engine.vision import ImageEmbeddings
 
 
 Stopped = Literal["end", "length", "context"]  # why an answer ends: by itself, at max_tokens, or with the context
 
 
 class _Tail(NamedTuple):
-    """Rows [start, end) of a notebook that are moved: the positions of the first, and axes where images share them."""
+    """Rows [start, end) of a sequence that are moved: the positions of the first, and axes where images share them."""
 
     start: int
     end: int
@@ -44,7 +44,7 @@ class _Tail(NamedTuple):
     axes: NDArray[np.int32] | None
 
 
-class Notebook:
+class KVSequence:
     """One sequence of a context. Rows are counted 0, 1, ..., in the order of the pieces, one for each token; so are
     positions, but for images whose rows share them (places.py).
 
@@ -52,7 +52,7 @@ class Notebook:
     """
 
     def __init__(self, context: Context, lease: Lease | None = None, *, dry: bool = False) -> None:
-        """An empty notebook in a sequence of its own: `lease`, or one that the context has free. `dry`: keep the list
+        """An empty sequence in a sequence of its own: `lease`, or one that the context has free. `dry`: keep the list
         of pieces but compute nothing, to tell beforehand what would be done."""
         self.context = context
         self.dry = dry
@@ -67,18 +67,18 @@ class Notebook:
         self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
         # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
         # context is made larger while an answer is written (serve/kv_budget.py). None: those of the context.
-        self.bound: int | None = None
+        self.token_limit: int | None = None
 
     @property
     def size(self) -> int:
         """Tokens that it can have at most."""
-        return self.context.n_ctx if self.bound is None else self.bound
+        return self.context.n_ctx if self.token_limit is None else self.token_limit
 
     @property
-    def sequence(self) -> int:
+    def seq_id(self) -> int:
         """The number of its sequence. Raise EngineError if that is not its own any more."""
         if self._lease is None:
-            raise EngineError("a dry notebook has no sequence")
+            raise EngineError("a dry sequence has no place in the cache")
         return self._lease.id
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Notebook:
         if self._lease is not None:
             self._lease.close()
 
-    def __enter__(self) -> Notebook:
+    def __enter__(self) -> KVSequence:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -101,10 +101,10 @@ class Notebook:
 
     @property
     def intact(self) -> bool:
-        """Whether the context still holds the rows of this notebook: it has not been closed, nor its rows changed by
+        """Whether the context still holds the rows of this sequence: it has not been closed, nor its rows changed by
         other code."""
         held = self._lease is not None and self._lease.held
-        return held and self.context.length(self.sequence) == self.length(self._done)
+        return held and self.context.length(self.seq_id) == self.length(self._done)
 
     def position(self, row: int) -> int:
         """The position of a row, or of what comes after the last."""
@@ -124,8 +124,8 @@ class Notebook:
         """How many of its tokens have rows; the rest is pending."""
         return self._done
 
-    def share(self, length: int | None = None, *, dry: bool = False) -> Notebook:
-        """A second notebook that goes on from here, or after the first `length` tokens, whose rows are there. It has
+    def share(self, length: int | None = None, *, dry: bool = False) -> KVSequence:
+        """A second sequence that goes on from here, or after the first `length` tokens, whose rows are there. It has
         the same rows in the same cells, until one of the two is rewritten; a `dry` one has none. Raise UnsupportedError
         where sequences cannot share, EngineError for more rows than there are."""
         dry = dry or self.dry
@@ -133,20 +133,20 @@ class Notebook:
             self.flush()
             length = len(self)
         elif not 0 <= length <= self._done:
-            raise EngineError(f"{length} rows cannot be shared, the notebook has {self._done}")
+            raise EngineError(f"{length} rows cannot be shared, the sequence has {self._done}")
         at = self.position(length)
-        other = Notebook(self.context, None if dry else self.context.share(self.sequence, at), dry=dry)
+        other = KVSequence(self.context, None if dry else self.context.share(self.seq_id, at), dry=dry)
         other._tokens += self._tokens[:length]
         other._images = [image for image in self._images if image.last <= length]
         other._done, other._logits = length, self._logits if length == len(self) else None
         other.pieces = self._cut_pieces(length)
         return other
 
-    def share_rows(self) -> Notebook:
-        """A second notebook with the same tokens, which shares the rows that are there; what is pending each decodes by
+    def share_rows(self) -> KVSequence:
+        """A second sequence with the same tokens, which shares the rows that are there; what is pending each decodes by
         itself. Raise UnsupportedError where sequences cannot share."""
         rows = self.length(self._done)
-        other = Notebook(self.context, self.context.share(self.sequence, rows) if rows else None, dry=self.dry)
+        other = KVSequence(self.context, self.context.share(self.seq_id, rows) if rows else None, dry=self.dry)
         other._tokens += self._tokens
         other._images, other.pieces = [*self._images], [*self.pieces]
         other._done, other._divided, other._logits = self._done, self._divided, self._logits
@@ -178,7 +178,7 @@ class Notebook:
     def open_splice(self, segment: Segment, seam: int) -> None:
         """Put the first `seam` tokens of a segment at the end, which are decoded again; `splice` goes on from there.
         The rows of an image are not decoded again: the seam ends before them."""
-        seam = min(seam, segment.repairable)
+        seam = min(seam, segment.max_seam)
         self._check_room(len(segment))
         self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
@@ -188,7 +188,7 @@ class Notebook:
         `opened`: the seam is there already. The caller has compared identities. `rotate=False` is the control, which
         must give wrong rows.
         """
-        seam = min(seam, segment.repairable)
+        seam = min(seam, segment.max_seam)
         if not opened:
             self.open_splice(segment, seam)
         rest = len(segment) - seam
@@ -201,10 +201,10 @@ class Notebook:
             try:
                 tokens, base = segment.tokens[seam:], segment.base + seam
                 axes = None if segment.axes is None else segment.axes[seam:] + segment.base
-                where = self.sequence, position, tokens, segment.layers, base
+                where = self.seq_id, position, tokens, segment.layers, base
                 self.context.splice(*where, first=seam, rotate=rotate, axes=axes)
             except BaseException:  # an interrupt comes after the call that it waited for: those rows are there
-                self.context.truncate(self.sequence, position)
+                self.context.truncate(self.seq_id, position)
                 raise
         self.seconds["splice"] += time.perf_counter() - started
         moved = position - segment.base - seam
@@ -219,8 +219,13 @@ class Notebook:
         self._done = len(self)
         self._logits = None
 
-    def show(
-        self, seen: Seen, kind: str = "image", name: str = "", reason: Reason = Reason.PLAIN, detail: str = ""
+    def append_image(
+        self,
+        seen: ImageEmbeddings,
+        kind: str = "image",
+        name: str = "",
+        reason: Reason = Reason.PLAIN,
+        detail: str = "",
     ) -> None:
         """Put an image at the end, looked at just now: the tokens around its rows, and the rows, are decoded."""
         self._check_room(len(seen.tokens))
@@ -236,7 +241,7 @@ class Notebook:
                 if not self.dry:
                     at = self.position(len(self))
                     axes = None if seen.axes is None else seen.axes[inside] + begin - at
-                    self.context.show(self.sequence, at, next(rows), axes, whole=seen.whole)
+                    self.context.decode_embeddings(self.seq_id, at, next(rows), axes, whole=seen.whole)
                 self._images.append(image)
                 self._tokens += [int(token) for token in seen.tokens[inside]]
                 self._done = len(self)
@@ -270,7 +275,7 @@ class Notebook:
             cut = slice(base - segment.first, segment.base + last - segment.first)
             rows = [one if one.part == "state" else one.cut(cut) for one in segment.layers]
             transitions = segment.carry.load()
-            where = self.sequence, position, segment.tokens[seam:last]
+            where = self.seq_id, position, segment.tokens[seam:last]
             recurrent.carry(self.context, *where, rows, transitions, base if rotate else position)
         self.seconds["splice"] += time.perf_counter() - started
         piece = Piece("splice", segment.name, at, last - seam, "spliced", Reason.CARRIED, **_kept(segment))
@@ -286,9 +291,9 @@ class Notebook:
         self.append(segment.tokens[last:], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
     def restore(self, segment: Segment) -> None:
-        """Put back a segment whose rows begin at position 0. The notebook holds its left context and nothing more."""
+        """Put back a segment whose rows begin at position 0. The sequence holds its left context and nothing more."""
         if self._done or not (self.dry or self.intact) or not np.array_equal(self.tokens, segment.context):
-            raise EngineError(f"{segment.name} can only be restored at the start of a notebook, after its left context")
+            raise EngineError(f"{segment.name} can only be restored at the start of a sequence, after its left context")
         self._check_room(len(segment))
         started = time.perf_counter()
         if not self.dry:
@@ -297,9 +302,9 @@ class Notebook:
                 before = np.repeat(np.arange(segment.base, dtype=np.int32)[:, None], 3, 1)
                 axes = np.concatenate([before, axes + segment.base])
             try:
-                self.context.splice(self.sequence, 0, tokens, segment.layers, 0, axes=axes)
+                self.context.splice(self.seq_id, 0, tokens, segment.layers, 0, axes=axes)
             except BaseException:  # as in splice
-                self.context.truncate(self.sequence, 0)
+                self.context.truncate(self.seq_id, 0)
                 raise
         self.seconds["splice"] += time.perf_counter() - started
         with_it = {"how": "spliced", "reason": Reason.RESTORED_CONTEXT, "detail": segment.name}
@@ -311,7 +316,7 @@ class Notebook:
         self._done = len(self)
         self._logits = None
 
-    # Decoding. A loop asks a notebook what is pending, decodes it, perhaps with that of others, and tells it.
+    # Decoding. A loop asks a sequence what is pending, decodes it, perhaps with that of others, and tells it.
 
     @property
     def pending(self) -> Sequence[int]:
@@ -341,30 +346,30 @@ class Notebook:
         self._done += count
         self._logits = logits if self._done == len(self) else None
 
-    def failed(self) -> None:
+    def resync(self) -> None:
         """A decode has failed or was interrupted: what of it is there counts, the rest is still pending."""
-        self._done = min(len(self), self._row(self.context.length(self.sequence)))
+        self._done = min(len(self), self._row(self.context.length(self.seq_id)))
         self._logits = None
 
     def _row(self, position: int) -> int:
         """The row at a position."""
         return row(self._images, position) if self._images else position
 
-    def set_aside(self, length: int) -> None:
+    def preempt(self, length: int) -> None:
         """Give up the rows from position `length` on, so that others have their cells; their tokens are pending
         again. They must have been decoded. Raise EngineError where rows cannot go back."""
         if length < self._done:
             if any(image.last > length for image in self._images):
                 raise EngineError("the rows of an image cannot be decoded again as tokens")
-            self.context.truncate(self.sequence, self.position(length))
+            self.context.truncate(self.seq_id, self.position(length))
             self._done, self._logits = length, None
 
     def check_intact(self) -> None:
         """Raise EngineError unless decoding can go on from the rows that there are."""
         if not self.intact:
-            raise EngineError("the sequence of this notebook was closed, or changed by other code: assemble it again")
+            raise EngineError("the sequence of this sequence was closed, or changed by other code: assemble it again")
 
-    def ask(self) -> NDArray[np.float32] | None:
+    def try_logits(self) -> NDArray[np.float32] | None:
         """The logits after the last token if they are there; else see to it that some token is pending whose decoding
         gives them. Raise EngineError where the last token was spliced, or what it gives are not numbers."""
         if isinstance(self._logits, EngineError):
@@ -379,7 +384,7 @@ class Notebook:
     def _step_back(self) -> None:
         """Have the last token decoded once more."""
         self.check_intact()
-        self.context.truncate(self.sequence, self.position(len(self) - 1))
+        self.context.truncate(self.seq_id, self.position(len(self) - 1))
         self._done = len(self) - 1
 
     def flush(self, progress: Progress | None = None, first: Sequence[int] = ()) -> None:
@@ -400,7 +405,7 @@ class Notebook:
             raise self._logits
 
     def rewrite(self, positions: list[int], tokens: Tokens) -> None:
-        """Replace tokens inside the notebook and recompute their rows, and only theirs, in place."""
+        """Replace tokens inside the sequence and recompute their rows, and only theirs, in place."""
         self.replace(
             [Patch(position, position + 1, (int(token),)) for position, token in zip(positions, tokens, strict=True)]
         )
@@ -412,14 +417,14 @@ class Notebook:
         `also`: rows outside of the patches that are recomputed with them.
         """
         self.flush()
-        inside = ascending([patch.span for patch in patches], len(self))
+        inside = is_ascending([patch.span for patch in patches], len(self))
         if not patches or not inside or any(patch.first == patch.last for patch in patches):
-            raise EngineError(f"changes must ascend inside of the notebook, which has {len(self)} tokens")
-        check_words(self._images, also)
-        out = taken_out(self._images, [patch.span for patch in patches])
+            raise EngineError(f"changes must ascend inside of the sequence, which has {len(self)} tokens")
+        check_no_images(self._images, also)
+        out = removed_images(self._images, [patch.span for patch in patches])
         self._check_room(sum(patch.grows for patch in patches))
         moves = bool(out) or any(patch.grows for patch in patches)
-        tokens, shift, new = patched(self._tokens, patches), shifted(patches), new_positions(patches)
+        tokens, shift, new = apply_patches(self._tokens, patches), position_map(patches), new_positions(patches)
         places = new | set(map(shift, also))
         left = [one for one in self._images if one not in out]
         images = [replace(one, first=shift(one.first), last=shift(one.first) + one.last - one.first) for one in left]
@@ -429,11 +434,11 @@ class Notebook:
             if moves and not self.dry:
                 # Rewriting fills gaps between rows: at position 0 the old one stays until then.
                 self._spread(max(patches[0].first, 1 if 0 in new else 0), tails)
-            self._done = len(tokens) if self.dry else row(images, self.context.length(self.sequence))
+            self._done = len(tokens) if self.dry else row(images, self.context.length(self.seq_id))
             ready = sorted(place for place in places if place < self._done)
             if ready and not self.dry:  # the rest is at the end, and is decoded with what comes after it
                 where = [position(images, place) for place in ready] if images else ready
-                self.context.rewrite(self.sequence, where, np.array([tokens[place] for place in ready], np.int32))
+                self.context.rewrite(self.seq_id, where, np.array([tokens[place] for place in ready], np.int32))
         except BaseException as error:
             self._done = min(self._done, len(self))
             if moves or not isinstance(error, EngineError):  # an interrupt: who can say before or after?
@@ -469,27 +474,27 @@ class Notebook:
 
     def _spread(self, keep: int, tails: Sequence[_Tail]) -> None:
         """Keep the first rows, put what follows each patch where it will be, and leave the rest vacant."""
-        self.context.truncate(self.sequence, self.position(keep))
+        self.context.truncate(self.seq_id, self.position(keep))
         for tail in tails:
             tokens = np.array(self._tokens[tail.start : tail.end], np.int32)
-            self.context.splice(self.sequence, tail.to, tokens, tail.rows, tail.at, axes=tail.axes)
+            self.context.splice(self.seq_id, tail.to, tokens, tail.rows, tail.at, axes=tail.axes)
 
     def read(self, start: int, end: int, dtype: str) -> tuple[tuple[LayerRows, ...], NDArray[np.int32] | None]:
         """Rows [start, end), rotated as they are, and their positions on three axes where images share them."""
         at = self.position(start)
         if any(start <= image.first < end and image.grid is not None for image in self._images):
-            return self.context.read_axes(self.sequence, at, end - start, base=at, dtype=dtype)
-        return self.context.read(self.sequence, at, end - start, base=at, dtype=dtype), None
+            return self.context.read_axes(self.seq_id, at, end - start, base=at, dtype=dtype)
+        return self.context.read(self.seq_id, at, end - start, base=at, dtype=dtype), None
 
     def truncate(self, length: int) -> None:
         """Go back to the first `length` tokens. Raise EngineError for a cut inside of an image."""
         if not 0 <= length <= len(self):
-            raise EngineError(f"cannot go back to {length} tokens, the notebook has {len(self)}")
+            raise EngineError(f"cannot go back to {length} tokens, the sequence has {len(self)}")
         self._divided = min(self._divided, length)
         at = self.position(length)
         if length < self._done:
             if not self.dry:
-                self.context.truncate(self.sequence, at)
+                self.context.truncate(self.seq_id, at)
             self._done = length
         del self._tokens[length:]
         self._images = [image for image in self._images if image.last <= length]
@@ -498,30 +503,30 @@ class Notebook:
 
     def logits(self) -> NDArray[np.float32]:
         """Logits after the last token, [n_vocab]. The last token must have been decoded, not spliced."""
-        found = self.ask()
+        found = self.try_logits()
         while found is None:
             decode([self])
-            found = self.ask()
+            found = self.try_logits()
         self.check_intact()
         return found
 
     def lookahead(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the notebook stays as it is."""
+        """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the sequence stays as it is."""
         self.flush()
         self._check_room(len(tokens))
-        with self.context.ahead(self.sequence) as sequence:
+        with self.context.lookahead_sequence(self.seq_id) as seq_id:
             found = []
             for first in range(0, len(tokens), self.context.n_batch):
                 part = tokens[first : first + self.context.n_batch]
-                self.context.append({sequence: np.array(part)}, "all")
+                self.context.append({seq_id: np.array(part)}, "all")
                 found += [self.context.logits(index) for index in range(len(part))]
             return np.array(found, np.float32).reshape(len(found), self.context.model.n_vocab)
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token, and
         where the context is full: `stopped` says why. Raise EngineError where there is no room for the first one."""
-        writer = Writer(self, sampler, limit)
-        while writer.goes_on:
+        writer = TokenGenerator(self, sampler, limit)
+        while writer.active:
             token = writer.choose(self.logits())
             if token is not None:
                 yield token
@@ -541,7 +546,7 @@ class Notebook:
         """How many more tokens there is room for, those that are pending counted as there."""
         if self.dry:
             return self.size - len(self)
-        return min(self.size - len(self), self.context.room(self.sequence) - len(self.pending))
+        return min(self.size - len(self), self.context.room(self.seq_id) - len(self.pending))
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Add tokens at the end of the last piece. Raise EngineError where there is no room for them."""

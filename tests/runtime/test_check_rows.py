@@ -18,9 +18,9 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.errors import EngineError
 from notes_cli.library.container import open_segment, write_segment
-from notes_cli.runtime import rows as module
-from notes_cli.runtime.compiling import compile_skill
-from notes_cli.runtime.rows import TOLERANCE, check_rows
+from notes_cli.runtime import check_rows as module
+from notes_cli.runtime.check_rows import TOLERANCE, check_rows
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
 
@@ -84,7 +84,7 @@ def test_another_order_of_the_same_computation_is_right(opened: Open, model: str
     with opened(model, flash_attention=flash) as workspace:
         check = check_rows(workspace, segment, (segment.base, 200, 601))
         assert check.right and check.tokens == len(segment), check.reason
-        assert bool(check.unchecked) is segment.pinned
+        assert bool(check.unchecked) is segment.prefix_only
 
 
 @pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense"])
@@ -133,7 +133,7 @@ def test_a_rotation_that_is_wrong_is_found_where_it_is_used(
 
         def wrong(
             context: Context,
-            sequence: int,
+            seq_id: int,
             position: int,
             tokens: object,
             layers: object,
@@ -143,7 +143,7 @@ def test_a_rotation_that_is_wrong_is_found_where_it_is_used(
         ) -> None:
             if position != base:
                 base = position if turned == "not at all" else base - 1
-            splice(context, sequence, position, tokens, layers, base, **more)  # type: ignore[arg-type]
+            splice(context, seq_id, position, tokens, layers, base, **more)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched:
             patched.setattr(Context, "splice", wrong)
@@ -179,15 +179,15 @@ def test_noise_of_another_device_is_right_and_a_mutant_on_top_is_not(
             segment, layers=tuple(noisy(rows, 0.04, number) for number, rows in enumerate(segment.layers))
         )
         assert not check_rows(workspace, elsewhere).right  # more than this machine's noise
-        computed = module._computed
+        computed = module._prefill_segment
 
-        def apart(workspace: Workspace, notebook: object, segment: Segment, progress: object) -> object:
-            found = computed(workspace, notebook, segment, progress)  # type: ignore[arg-type]
-            if notebook.context.n_ubatch != module.OTHER_BATCH:  # type: ignore[attr-defined]
+        def apart(workspace: Workspace, sequence: object, segment: Segment, progress: object) -> object:
+            found = computed(workspace, sequence, segment, progress)  # type: ignore[arg-type]
+            if sequence.context.n_ubatch != module.OTHER_BATCH:  # type: ignore[attr-defined]
                 return found
             return replace(found, layers=[noisy(rows, 0.04, number + 100) for number, rows in enumerate(found.layers)])
 
-        monkeypatch.setattr(module, "_computed", apart)
+        monkeypatch.setattr(module, "_prefill_segment", apart)
         assert check_rows(workspace, elsewhere).right
         for kind in ("keys one position off", "one row wrecked", "zeros", "rows shifted by one token"):
             found = mutant(workspace, elsewhere, kind, "middle", "K", 3)

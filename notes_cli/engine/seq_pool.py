@@ -30,12 +30,12 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether it is still ours: not closed, and the context not cleared since."""
-        return self._pool.holds(self._number, self._ticket)
+        return self._pool.is_leased_by(self._number, self._ticket)
 
     def close(self) -> None:
         """Give it back; its rows are gone."""
         if self.held:
-            self._pool.give_back(self._number)
+            self._pool.release(self._number)
 
     def __enter__(self) -> Lease:
         return self
@@ -45,7 +45,7 @@ class Lease:
 
     def __del__(self) -> None:
         # In whatever thread this runs, the context may be computing: it takes the sequence back when it is next asked.
-        self._pool.drop(self._number, self._ticket)
+        self._pool.note_dropped(self._number, self._ticket)
 
 
 class Pool:
@@ -72,7 +72,7 @@ class Pool:
         self.collect()
         return [number for number in range(self.size) if number not in self._held]
 
-    def take(self, number: int) -> Lease:
+    def lease(self, number: int) -> Lease:
         """Hold a free sequence."""
         self._held[number] = ticket = next(self._tickets)
         lease = Lease(self, number, ticket)
@@ -83,12 +83,12 @@ class Pool:
         """The tokens of a sequence; none where it is not leased."""
         return self._tokens.get(number, [])
 
-    def holds(self, number: int, ticket: int) -> bool:
+    def is_leased_by(self, number: int, ticket: int) -> bool:
         """Whether the sequence is held by this ticket."""
         return self._held.get(number) == ticket
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def deferring_releases(self) -> Iterator[None]:
         """Within the block nothing is taken back: rows are on their way, and a collected generator may close a lease
         at any time."""
         self._waits = True
@@ -98,15 +98,15 @@ class Pool:
             self._waits = False
             self.collect()
 
-    def give_back(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """End its lease; its rows are gone."""
         if self._waits:
-            self.drop(number, self._held[number])
+            self.note_dropped(number, self._held[number])
             return
         del self._held[number], self._tokens[number]
         self._empty(number)
 
-    def drop(self, number: int, ticket: int) -> None:
+    def note_dropped(self, number: int, ticket: int) -> None:
         """Whoever held it is gone and did not give it back."""
         self._dropped.append((number, ticket))
 
@@ -119,5 +119,5 @@ class Pool:
         """Take back what was dropped."""
         while self._dropped and not self._waits:
             number, ticket = self._dropped.pop()
-            if self.holds(number, ticket):
-                self.give_back(number)
+            if self.is_leased_by(number, ticket):
+                self.release(number)

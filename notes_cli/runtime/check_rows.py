@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from notes_cli.editing.selecting import prefill
 from notes_cli.engine import interrupts, recurrent
 from notes_cli.engine.context import Context
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.rotation import FLOATS
-from notes_cli.engine.segment import BLOCK, Q8_0, LayerRows, RowArray, Segment, Tokens, Transition, floats
+from notes_cli.engine.segment import BLOCK, Q8_0, LayerRows, RowArray, Segment, Tokens, Transition, to_float32
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Progress
 from notes_cli.runtime.workspace import Workspace
 
@@ -116,15 +116,15 @@ def check_rows(
     """
     workspace.make_room(segment.base + len(segment))
     unchecked = []
-    with workspace.scratch(segment.base + len(segment)) as notebook:
-        computed = _computed(workspace, notebook, segment, progress)
+    with workspace.scratch(segment.base + len(segment)) as sequence:
+        computed = _computed(workspace, sequence, segment, progress)
     if segment.carry and not computed.transitions:
         unchecked.append("how the recurrent state goes on through it cannot be computed in this context")
     found = _Found(segment)
     wrong = found.beyond(found.tensors(computed))
     if wrong:
-        with _another_way(workspace, segment) as notebook:
-            other = _computed(workspace, notebook, segment, progress)
+        with _another_way(workspace, segment) as sequence:
+            other = _computed(workspace, sequence, segment, progress)
         wrong = found.unexplained(computed, other)
     for position in dict.fromkeys(places):
         reason = _unplaceable(workspace, segment, position)
@@ -182,7 +182,7 @@ class _Found:
 
     def tensors(self, computed: _Computed) -> list[_Tensor]:
         """Their distances from what was computed."""
-        found = compared(self._segment.layers, computed.layers)
+        found = compare_layers(self._segment.layers, computed.layers)
         return [*found, *_compared_transitions(self._transitions, computed.transitions)]
 
     def beyond(self, tensors: Sequence[_Tensor], apart: Sequence[_Tensor] = (), scale: float = 0.0) -> list[WrongRows]:
@@ -197,7 +197,7 @@ class _Found:
 
     def unexplained(self, computed: _Computed, other: _Computed) -> list[WrongRows]:
         """The rows that neither of two prefills explains, nor what is between them."""
-        apart = compared(computed.layers, other.layers)
+        apart = compare_layers(computed.layers, other.layers)
         apart += _compared_transitions(computed.transitions, other.transitions)
         ways = []
         for far, near in ((computed, other), (other, computed)):
@@ -222,14 +222,14 @@ def _scale(tensors: Sequence[_Tensor], apart: Sequence[_Tensor]) -> float:
     return min(FARTHEST, float(np.nan_to_num(np.quantile(times, NEAREST, method="lower")))) if times else 0.0
 
 
-def compared(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[_Tensor]:
+def compare_layers(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[_Tensor]:
     """The distance of each row of each tensor from the one computed. Raise EngineError for rows of other shapes."""
     if [(one.layer, one.part) for one in found] != [(one.layer, one.part) for one in computed]:
         raise EngineError("the segment has rows of other layers than this model")
     tensors = []
     for mine, right in zip(found, computed, strict=True):
         for name, rows, wanted in zip(NAMES[mine.part], (mine.k, mine.v), (right.k, right.v), strict=True):
-            a, b = floats(rows), floats(wanted)
+            a, b = to_float32(rows), to_float32(wanted)
             if a.shape != b.shape:
                 raise EngineError(f"the segment has {name} of shape {a.shape} in layer {mine.layer}, not {b.shape}")
             if a.size:
@@ -285,53 +285,53 @@ def _compared_transitions(found: Sequence[Transition], computed: Sequence[Transi
     return tensors
 
 
-def _computed(workspace: Workspace, notebook: Notebook, segment: Segment, progress: Progress | None) -> _Computed:
-    """A prefill of the segment's tokens in an empty notebook, as it is compiled."""
-    context, dtype = notebook.context, segment.row_type
+def _computed(workspace: Workspace, sequence: KVSequence, segment: Segment, progress: Progress | None) -> _Computed:
+    """A prefill of the segment's tokens in an empty sequence, as it is compiled."""
+    context, dtype = sequence.context, segment.row_type
     if segment.blocks:
-        _put_blocks(notebook, segment, progress)
-        rows = context.read(notebook.sequence, segment.base, len(segment), base=segment.base, dtype=dtype)
+        _put_blocks(sequence, segment, progress)
+        rows = context.read(sequence.seq_id, segment.base, len(segment), base=segment.base, dtype=dtype)
         return _Computed(rows)
-    notebook.append(segment.context)
-    notebook.flush()
+    sequence.append(segment.context)
+    sequence.flush()
     transitions: Sequence[Transition] = ()
     if segment.pictures:
-        notebook.show(workspace.look(segment))
+        sequence.append_image(workspace.encode_images(segment))
     elif segment.carry and context.supports("carry") is None:
         seam, end = segment.carry.seam, len(segment) - segment.carry.tail
-        notebook.append(segment.tokens[:seam])
-        notebook.flush()
-        with recurrent.capturing(context, notebook.sequence) as captured:
-            notebook.append(segment.tokens[seam:end])
-            notebook.flush(progress)
+        sequence.append(segment.tokens[:seam])
+        sequence.flush()
+        with recurrent.capturing(context, sequence.seq_id) as captured:
+            sequence.append(segment.tokens[seam:end])
+            sequence.flush(progress)
             with suppress(EngineError):  # then they stay unchecked
                 transitions = captured()
-        notebook.append(segment.tokens[end:])
+        sequence.append(segment.tokens[end:])
     else:
-        notebook.append(segment.tokens)
-    notebook.flush(progress)
-    count = len(notebook) - segment.first
+        sequence.append(segment.tokens)
+    sequence.flush(progress)
+    count = len(sequence) - segment.first
     if segment.axes is not None:
-        rows, _ = context.read_axes(notebook.sequence, segment.first, count, base=segment.first, dtype=dtype)
+        rows, _ = context.read_axes(sequence.seq_id, segment.first, count, base=segment.first, dtype=dtype)
     else:
-        rows = context.read(notebook.sequence, segment.first, count, base=segment.first, dtype=dtype)
+        rows = context.read(sequence.seq_id, segment.first, count, base=segment.first, dtype=dtype)
     return _Computed(rows, transitions)
 
 
-def _put_blocks(notebook: Notebook, segment: Segment, progress: Progress | None) -> None:
+def _put_blocks(sequence: KVSequence, segment: Segment, progress: Progress | None) -> None:
     """Prefill each block after the left context alone, and put them side by side, as a compile does."""
     parts = [segment.tokens[first:last] for first, last in segment.spans]
-    rows = list(prefill(notebook, segment.context, parts, segment.row_type, progress))
+    rows = list(prefill(sequence, segment.context, parts, segment.row_type, progress))
     plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
-    notebook.truncate(0)
-    notebook.append(segment.context)
+    sequence.truncate(0)
+    sequence.append(segment.context)
     for tokens, layers in zip(parts, rows, strict=True):
-        notebook.splice(replace(plain, tokens=tokens, layers=layers))
+        sequence.splice(replace(plain, tokens=tokens, layers=layers))
 
 
 def _decoded_at(
     context: Context,
-    sequence: int,
+    seq_id: int,
     left: Tokens,
     tokens: Tokens,
     start: int,
@@ -343,13 +343,13 @@ def _decoded_at(
     try:
         for first in range(0, len(both), step):
             interrupts.check_stop()
-            context.decode_at(sequence, start + first, both[first : first + step])
+            context.decode_at(seq_id, start + first, both[first : first + step])
             if progress:
                 progress(min(first + step, len(both)), len(both))
         at = start + len(left)
-        return context.read(sequence, at, len(tokens), base=at, dtype=dtype)
+        return context.read(seq_id, at, len(tokens), base=at, dtype=dtype)
     finally:
-        context.truncate(sequence, 0)
+        context.truncate(seq_id, 0)
 
 
 def _joined(parts: Sequence[Sequence[LayerRows]]) -> list[LayerRows]:
@@ -360,8 +360,8 @@ def _joined(parts: Sequence[Sequence[LayerRows]]) -> list[LayerRows]:
 
 
 @contextmanager
-def _another_way(workspace: Workspace, segment: Segment) -> Iterator[Notebook]:
-    """An empty notebook in a context that computes the same in another order."""
+def _another_way(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
+    """An empty sequence in a context that computes the same in another order."""
     own = workspace.context.compile_options
     options = replace(own, n_sequences=1, unified=False)
     if not segment.media:  # whose rows may have to be in one micro-batch
@@ -373,13 +373,13 @@ def _another_way(workspace: Workspace, segment: Segment) -> Iterator[Notebook]:
         context = Context(workspace.model, options)
     with context:
         context.carries = workspace.context.carries
-        yield Notebook(context)
+        yield KVSequence(context)
 
 
 def _unplaceable(workspace: Workspace, segment: Segment, position: int) -> str | None:
     """Why a splice at this position cannot be compared, in words."""
     context, base = workspace.context, segment.base
-    if segment.pinned or segment.axes is not None or segment.media:
+    if segment.prefix_only or segment.axes is not None or segment.media:
         return "its rows are compared where they were compiled only"
     if context.drops:
         return "the cache keeps no more rows than its sliding window has (swa_full keeps them all)"
@@ -401,19 +401,21 @@ def _check_place(
     in V, which is not rotated. The type of the cache rounds rows by as much as it rounds the computed ones.
     """
     there = []
-    with workspace.scratch(segment.base + len(segment)) as notebook:
+    with workspace.scratch(segment.base + len(segment)) as sequence:
         for first, last in segment.spans:
             start, tokens = position - segment.base + first, segment.tokens[first:last]
-            where = notebook.context, notebook.sequence, segment.context, tokens
+            where = sequence.context, sequence.seq_id, segment.context, tokens
             there.append(_decoded_at(*where, start, segment.row_type, progress))
     right = _joined(there)
     spliced, back = _placed(workspace, segment.tokens, segment.layers, segment.base, position)
     rounded, _ = _placed(workspace, segment.tokens, right, position, position)
-    v_noise = {one.layer: one.median for one in compared(right, computed.layers) if one.name == "V"}
-    own = [replace(one, k=floats(one.k), v=floats(one.v)) for one in segment.layers]
+    v_noise = {one.layer: one.median for one in compare_layers(right, computed.layers) if one.name == "V"}
+    own = [replace(one, k=to_float32(one.k), v=to_float32(one.v)) for one in segment.layers]
     wrong = []
-    kept = compared(own, computed.layers)
-    rows = zip(compared(back, own), compared(spliced, right), compared(rounded, right), kept, strict=True)
+    kept = compare_layers(own, computed.layers)
+    rows = zip(
+        compare_layers(back, own), compare_layers(spliced, right), compare_layers(rounded, right), kept, strict=True
+    )
     for one, turned, type_, before in rows:
         bar = TOLERANCE + FLOATS * (position + len(segment))
         found = one.wrong(bar + 2 * type_.noise, 0, position)

@@ -34,27 +34,27 @@ class Computing(Protocol):
 C = TypeVar("C", bound=Computing)
 
 
-def alone(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
+def synchronized(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
     """The method, while no other thread computes in the workspace."""
 
     @wraps(method)
     def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
         check_keywords(method, kwargs)
-        with self.workspace.alone:
+        with self.workspace.lock:
             return method(self, *args, **kwargs)
 
     return held
 
 
 @overload
-def alone_each(  # type: ignore[overload-overlap]  # a generator is an iterator, too
+def synchronized_steps(  # type: ignore[overload-overlap]  # a generator is an iterator, too
     method: Callable[Concatenate[C, P], Generator[T, None, R]],
 ) -> Callable[Concatenate[C, P], Generator[T, None, R]]: ...
 @overload
-def alone_each(
+def synchronized_steps(
     method: Callable[Concatenate[C, P], Iterator[T]],
 ) -> Callable[Concatenate[C, P], Generator[T, None, None]]: ...
-def alone_each(
+def synchronized_steps(
     method: Callable[Concatenate[C, P], Iterator[T] | Generator[T, None, R]],
 ) -> Callable[Concatenate[C, P], Generator[T, None, R]]:
     """The same of a generator: from one of its values to the next. In between others may compute."""
@@ -70,7 +70,7 @@ def alone_each(
 def _each(self: Computing, going: Iterator[T]) -> Generator[T, None, R]:
     try:
         while True:
-            with self.workspace.alone:
+            with self.workspace.lock:
                 try:
                     value = next(going)
                 except StopIteration as end:
@@ -78,5 +78,5 @@ def _each(self: Computing, going: Iterator[T]) -> Generator[T, None, R]:
             yield value
     finally:
         if isinstance(going, Generator):
-            with self.workspace.alone:
+            with self.workspace.lock:
                 going.close()

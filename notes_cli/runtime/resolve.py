@@ -18,18 +18,25 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
 from notes_cli.library.segment_files import ERRATA
 from notes_cli.library.store import Library
-from notes_cli.runtime.corrections import Fielded, as_new_values, known_fields, meant, parse_errata, resolved
-from notes_cli.runtime.opening import open_segments
+from notes_cli.runtime.corrections import (
+    Fielded,
+    as_new_values,
+    describe_wildcards,
+    known_fields,
+    parse_errata,
+    resolve_values,
+)
+from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prompt import Prompt, changes_of
-from notes_cli.runtime.settings import UNMEASURED, choose, composing, defaults
+from notes_cli.runtime.settings import UNMEASURED, choose, composition_warning, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_wordings, word
 from notes_cli.text.keys import listed
 
 if TYPE_CHECKING:
-    from notes_cli.library.standing import Standing
-    from notes_cli.runtime.asking import Listener, Request
-    from notes_cli.runtime.assembling import How
+    from notes_cli.library.standing import GlobalErratum
+    from notes_cli.runtime.answering import Callbacks, Request
+    from notes_cli.runtime.assemble import AssembleOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class ResolvedRequest:
     """A request whose prompt is to be assembled: what holds for it, when it was asked, and when its
     skills were there (time.perf_counter)."""
 
@@ -76,7 +83,7 @@ class Draft:
         )
 
     @property
-    def how(self) -> How:
+    def how(self) -> AssembleOptions:
         """How its skills come to the prompt."""
         request = self.request
         return {
@@ -88,42 +95,44 @@ class Draft:
         }
 
 
-def drafted(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Draft:
+def resolve_request(
+    workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False
+) -> ResolvedRequest:
     """Open the skills of a request without a session, and settle it. `dry`: texts are not compiled."""
     begun = time.perf_counter()
     check_no_results(request)
-    grammar = held_to(workspace, request)
-    segments = open_asked(workspace, request, listener, dry=dry)
-    return settled(workspace, request, segments, listener, grammar=grammar, begun=begun)
+    grammar = constraint_of(workspace, request)
+    segments = open_requested(workspace, request, callbacks, dry=dry)
+    return resolve(workspace, request, segments, callbacks, grammar=grammar, begun=begun)
 
 
-def settled(
+def resolve(
     workspace: Workspace,
     request: Request,
     segments: Sequence[Segment],
-    listener: Listener,
+    callbacks: Callbacks,
     *,
     had: Sequence[Fielded] | None = None,
     unheard: Mapping[str, str] | None = None,
     goes_on: bool = False,
     grammar: str | None = None,
     begun: float | None = None,
-) -> Draft:
+) -> ResolvedRequest:
     """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
     skills that its session has already, None without a session; one that `goes_on` amends them by edits alone.
     `unheard`: what everybody is told of these, by field, and it was not yet. `begun`: when it was asked; None: now."""
     _ = workspace.context  # making it is a part of opening
     ready, before = time.perf_counter(), had or ()
-    segments = named_apart(segments, [one.name for one in before])
-    request = _corrected(workspace, request, segments, listener.notice, before, unheard or {})
-    _tell_meant(request, [*before, *segments], listener.notice)
+    segments = with_unique_names(segments, [one.name for one in before])
+    request = _corrected(workspace, request, segments, callbacks.on_notice, before, unheard or {})
+    _tell_meant(request, [*before, *segments], callbacks.on_notice)
     stated = False
     if had is None:  # a session keeps the text of its skills as it was compiled
         fields, errata = as_new_values(request.errata, request.fields, segments)
         stated = len(errata) < len(request.errata)
         request = replace(request, fields=fields, errata=errata)
-    settings = _settings(workspace, request, segments, listener.notice, had is not None, goes_on, stated)
-    return Draft(request, segments, settings, ready if begun is None else begun, ready, grammar)
+    settings = _settings(workspace, request, segments, callbacks.on_notice, had is not None, goes_on, stated)
+    return ResolvedRequest(request, segments, settings, ready if begun is None else begun, ready, grammar)
 
 
 def check_no_results(request: Request) -> None:
@@ -132,7 +141,7 @@ def check_no_results(request: Request) -> None:
         raise SessionError("results of tools go with a session, whose last answer has called them")
 
 
-def held_to(workspace: Workspace, request: Request) -> str | None:
+def constraint_of(workspace: Workspace, request: Request) -> str | None:
     """The grammar that the answer is held to; None without one. Raise GrammarError for one that cannot be used."""
     if request.json_schema is None and request.grammar is None:
         return None
@@ -158,13 +167,13 @@ def check_usable(workspace: Workspace, grammar: str) -> None:
     Constraint(workspace.model, grammar)
 
 
-def open_asked(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> list[Segment]:
+def open_requested(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> list[Segment]:
     """The segments of the skills that a request splices, then those of its images (opening.py)."""
-    opened = partial(open_segments, workspace, say=listener.notice, watch=listener.watch, dry=dry)
+    opened = partial(open_segments, workspace, say=callbacks.on_notice, watch=callbacks.progress, dry=dry)
     return [*opened(request.splice), *opened(request.images, image=True)]
 
 
-def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[Segment]:
+def with_unique_names(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[Segment]:
     """The segments, an image whose name is taken, or that another before it has, by another name: it may be shown
     twice."""
     seen = set(taken)
@@ -179,14 +188,14 @@ def named_apart(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[
     return named
 
 
-def standing_errata(workspace: Workspace) -> Sequence[Standing]:
+def global_errata(workspace: Workspace) -> Sequence[GlobalErratum]:
     """What everybody is told, as it is now."""
     library = workspace.library
     if not isinstance(library, Library) or not (library.folder / ERRATA).exists():
         return ()
-    from notes_cli.library.standing import StandingErrata
+    from notes_cli.library.standing import GlobalErrata
 
-    return StandingErrata(library.folder).all()
+    return GlobalErrata(library.folder).all()
 
 
 def _corrected(
@@ -199,7 +208,7 @@ def _corrected(
 ) -> Request:
     """The request with what everybody is told of the skills that come with it, unless it says something itself. `had`:
     the skills that were there before, of which that is `unheard`."""
-    errata = standing_errata(workspace) if segments else ()
+    errata = global_errata(workspace) if segments else ()
     if not errata and not unheard:
         return request
     from notes_cli.library.standing import holding, marks_of
@@ -234,21 +243,21 @@ def _settings(
     _check_seam(request.seam or 0, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for one that there is not, also where nothing is worded
-    think = thinks(workspace, request.think, request.max_think)
+    think = requests_reasoning(workspace, request.think, request.max_think)
     # Without skills nothing goes by the profile, and a model need not be read for it.
     found = defaults(workspace, think=think) if segments or session else UNMEASURED
     if found.note:
         say(Notice(found.note.what, found.note.remedy, warning=True))
     wording = request.wording or found.wording or shipped_wordings().default
     seam = found.seam if request.seam is None else request.seam
-    told = composing(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
+    told = composition_warning(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
     if told and not request.recompute and not think:  # it was measured without a chain of thought
         say(told)
     method, why = (None, None) if goes_on else _method(workspace, request, segments, think, stated)
     return Settings(think, wording, request.place or found.place, seam, method, why)
 
 
-def thinks(workspace: Workspace, wanted: bool, most: int) -> bool:
+def requests_reasoning(workspace: Workspace, wanted: bool, most: int) -> bool:
     """Whether the model is asked for a chain of thought, of `most` tokens: a cue without one would only mislead, so
     such a model is asked directly."""
     return wanted and (most > 0 or bool(workspace.reasoning.open))
@@ -289,7 +298,7 @@ def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) ->
         one.skill == segment.name
         for segment in prompt.segments
         if segment.media
-        for one, _ in resolved(prompt.fields, prompt.segments)
+        for one, _ in resolve_values(prompt.fields, prompt.segments)
     ):
         return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
     return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think, stated=stated)
@@ -298,7 +307,7 @@ def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) ->
 def _tell_meant(request: Request, skills: Sequence[Fielded], say: Say) -> None:
     """Tell which fields `*.field` stands for, and which errata with an equals sign are of none."""
     fields = known_fields(*skills)
-    for told in meant([*request.errata, *request.fields], fields):
+    for told in describe_wildcards([*request.errata, *request.fields], fields):
         say(Notice(told))
     for text in request.errata:
         if "=" in text and parse_erratum(text, fields).field is None:

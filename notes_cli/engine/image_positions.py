@@ -1,4 +1,4 @@
-"""Where the rows of a notebook are: one a position, but for images under M-RoPE, whose rows share positions.
+"""Where the rows of a sequence are: one a position, but for images under M-RoPE, whose rows share positions.
 
 Plain data. A row is counted as a token is; a position is what llama.cpp counts. Within an image there is none to go
 back to, and nothing to decode: it is there as a whole or not.
@@ -18,7 +18,7 @@ from notes_cli.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Rows [first, last) of a notebook, with their positions: `positions` in all. `grid`: on three axes, in so many
+    """Rows [first, last) of a sequence, with their positions: `positions` in all. `grid`: on three axes, in so many
     rows and columns; (0, 0) where they are in none, None where there is one axis."""
 
     first: int
@@ -109,18 +109,18 @@ def check_cut(images: Sequence[Image], rows: Iterable[int]) -> None:
             )
 
 
-def taken_out(images: Sequence[Image], spans: Iterable[tuple[int, int]]) -> list[Image]:
+def removed_images(images: Sequence[Image], spans: Iterable[tuple[int, int]]) -> list[Image]:
     """The images that are within one of these stretches of rows. Raise EngineError for a stretch that has a part of
     one."""
     found = []
     for first, last in spans:
         inside = [image for image in images if first <= image.first and image.last <= last]
-        check_words([image for image in images if image not in inside], range(first, last))
+        check_no_images([image for image in images if image not in inside], range(first, last))
         found += inside
     return found
 
 
-def check_words(images: Sequence[Image], rows: Iterable[int]) -> None:
+def check_no_images(images: Sequence[Image], rows: Iterable[int]) -> None:
     """Raise EngineError if one of these rows is an image's: there is no token to decode again."""
     for one in rows:
         if any(image.first <= one < image.last for image in images):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.segment import LayerRows, Tokens
-from notes_cli.engine.sequences import Pool
+from notes_cli.engine.seq_pool import Pool
 from notes_cli.errors import EngineError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedEntries:
     """Rows of a sequence from position `first` on, one for each of the tokens: as they were read, or the number of the
     sequence that it shares them with. Those of images are not shared again."""
 
-    sequence: int
+    seq_id: int
     first: int
     tokens: Tokens
     rows: tuple[LayerRows, ...] | int
     axes: NDArray[np.int32] | None = None  # of all rows, where images share positions
 
 
-def saved(context: Context, pool: Pool) -> list[Saved]:
+def save_sequences(context: Context, pool: Pool) -> list[SavedEntries]:
     """The rows of every sequence that has some, those that several share once."""
-    kept: list[Saved] = []
+    kept: list[SavedEntries] = []
     shared: dict[object, int] = {}  # what of a sequence others may have, too, and its number
     for number in range(pool.size):
         count = context.length(number)
@@ -54,7 +54,7 @@ def saved(context: Context, pool: Pool) -> list[Saved]:
                         raise
             if reason is None and images:
                 found, axes = context.read_axes(number, 0, len(cells), base=0, dtype=context.lossless_type)
-                kept.append(Saved(number, 0, tokens, found, axes))
+                kept.append(SavedEntries(number, 0, tokens, found, axes))
         except EngineError as error:
             reason = error.what
         if reason:
@@ -69,24 +69,24 @@ def saved(context: Context, pool: Pool) -> list[Saved]:
     return kept
 
 
-def restore(context: Context, kept: Iterable[Saved]) -> None:
+def restore_sequences(context: Context, kept: Iterable[SavedEntries]) -> None:
     """Put them into the same sequences, which are empty."""
     for one in kept:
         if isinstance(one.rows, int):
             last = -1 if context.model.recurrent else one.first + len(one.tokens)
-            context.copy(one.rows, one.sequence, one.first, last)
+            context.copy(one.rows, one.seq_id, one.first, last)
         else:
-            context.splice(one.sequence, one.first, one.tokens, one.rows, one.first, axes=one.axes)
+            context.splice(one.seq_id, one.first, one.tokens, one.rows, one.first, axes=one.axes)
 
 
-def _read_runs(context: Context, number: int, tokens: Tokens, shared: dict[object, int]) -> list[Saved]:
+def _read_runs(context: Context, number: int, tokens: Tokens, shared: dict[object, int]) -> list[SavedEntries]:
     """The rows of a sequence, one a position, those that it shares with another by the number of that one."""
     found = []
     for first, last, other in _runs(context, number, len(tokens), shared):
         rows: tuple[LayerRows, ...] | int | None = other
         if rows is None:
             rows = context.read(number, first, last - first, base=first, dtype=context.lossless_type)
-        found.append(Saved(number, first, tokens[first:last], rows))
+        found.append(SavedEntries(number, first, tokens[first:last], rows))
     return found
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from notes_cli.engine.eye import Eye, Seen, joined, words
 from notes_cli.engine.segment import Segment
+from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import Help, ModelError, SegmentError
 from notes_cli.images import read_picture
 from notes_cli.runtime.identity import changed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.workspace import Workspace
 
 
-class Seeing:
+class ImageEncoding:
     """The images of one workspace."""
 
     def __init__(self, workspace: Workspace, projector: Path | None, tokens: tuple[int | None, int | None]) -> None:
@@ -29,42 +29,42 @@ class Seeing:
         self._path, self._tokens = projector, tokens
 
     @cached_property
-    def eye(self) -> Eye:
+    def vision(self) -> VisionEncoder:
         """The projector, loaded when it is first used. Raise ModelError without one, or for another model's."""
         if self._path is None:
             what = f"{self._model.name} is to look at an image, which takes its projector (mmproj)"
             raise ModelError(what, Help.NAME_PROJECTOR(model=self._model.name))
         low, high = self._tokens
         threads = self._workspace.context.threads
-        return Eye(self._model, self._path, min_tokens=low, max_tokens=high, threads=threads)
+        return VisionEncoder(self._model, self._path, min_tokens=low, max_tokens=high, threads=threads)
 
     def close(self) -> None:
-        if "eye" in self.__dict__:
-            self.eye.close()
+        if "vision" in self.__dict__:
+            self.vision.close()
 
     @cached_property
     def projector(self) -> str:
         """What decides, beside the model, which rows an image gets: the digest of the projector, and its settings."""
-        digest = self._workspace.digest(self.eye.source)
-        if self.eye.source.changed:
-            raise changed(self.eye.source)
-        return f"{digest} {self.eye.settings}"
+        digest = self._workspace.digest(self.vision.source)
+        if self.vision.source.changed:
+            raise changed(self.vision.source)
+        return f"{digest} {self.vision.settings}"
 
-    def stretches(self, skill: Skill, *, dry: bool = True) -> list[tuple[int, int, Seen]]:
+    def split(self, skill: Skill, *, dry: bool = True) -> list[tuple[int, int, ImageEmbeddings]]:
         """The texts of a skill and the images among them, each with its characters [start, end): each text tokenised
         apart, each image looked at, or (`dry`) how many rows it would take."""
-        found: list[tuple[int, int, Seen]] = []
+        found: list[tuple[int, int, ImageEmbeddings]] = []
         at = 0
         for one in (*skill.pictures, None):
             end = one.start if one else len(skill.text)
             if at < end:
-                found.append((at, end, words(self._model.tokenize(skill.text[at:end]))))
+                found.append((at, end, text_part(self._model.tokenize(skill.text[at:end]))))
             if one:
-                found.append((one.start, one.end, (self.eye.plan if dry else self.eye.see)(one.picture)))
+                found.append((one.start, one.end, (self.vision.plan if dry else self.vision.encode)(one.picture)))
                 at = one.end
         return found
 
-    def look(self, segment: Segment, *, dry: bool = False) -> Seen:
+    def encode_segment(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
         """A segment with images, these looked at again. `dry`: how many rows they would take."""
         again = self._workspace.compile_again
         if not segment.pictures:
@@ -72,8 +72,8 @@ class Seeing:
         pictures = [Shown(one.start, one.end, read_picture(one.data, segment.name)) for one in segment.pictures]
         skill = Skill(segment.name, "", segment.text, (), "", pictures=tuple(pictures))
         same = segment.projector == self.projector
-        seen = joined([part for *_, part in self.stretches(skill)]) if same else None
+        seen = join_parts([part for *_, part in self.split(skill)]) if same else None
         if seen is None or not np.array_equal(seen.tokens, segment.tokens) or seen.media != segment.media:
-            what = f"{segment.name} was compiled with another projector than {self.eye.path}, or with other limits"
+            what = f"{segment.name} was compiled with another projector than {self.vision.path}, or with other limits"
             raise SegmentError(what, again(segment.name))
-        return seen if dry else joined([part for *_, part in self.stretches(skill, dry=False)])
+        return seen if dry else join_parts([part for *_, part in self.split(skill, dry=False)])

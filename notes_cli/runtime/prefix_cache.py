@@ -1,4 +1,4 @@
-"""Live prefixes: notebooks that were read already, and how much of a new prompt each of them begins with.
+"""Live prefixes: sequences that were read already, and how much of a new prompt each of them begins with.
 
 Rows are those of another prompt only if the tokens are the same from the beginning on, and all of them came about in
 the same way: decoded, spliced from the same segment with the same seam, or reused only where that is exact. Where a
@@ -16,10 +16,10 @@ from itertools import count
 
 import numpy as np
 
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
-from notes_cli.runtime.assembling import APART
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.runtime.assemble import APART
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
@@ -39,7 +39,7 @@ class Layout:
     tokens: Tokens
     origins: Tokens  # 0: decoded; else the number of what it is spliced from
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
-    pinned: int  # tokens up to the end of the last skill that can be placed nowhere else; 0 without one
+    prefix_only: int  # tokens up to the end of the last skill that can be placed nowhere else; 0 without one
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,7 +59,7 @@ class Layout:
     def live(self, length: int) -> list[Piece]:
         """The pieces of so many first tokens that are there already, whatever they were to who left them there."""
         pieces, place = [], 0
-        for chunk, ids in self.parts.each:
+        for chunk, ids in self.parts.all_chunks:
             if (count := min(len(ids), length - place)) > 0:
                 pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE))
             place += count
@@ -67,10 +67,10 @@ class Layout:
 
 
 @dataclass(slots=True, eq=False)
-class Prefix:
-    """A notebook with rows that others may go on from."""
+class CachedPrefix:
+    """A sequence with rows that others may go on from."""
 
-    notebook: Notebook
+    sequence: KVSequence
     tokens: Tokens  # that others may want, with their origins
     origins: Tokens
     salt: str
@@ -78,11 +78,11 @@ class Prefix:
     used: int = 0  # the latest has the highest
 
 
-class Prefixes:
-    """The notebooks of a context that somebody may go on from."""
+class PrefixCache:
+    """The sequences of a context that somebody may go on from."""
 
     def __init__(self) -> None:
-        self.kept: list[Prefix] = []
+        self.entries: list[CachedPrefix] = []
         self._numbers: dict[object, int] = {}  # the latest used are last
         self._numbering = threading.Lock()  # layouts may be made in several threads
         self._unused = count(1)
@@ -93,7 +93,7 @@ class Prefixes:
         by_name = {segment.name: segment for segment in prompt.segments}
         tokens = [parts.opening, *parts.tokens]
         origins = [np.zeros(len(parts.opening), np.int32)]
-        splices, pinned, place = [], 0, len(parts.opening)
+        splices, prefix_only, place = [], 0, len(parts.opening)
         for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
             spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
             image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens tell nothing of it
@@ -102,17 +102,17 @@ class Prefixes:
             origins.append(np.full(len(ids), number, np.int32))
             if spliced or image:
                 splices.append((place, place + len(ids)))
-                pinned = place + len(ids) if by_name[chunk.name].pinned else pinned
+                prefix_only = place + len(ids) if by_name[chunk.name].prefix_only else prefix_only
             place += len(ids)
         whole = np.concatenate(tokens).astype(np.int32)
-        return Layout(prompt, parts, seam, splice, exact, whole, np.concatenate(origins), tuple(splices), pinned)
+        return Layout(prompt, parts, seam, splice, exact, whole, np.concatenate(origins), tuple(splices), prefix_only)
 
     def raw(self, tokens: Tokens) -> Layout:
         """That of a text that is decoded as it is."""
         parts = Parts((Chunk("text"),), (tokens,), np.zeros(0, np.int32), {})
         origins = np.zeros(len(tokens), np.int32)
         return Layout(
-            Prompt(""), parts, 0, splice=False, exact=False, tokens=tokens, origins=origins, splices=(), pinned=0
+            Prompt(""), parts, 0, splice=False, exact=False, tokens=tokens, origins=origins, splices=(), prefix_only=0
         )
 
     def _number(self, segment: Segment, how: int) -> int:
@@ -122,7 +122,7 @@ class Prefixes:
             rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))
         else:  # in memory, of an image that is not kept: the same bytes, looked at alike, give the same rows
             rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
-        key = segment.name, segment.base, segment.pinned, rows, how
+        key = segment.name, segment.base, segment.prefix_only, rows, how
         with self._numbering:
             number = self._numbers.pop(key, None) or next(self._unused)
             self._numbers[key] = number
@@ -130,97 +130,97 @@ class Prefixes:
                 del self._numbers[next(iter(self._numbers))]
         return number
 
-    def find(self, layout: Layout, salt: str) -> tuple[Prefix | None, int, int]:
-        """The notebook that has the longest beginning of the prompt, how many tokens that is, and how many there will
+    def find(self, layout: Layout, salt: str) -> tuple[CachedPrefix | None, int, int]:
+        """The sequence that has the longest beginning of the prompt, how many tokens that is, and how many there will
         be, as far as is known, when those that are being read are there. The last token is left to be decoded."""
         best, length, coming = None, 0, 0
-        for one in self.kept:
-            if one.salt != salt or not one.notebook.intact:
+        for one in self.entries:
+            if one.salt != salt or not one.sequence.intact:
                 continue
             alike = self._alike(one, layout)
-            there = self._whole(one, layout, min(alike, one.notebook.rows))
-            if one.notebook.rows < alike:
+            there = self._whole(one, layout, min(alike, one.sequence.rows))
+            if one.sequence.rows < alike:
                 coming = max(coming, self._whole(one, layout, alike))
             if there > length:
                 best, length = one, there
         return best, length, max(coming, length)
 
-    def _alike(self, one: Prefix, layout: Layout) -> int:
+    def _alike(self, one: CachedPrefix, layout: Layout) -> int:
         """How many tokens, with their origins, are the same from the beginning on."""
         most = min(len(one.tokens), len(layout) - 1)
         same = (one.tokens[:most] == layout.tokens[:most]) & (one.origins[:most] == layout.origins[:most])
         return most if same.all() else int(same.argmin())
 
-    def _whole(self, one: Prefix, layout: Layout, length: int) -> int:
+    def _whole(self, one: CachedPrefix, layout: Layout, length: int) -> int:
         """As much of that as can be gone on from."""
-        if one.notebook.context.model.recurrent:  # a state is after its last token
-            whole = length == len(one.notebook) == one.notebook.rows and length >= layout.pinned
+        if one.sequence.context.model.recurrent:  # a state is after its last token
+            whole = length == len(one.sequence) == one.sequence.rows and length >= layout.prefix_only
             return length if whole and not any(first < length < last for first, last in layout.splices) else 0
         for first, last in layout.splices:
             if first < length < last:
                 length = first
         length = layout.begin(length)
-        return 0 if length < layout.pinned else length
+        return 0 if length < layout.prefix_only else length
 
-    def begin(self, one: Prefix, length: int, layout: Layout, *, dry: bool = False) -> Notebook:
-        """A notebook that goes on after the first tokens of a kept one, which are those of this prompt: that itself, if
+    def begin(self, one: CachedPrefix, length: int, layout: Layout, *, dry: bool = False) -> KVSequence:
+        """A sequence that goes on after the first tokens of a kept one, which are those of this prompt: that itself, if
         nothing else is in it. A `dry` one only tells what would be done."""
         one.used = next(self._clock)
-        if one.idle and length == len(one.notebook) and not dry:
-            self.kept.remove(one)
-            notebook = one.notebook
+        if one.idle and length == len(one.sequence) and not dry:
+            self.entries.remove(one)
+            sequence = one.sequence
         else:
-            notebook = one.notebook.share(length, dry=dry)
-        notebook.pieces = layout.live(length)
-        notebook.seconds = {"splice": 0.0, "decode": 0.0}
-        notebook.bound = None
-        return notebook
+            sequence = one.sequence.share(length, dry=dry)
+        sequence.pieces = layout.live(length)
+        sequence.seconds = {"splice": 0.0, "decode": 0.0}
+        sequence.token_limit = None
+        return sequence
 
-    def undo(self, one: Prefix | None, notebook: Notebook) -> None:
+    def undo(self, one: CachedPrefix | None, sequence: KVSequence) -> None:
         """What was begun could not go on."""
-        if one is not None and one.notebook is notebook:
-            self.kept.append(one)
+        if one is not None and one.sequence is sequence:
+            self.entries.append(one)
         else:
-            notebook.close()
+            sequence.close()
 
-    def add(self, notebook: Notebook, layout: Layout, salt: str) -> Prefix:
-        """A notebook that is being read: others may go on from what of it is there."""
-        one = Prefix(notebook, layout.tokens, layout.origins, salt, used=next(self._clock))
-        self.kept.append(one)
+    def add(self, sequence: KVSequence, layout: Layout, salt: str) -> CachedPrefix:
+        """A sequence that is being read: others may go on from what of it is there."""
+        one = CachedPrefix(sequence, layout.tokens, layout.origins, salt, used=next(self._clock))
+        self.entries.append(one)
         return one
 
-    def rest(self, one: Prefix) -> None:
+    def set_idle(self, one: CachedPrefix) -> None:
         """Nobody works on it any more. It stays with all tokens that have rows, if they are sound."""
-        book = one.notebook
-        if not book.intact or not book.rows:
+        seq = one.sequence
+        if not seq.intact or not seq.rows:
             self.drop(one)
             return
         try:
-            book.truncate(book.rows)
+            seq.truncate(seq.rows)
         except Exception:
             self.drop(one)
             raise
-        known = min(len(one.tokens), len(book))
-        one.tokens = book.tokens
-        one.origins = np.concatenate([one.origins[:known], np.zeros(len(book) - known, np.int32)])
+        known = min(len(one.tokens), len(seq))
+        one.tokens = seq.tokens
+        one.origins = np.concatenate([one.origins[:known], np.zeros(len(seq) - known, np.int32)])
         one.idle, one.used = True, next(self._clock)
 
-    def drop(self, one: Prefix) -> None:
-        if one in self.kept:
-            self.kept.remove(one)
-        one.notebook.close()
+    def drop(self, one: CachedPrefix) -> None:
+        if one in self.entries:
+            self.entries.remove(one)
+        one.sequence.close()
 
-    def resting(self) -> Iterator[Prefix]:
+    def idle_prefixes(self) -> Iterator[CachedPrefix]:
         """Those that nobody works on, the one that was used longest ago first."""
-        yield from sorted((one for one in self.kept if one.idle), key=lambda one: one.used)
+        yield from sorted((one for one in self.entries if one.idle), key=lambda one: one.used)
 
     def evict(self) -> bool:
         """Give up the one that was used longest ago. False where there is none."""
-        for one in self.resting():
+        for one in self.idle_prefixes():
             self.drop(one)
             return True
         return False
 
     def close(self) -> None:
-        for one in list(self.kept):
+        for one in list(self.entries):
             self.drop(one)

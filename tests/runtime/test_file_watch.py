@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from notes_cli.runtime.watching import Files, Watched, look_at
+from notes_cli.runtime.file_watch import Files, Watched, file_stamp
 
 
 def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:
     """Not while it is being written, and not a second time."""
     file, watched = tmp_path / "a.txt", Watched()
     file.write_text("one")
-    watched.handled(file, look_at(file))
+    watched.mark_handled(file, file_stamp(file))
     assert watched.changed([file]) == []
     file.write_text("one and a")
     assert watched.changed([file]) == []  # perhaps there is more to come
@@ -19,7 +19,7 @@ def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:
     assert watched.changed([file]) == []
     ((path, look),) = watched.changed([file])
     assert path == file
-    watched.handled(file, look)
+    watched.mark_handled(file, look)
     assert watched.changed([file]) == []
 
 
@@ -27,16 +27,16 @@ def test_a_file_that_is_replaced_or_removed(tmp_path: Path) -> None:
     """Editors rename a new file over the old one; what is removed is told, and what comes back."""
     file, watched = tmp_path / "a.txt", Watched()
     file.write_text("one")
-    watched.handled(file, look_at(file))
+    watched.mark_handled(file, file_stamp(file))
     (tmp_path / "new").write_text("two")
     (tmp_path / "new").replace(file)
     watched.changed([file])
     ((_, look),) = watched.changed([file])
-    watched.handled(file, look)
+    watched.mark_handled(file, look)
     file.unlink()
     watched.changed([file])
     assert watched.changed([file]) == [(file, None)]
-    watched.handled(file, None)
+    watched.mark_handled(file, None)
     assert watched.changed([file]) == []
     file.write_text("back")
     watched.changed([file])
@@ -59,7 +59,7 @@ def test_a_change_while_the_last_one_is_handled_is_not_lost(tmp_path: Path) -> N
     watched.changed([file])
     ((_, look),) = watched.changed([file])
     file.write_text("two, while the first is compiled")
-    watched.handled(file, look)
+    watched.mark_handled(file, look)
     watched.changed([file])
     assert len(watched.changed([file])) == 1
 
@@ -67,12 +67,12 @@ def test_a_change_while_the_last_one_is_handled_is_not_lost(tmp_path: Path) -> N
 def test_skills_that_share_a_file() -> None:
     """Two names of one text, one image in two texts, an image that is a skill itself: all depend on the file."""
     files, (a, b, photo) = Files(), map(Path, ("a.md", "b.md", "photo.png"))
-    files.found({a: ["first", "second"], b: ["third"]})
-    files.shows(a, [photo])
-    files.shows(b, {photo: None})
+    files.add({a: ["first", "second"], b: ["third"]})
+    files.set_images(a, [photo])
+    files.set_images(b, {photo: None})
     assert files.paths == [a, b, photo]
     assert files.skills(a) == ["first", "second"] and files.skills(photo) == ["first", "second", "third"]
-    files.found({photo: ["photo"]})
+    files.add({photo: ["photo"]})
     assert files.skills(photo) == ["photo", "first", "second", "third"] and sorted(files.paths) == [a, b, photo]
-    files.shows(a, ())
+    files.set_images(a, ())
     assert files.skills(photo) == ["photo", "third"]

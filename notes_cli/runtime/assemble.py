@@ -1,4 +1,4 @@
-"""From a prompt to a notebook: each of its parts comes to the end of it, a skill by its rows wherever that is right."""
+"""From a prompt to a sequence: each of its parts comes to the end of it, a skill by its rows wherever that is right."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from notes_cli.editing.amend import amend, free_cells, prepare
 from notes_cli.engine.loop import Task, run
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, quantized
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.settings import DEFAULT_SEAM, repair
@@ -22,13 +22,13 @@ from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import Context
-    from notes_cli.engine.eye import Seen
+    from notes_cli.engine.vision import ImageEmbeddings
 
 APART = 64  # pending tokens before what is asked that are decoded apart from it: more take as long by themselves
 _OTHER_LEFT = "preceded by a different context than at compile time"
 
 
-class How(TypedDict):
+class AssembleOptions(TypedDict):
     """How skills come to a prompt; `assemble` says what each of these is."""
 
     seam: int
@@ -51,19 +51,19 @@ def assemble(
     exact: bool = False,
     parts: Parts | None = None,
     counted: bool = False,
-) -> Notebook:
-    """Put the prompt into a fresh notebook of the workspace, with room for `room` more tokens.
+) -> KVSequence:
+    """Put the prompt into a fresh sequence of the workspace, with room for `room` more tokens.
 
     `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
     `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
-    raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`tell_unspliced`).
+    raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`warn_unspliced`).
     `exact`: place rows only where they are those of a prefill of the whole prompt, and decode all others.
     `parts`: these of the prompt's, if not all. `counted`: somebody asks, so that what is spliced, and saved, goes into
     the records of uses.
     """
     parts = parts_of(workspace, prompt) if parts is None else parts
-    workspace.make_room(parts.count + cells_meanwhile(prompt, parts), room)
-    going = assembling(
+    workspace.make_room(parts.count + temporary_cells(prompt, parts), room)
+    going = assemble_task(
         *(workspace, prompt, parts),
         seam=seam,
         splice=splice,
@@ -76,7 +76,7 @@ def assemble(
     return run(going)
 
 
-def assembling(
+def assemble_task(
     workspace: Workspace,
     prompt: Prompt,
     parts: Parts,
@@ -87,11 +87,11 @@ def assembling(
     dry: bool = False,
     strict: bool = False,
     exact: bool = False,
-    begun: Notebook | None = None,
+    begun: KVSequence | None = None,
     counted: bool = False,
-) -> Task[Notebook]:
+) -> Task[KVSequence]:
     """`assemble` as a task of a loop, in the room that there is: what precedes a splice is decoded with what others
-    decode. `begun`: a notebook with the first tokens of it already, up to the beginning or the end of a skill or to
+    decode. `begun`: a sequence with the first tokens of it already, up to the beginning or the end of a skill or to
     anywhere between; it is closed where this fails."""
     by_name = {segment.name: segment for segment in prompt.segments}
     if splice:
@@ -107,58 +107,58 @@ def assembling(
     except NotesError as error:
         workspace.advise(error)
         raise
-    place = Placing(seam, rotate, strict, exact, partial(workspace.look, dry=dry))
-    notebook = workspace.notebook(dry=dry) if begun is None else begun
+    place = SegmentPlacer(seam, rotate, strict, exact, partial(workspace.encode_images, dry=dry))
+    sequence = workspace.sequence(dry=dry) if begun is None else begun
     try:
-        there, last = len(notebook), len(parts.chunks) - parts.asking
-        for number, (chunk, ids) in enumerate(parts.each, -1):  # BOS is the one before the first
+        there, last = len(sequence), len(parts.chunks) - parts.asking
+        for number, (chunk, ids) in enumerate(parts.all_chunks, -1):  # BOS is the one before the first
             if number == last:
-                divide(notebook)
+                divide_before_question(sequence)
             done, there = min(there, len(ids)), max(0, there - len(ids))
             ids = ids[done:]
             if not len(ids):
                 continue
             if chunk.kind != "splice":
-                notebook.append(ids, chunk.kind, chunk.name)
+                sequence.append(ids, chunk.kind, chunk.name)
                 continue
             segment, changed = by_name[chunk.name], parts.changes.get(chunk.name)
             if segment.media and (not splice or chunk.name in prompt.decoded):
-                if len(ids) < len(segment):  # a notebook that begins within it
+                if len(ids) < len(segment):  # a sequence that begins within it
                     raise NotesError(f"{chunk.name} is an image, which is there as a whole or not")
-                if notebook.pending and not dry:
-                    yield [notebook]
-                seen = workspace.look(segment, dry=dry)
-                notebook.show(seen, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+                if sequence.pending and not dry:
+                    yield [sequence]
+                seen = workspace.encode_images(segment, dry=dry)
+                sequence.append_image(seen, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif not splice or chunk.name in prompt.decoded:
                 text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
-                notebook.append(text[done:], chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+                sequence.append(text[done:], chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif changed and prompt.method.record.edits_rows:
-                amend(notebook, segment, changed, prompt.method, prepared[chunk.name], place)
+                amend(sequence, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
-                yield from place.task(notebook, segment)
+                yield from place.task(sequence, segment)
     except BaseException:
-        notebook.close()
+        sequence.close()
         raise
     if splice and not dry:
         for segment in prompt.segments:
-            pieces = notebook.pieces if counted else ()
-            workspace.used(segment.name, spliced(pieces, segment.name), saved(pieces, [segment]))
-    return notebook
+            pieces = sequence.pieces if counted else ()
+            workspace.used(segment.name, spliced_tokens(pieces, segment.name), saved_seconds(pieces, [segment]))
+    return sequence
 
 
-def divide(notebook: Notebook) -> None:
+def divide_before_question(sequence: KVSequence) -> None:
     """Mark the beginning of the question for batching. Many tokens that are pending before it are decoded apart from
     it, few together with it: as for the same prompt whose beginning several questions share (runtime/batch.py)."""
-    if len(notebook.pending) > APART:
-        notebook.divide()
+    if len(sequence.pending) > APART:
+        sequence.divide()
 
 
-def spliced(pieces: Sequence[Piece], name: str) -> int:
+def spliced_tokens(pieces: Sequence[Piece], name: str) -> int:
     """Tokens whose rows a prompt got from the segment of this name, those of its left context among them."""
     return sum(one.tokens for one in _placed(pieces, name))
 
 
-def saved(pieces: Sequence[Piece], segments: Sequence[Segment]) -> float | None:
+def saved_seconds(pieces: Sequence[Piece], segments: Sequence[Segment]) -> float | None:
     """Seconds that a prefill of what these segments brought into a prompt takes on this machine, as it took when they
     were compiled; None if that is not known, as of the rows that a session keeps on disk. What an edit computed again,
     or went over, was not saved."""
@@ -180,15 +180,15 @@ def _placed(pieces: Sequence[Piece], name: str) -> list[Piece]:
     return left + [one for one in there if one.kind == "splice" and one.name == name]
 
 
-def cells_meanwhile(prompt: Prompt, parts: Parts) -> int:
+def temporary_cells(prompt: Prompt, parts: Parts) -> int:
     """Cells that are needed while the prompt is assembled, and free again afterwards."""
     by_name = {segment.name: segment for segment in prompt.segments}
     return sum(free_cells(by_name[name], changed, prompt.method) for name, changed in parts.changes.items())
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
-    """How a segment comes to a notebook's end, the best that is right: restored, spliced, or decoded where its rows
+class SegmentPlacer:
+    """How a segment comes to a sequence's end, the best that is right: restored, spliced, or decoded where its rows
     cannot be placed, and why. `strict`: raise UnsupportedError instead of decoding it. `exact`: decode it also where
     its rows would not be those of a prefill. `look` at the images of a segment where its rows cannot be placed."""
 
@@ -196,54 +196,54 @@ class Placing:
     rotate: bool = True
     strict: bool = False
     exact: bool = False
-    look: Callable[[Segment], Seen] | None = None
+    encode_images: Callable[[Segment], ImageEmbeddings] | None = None
 
-    def __call__(self, notebook: Notebook, segment: Segment) -> None:
-        run(self.task(notebook, segment))
+    def __call__(self, sequence: KVSequence, segment: Segment) -> None:
+        run(self.task(sequence, segment))
 
-    def task(self, notebook: Notebook, segment: Segment) -> Task[None]:
+    def task(self, sequence: KVSequence, segment: Segment) -> Task[None]:
         """The same as a task of a loop."""
-        same_left = np.array_equal(notebook.tokens, segment.context)
-        context = notebook.context
+        same_left = np.array_equal(sequence.tokens, segment.context)
+        context = sequence.context
         inexact = _inexact(context, segment, same_left) if self.exact else None
         decoded = Reason.INEXACT if inexact else Reason.REFUSED  # if it has to be
         if inexact:
             refusal: str | None = inexact
-        elif segment.pinned and same_left:
-            notebook.restore(segment)
+        elif segment.prefix_only and same_left:
+            sequence.restore(segment)
             return
-        elif segment.pinned:
-            reason = _uncarried(notebook, segment)
+        elif segment.prefix_only:
+            reason = _uncarried(sequence, segment)
             refusal = f"{_OTHER_LEFT}; {reason}" if reason else None
         else:
-            refusal = context.can_move(segment.base, notebook.position(len(notebook)), segment.positions)
+            refusal = context.can_move(segment.base, sequence.position(len(sequence)), segment.positions)
         if refusal is None and segment.carry:
-            notebook.open_carry(segment)
-            if notebook.pending and not notebook.dry:
-                yield [notebook]
-            notebook.carry(segment, rotate=self.rotate)
+            sequence.open_carry(segment)
+            if sequence.pending and not sequence.dry:
+                yield [sequence]
+            sequence.carry(segment, rotate=self.rotate)
         elif refusal is None:
             seam = 0 if same_left else self.seam
-            notebook.open_splice(segment, seam)
-            if notebook.pending and not notebook.dry:
-                yield [notebook]
-            notebook.splice(segment, seam=seam, rotate=self.rotate, opened=True)
+            sequence.open_splice(segment, seam)
+            if sequence.pending and not sequence.dry:
+                yield [sequence]
+            sequence.splice(segment, seam=seam, rotate=self.rotate, opened=True)
         elif self.strict:
             raise UnsupportedError(
                 f"{segment.name} cannot be spliced here: {refusal}", Help.NOT_STRICT(tokens=len(segment))
             )
         elif segment.media:
-            if self.look is None:
+            if self.encode_images is None:
                 raise UnsupportedError(f"{segment.name} has an image, and cannot be spliced here: {refusal}")
-            if notebook.pending and not notebook.dry:
-                yield [notebook]
-            notebook.show(self.look(segment), "splice", segment.name, decoded, refusal)
+            if sequence.pending and not sequence.dry:
+                yield [sequence]
+            sequence.append_image(self.encode_images(segment), "splice", segment.name, decoded, refusal)
         else:
-            notebook.append(segment.tokens, "splice", segment.name, reason=decoded, detail=refusal)
+            sequence.append(segment.tokens, "splice", segment.name, reason=decoded, detail=refusal)
 
 
 def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
-    """Why the rows of a segment, placed at a notebook's end, would not be those of a prefill of what is there, but for
+    """Why the rows of a segment, placed at a sequence's end, would not be those of a prefill of what is there, but for
     the last bits that the size of a batch decides; None if they would. `same_left`: what is there is what preceded the
     segment when it was compiled."""
     if not same_left:
@@ -261,12 +261,12 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
     return None
 
 
-def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
+def _uncarried(sequence: KVSequence, segment: Segment) -> str | None:
     """None if the state of recurrent layers can be carried through this segment here, else the reason it cannot."""
     from notes_cli.engine import recurrent
-    from notes_cli.runtime.compiling import UNCAPTURED, UNTRUSTED  # what most prompts never say
+    from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED  # what most prompts never say
 
-    context = notebook.context
+    context = sequence.context
     if context.supports("carry") is not None:
         return context.supports("splice") or "its rows can be moved if it is compiled again"
     if not context.carries:
@@ -274,18 +274,18 @@ def _uncarried(notebook: Notebook, segment: Segment) -> str | None:
     if segment.carry is None:
         return UNCAPTURED
     seam = segment.carry.seam
-    position = notebook.position(len(notebook)) + seam
+    position = sequence.position(len(sequence)) + seam
     return recurrent.can_carry(context, segment.base + seam, position, len(segment) - seam - segment.carry.tail)
 
 
-def tell_unspliced(notebook: Notebook, say: Say) -> None:
+def warn_unspliced(sequence: KVSequence, say: Say) -> None:
     """Warn of each skill that was to be spliced and is decoded: which, how many tokens, why, and what helps."""
     tokens: dict[tuple[str, str], int] = {}
-    for piece in notebook.pieces:
+    for piece in sequence.pieces:
         if piece.refused:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
-    chain = _chain(notebook.pieces)
+    chain = _chain(sequence.pieces)
     together = repair("together", chain) if len(chain) > 1 else None
     for (name, why), count in tokens.items():
         remedy = together if together and name in chain else Help.STRICT()

@@ -28,9 +28,9 @@ from notes_cli.editing.change import field_spans
 from notes_cli.editing.selecting import influence, prefill
 from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
-from notes_cli.engine.eye import Seen
-from notes_cli.engine.notebook import Notebook
-from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, LayerRows, Pictured, Prefill, Segment, quantized
+from notes_cli.engine.segment import BLOCK, Carry, FieldSpan, ImageFile, LayerRows, Prefill, Segment, quantized
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.vision import ImageEmbeddings
 from notes_cli.errors import EngineError, Help, Notice, Progress, Say, SegmentError, SkillError, UnsupportedError
 from notes_cli.library.container import peek, small
 from notes_cli.runtime.workspace import Workspace
@@ -75,41 +75,41 @@ def compile_skill(
     this is interrupted. Raise UnsupportedError where this model's rows cannot be kept, or not so, EngineError for more
     tokens than it was trained for.
     """
-    skill = meant(workspace, skill)
+    skill = resolve_images(workspace, skill)
     spare = 0 if measure is None else 8 * len(skill.fields)  # another value may be longer
     workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
     if workspace.context.supports("read") is None:
         workspace.measure_rotation()
     segment = plan(workspace, skill, blocks, kv)
     longest = len(segment.context) + len(segment) + 8 * len(skill.fields)  # another value may be longer
-    with workspace.scratch_after(segment.context, longest) as notebook:
-        clock = _Clock(notebook, known, _taken_over(notebook.context, segment, known))
+    with workspace.scratch_after(segment.context, longest) as sequence:
+        clock = _Clock(sequence, known, _taken_over(sequence.context, segment, known))
         if segment.blocks:
-            there, moves = reused(notebook.context, segment, known)
-            segment = replace(segment, layers=_in_blocks(notebook, segment, there, progress), moves=moves)
+            there, moves = reusable_blocks(sequence.context, segment, known)
+            segment = replace(segment, layers=_in_blocks(sequence, segment, there, progress), moves=moves)
         else:
-            segment = _in_one(notebook, segment, known, progress, keep, workspace.look, clock)
+            segment = _in_one(sequence, segment, known, progress, keep, workspace.encode_images, clock)
         # Capturing a state takes time that a prefill does not.
         took = None if segment.carry else clock.prefill(len(segment))
-        segment = replace(segment, prefill=took, backend=notebook.context.backend)
+        segment = replace(segment, prefill=took, backend=sequence.context.backend)
         kept = small(segment)
         if kept is not segment:
-            _check_near(notebook, kept)
+            _check_near(sequence, kept)
         if measure is not None:
-            segment = replace(segment, influence=_influence(notebook, segment, measure))
+            segment = replace(segment, influence=_influence(sequence, segment, measure))
     return replace(segment, layers=kept.layers)
 
 
 class _Clock:
     """Measures the prefill of a segment, of which `there` tokens come from `known` with their share of its time."""
 
-    def __init__(self, notebook: Notebook, known: Segment | None, there: int) -> None:
-        self._notebook, self._before = notebook, notebook.seconds["decode"]
+    def __init__(self, sequence: KVSequence, known: Segment | None, there: int) -> None:
+        self._sequence, self._before = sequence, sequence.seconds["decode"]
         self._known, self._there = known, there
 
     def prefill(self, tokens: int) -> Prefill | None:
         """That of the first `tokens` tokens; None where a part was computed elsewhere, or with other threads."""
-        seconds, threads = self._notebook.seconds["decode"] - self._before, self._notebook.context.threads
+        seconds, threads = self._sequence.seconds["decode"] - self._before, self._sequence.context.threads
         if self._there and self._known is not None:
             part = self._known.prefill
             if part is None or part.threads != threads:
@@ -121,24 +121,24 @@ class _Clock:
 def _taken_over(context: Context, segment: Segment, known: Segment | None) -> int:
     """How many tokens of the segment have the rows that they would get in `known`."""
     if not segment.blocks:
-        return shared(context, segment, known)
-    return sum(len(part) for part in reused(context, segment, known)[0] if part is not None)
+        return shared_prefix_length(context, segment, known)
+    return sum(len(part) for part in reusable_blocks(context, segment, known)[0] if part is not None)
 
 
-def _check_near(notebook: Notebook, kept: Segment) -> None:
-    """Raise UnsupportedError where rounding the rows of the segment that the notebook ends with changes much of what
+def _check_near(sequence: KVSequence, kept: Segment) -> None:
+    """Raise UnsupportedError where rounding the rows of the segment that the sequence ends with changes much of what
     comes after it: of some models a few numbers of K are so large that those beside them are lost."""
-    again = [int(token) for token in kept.tokens[-PROBE:]][: notebook.room]
+    again = [int(token) for token in kept.tokens[-PROBE:]][: sequence.room]
     if not again:
         return
-    exact = notebook.lookahead(again)
-    notebook.truncate(0)
-    notebook.append(kept.context)
-    if kept.pinned:
-        notebook.restore(kept)
+    exact = sequence.lookahead(again)
+    sequence.truncate(0)
+    sequence.append(kept.context)
+    if kept.prefix_only:
+        sequence.restore(kept)
     else:
-        notebook.splice(kept)
-    found = notebook.lookahead(again)
+        sequence.splice(kept)
+    found = sequence.lookahead(again)
     lengths = np.linalg.norm(exact, axis=1) * np.linalg.norm(found, axis=1)
     near = float(((exact * found).sum(axis=1) / lengths).mean())
     if not near >= NEAR:  # NaN is not
@@ -150,44 +150,44 @@ def _check_near(notebook: Notebook, kept: Segment) -> None:
 
 
 def _in_one(
-    notebook: Notebook,
+    sequence: KVSequence,
     segment: Segment,
     known: Segment | None,
     progress: Progress | None,
     keep: Callable[[Segment], object] | None,
-    look: Callable[[Segment], Seen],
+    look: Callable[[Segment], ImageEmbeddings],
     clock: _Clock,
 ) -> Segment:
     if segment.pictures:
-        notebook.show(look(segment))
-        notebook.flush(progress)
-        return replace(segment, layers=_read(notebook, segment))
-    if segment.pinned and captured(notebook.context, len(segment)):
-        return _carried(notebook, segment, progress)
-    there = shared(notebook.context, segment, known)
+        sequence.append_image(look(segment))
+        sequence.flush(progress)
+        return replace(segment, layers=_read(sequence, segment))
+    if segment.prefix_only and captures_state(sequence.context, len(segment)):
+        return _carried(sequence, segment, progress)
+    there = shared_prefix_length(sequence.context, segment, known)
     if there and known:
-        notebook.splice(known.slice(0, there))
-    notebook.append(segment.tokens[there:])
-    told = _keeping(notebook, segment, keep, progress, clock) if keep and not segment.pinned else progress
-    notebook.flush(told, FIRST if len(notebook.pending) > 2 * sum(FIRST) else ())
-    return replace(segment, layers=_read(notebook, segment))
+        sequence.splice(known.slice(0, there))
+    sequence.append(segment.tokens[there:])
+    told = _keeping(sequence, segment, keep, progress, clock) if keep and not segment.prefix_only else progress
+    sequence.flush(told, FIRST if len(sequence.pending) > 2 * sum(FIRST) else ())
+    return replace(segment, layers=_read(sequence, segment))
 
 
-def _carried(notebook: Notebook, segment: Segment, progress: Progress | None) -> Segment:
+def _carried(sequence: KVSequence, segment: Segment, progress: Progress | None) -> Segment:
     """The rows of a segment whose model has recurrent layers, and how their state goes on through it, where its graph
     can be captured."""
-    seam, end = _ends(notebook.context, len(segment))
-    notebook.append(segment.tokens[:seam])
-    notebook.flush()
+    seam, end = _ends(sequence.context, len(segment))
+    sequence.append(segment.tokens[:seam])
+    sequence.flush()
     carry = None
-    with recurrent.capturing(notebook.context, notebook.sequence) as found:
-        notebook.append(segment.tokens[seam:end])
-        notebook.flush(progress)
+    with recurrent.capturing(sequence.context, sequence.seq_id) as found:
+        sequence.append(segment.tokens[seam:end])
+        sequence.flush(progress)
         with suppress(EngineError):  # then it can be restored, as without it
             carry = Carry.of(seam, len(segment) - end, found())
-    notebook.append(segment.tokens[end:])
-    notebook.flush()
-    return replace(segment, layers=_read(notebook, segment), carry=carry)
+    sequence.append(segment.tokens[end:])
+    sequence.flush()
+    return replace(segment, layers=_read(sequence, segment), carry=carry)
 
 
 def _ends(context: Context, tokens: int) -> tuple[int, int]:
@@ -196,7 +196,7 @@ def _ends(context: Context, tokens: int) -> tuple[int, int]:
     return max(first, min(SEAM, tokens // 4)), tokens - last
 
 
-def captured(context: Context, tokens: int) -> bool:
+def captures_state(context: Context, tokens: int) -> bool:
     """Whether a compile of so many tokens captures how they change the state of recurrent layers: where it is going to
     be carried through them. It takes a part of the time and bytes that nobody else should have to spend."""
     if not context.carries or context.supports("carry") is not None:
@@ -206,7 +206,7 @@ def captured(context: Context, tokens: int) -> bool:
 
 
 def _keeping(
-    notebook: Notebook,
+    sequence: KVSequence,
     segment: Segment,
     keep: Callable[[Segment], object],
     progress: Progress | None,
@@ -221,31 +221,31 @@ def _keeping(
             progress(done, total)
         now = time.monotonic()
         if done < total and now - kept > max(KEEP, COST * cost):
-            count = len(notebook) - len(notebook.pending) - segment.base
-            rows, took = _read(notebook, segment, count), clock.prefill(count)
+            count = len(sequence) - len(sequence.pending) - segment.base
+            rows, took = _read(sequence, segment, count), clock.prefill(count)
             part = replace(segment, text="", tokens=segment.tokens[:count], fields=(), layers=rows, kv="f16")
-            keep(replace(part, prefill=took, backend=notebook.context.backend))
+            keep(replace(part, prefill=took, backend=sequence.context.backend))
             kept = time.monotonic()
             cost = kept - now
 
     return told
 
 
-def _read(notebook: Notebook, segment: Segment, count: int | None = None) -> tuple[LayerRows, ...]:
-    """The rows of the segment, which the notebook ends with, or of its first `count` tokens."""
-    first, sequence = segment.first, notebook.sequence
-    end = len(notebook) if count is None else segment.base + count
+def _read(sequence: KVSequence, segment: Segment, count: int | None = None) -> tuple[LayerRows, ...]:
+    """The rows of the segment, which the sequence ends with, or of its first `count` tokens."""
+    first, seq_id = segment.first, sequence.seq_id
+    end = len(sequence) if count is None else segment.base + count
     if segment.axes is not None:  # rows share positions
-        rows, axes = notebook.context.read_axes(sequence, first, end - first, base=first, dtype=segment.row_type)
+        rows, axes = sequence.context.read_axes(seq_id, first, end - first, base=first, dtype=segment.row_type)
         if (axes[segment.base - first :] != segment.axes + segment.base).any():
             raise EngineError(f"the rows of {segment.name} are not where they were to be")
         return rows
-    return notebook.context.read(sequence, first, end - first, base=first, dtype=segment.row_type)
+    return sequence.context.read(seq_id, first, end - first, base=first, dtype=segment.row_type)
 
 
-def shared(context: Context, segment: Segment, known: Segment | None) -> int:
+def shared_prefix_length(context: Context, segment: Segment, known: Segment | None) -> int:
     """How many first tokens of the segment have the rows that they would get in `known`."""
-    if known is None or known.blocks or segment.blocks or segment.pinned or not _alike(context, known, segment):
+    if known is None or known.blocks or segment.blocks or segment.prefix_only or not _alike(context, known, segment):
         return 0
     same = min(len(known), len(segment))
     differ = np.flatnonzero(known.tokens[:same] != segment.tokens[:same])
@@ -253,24 +253,26 @@ def shared(context: Context, segment: Segment, known: Segment | None) -> int:
 
 
 def _in_blocks(
-    notebook: Notebook, segment: Segment, known: Sequence[Segment | None], progress: Progress | None
+    sequence: KVSequence, segment: Segment, known: Sequence[Segment | None], progress: Progress | None
 ) -> tuple[LayerRows, ...]:
     """Prefill the blocks that are not known, put all of them side by side, and read the whole."""
     parts = [segment.tokens[first:last] for first, last in segment.spans]
     new = [tokens for tokens, part in zip(parts, known, strict=True) if part is None]
     plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
-    rows = prefill(notebook, segment.context, new, segment.row_type, progress) if new else iter(())
+    rows = prefill(sequence, segment.context, new, segment.row_type, progress) if new else iter(())
     blocks = [
         part or replace(plain, tokens=tokens, layers=next(rows)) for tokens, part in zip(parts, known, strict=True)
     ]
-    notebook.truncate(0)
-    notebook.append(segment.context)
+    sequence.truncate(0)
+    sequence.append(segment.context)
     for block in blocks:
-        notebook.splice(block)
-    return _read(notebook, segment)
+        sequence.splice(block)
+    return _read(sequence, segment)
 
 
-def reused(context: Context, segment: Segment, known: Segment | None) -> tuple[list[Segment | None], tuple[int, ...]]:
+def reusable_blocks(
+    context: Context, segment: Segment, known: Segment | None
+) -> tuple[list[Segment | None], tuple[int, ...]]:
     """For each block one of the known segment with the same tokens, compiled in the same way, that can be placed here;
     and how often its rows will have been moved. Beyond MOVES it is better computed again."""
     if known is None or not _alike(context, known, segment):
@@ -298,16 +300,16 @@ def _alike(context: Context, known: Segment, segment: Segment) -> bool:
     if known.backend != context.backend:
         return False
     same_left = np.array_equal(known.context, segment.context)
-    same = same_left and known.base == segment.base and not known.pinned and not any(quantized(known.kv))
+    same = same_left and known.base == segment.base and not known.prefix_only and not any(quantized(known.kv))
     same = same and not known.media and not segment.media  # whose tokens do not tell which images they are of
     return same and not known.identity.differences(segment.identity)
 
 
-def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
+def _influence(sequence: KVSequence, segment: Segment, measure: Progress) -> dict[str, NDArray[np.float32]]:
     found: dict[str, NDArray[np.float32]] = {}
     names = dict.fromkeys(span.name for span in segment.fields)
     for name in names:
-        found[name] = influence(notebook, segment, name)
+        found[name] = influence(sequence, segment, name)
         measure(len(found), len(names))
     return found
 
@@ -315,7 +317,7 @@ def _influence(notebook: Notebook, segment: Segment, measure: Progress) -> dict[
 def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: str = "f16") -> Segment:
     """What compiling the skill would give, without its rows: enough for a dry run. Raise UnsupportedError where this
     model's rows cannot be kept so."""
-    skill, left = meant(workspace, skill), workspace.left_context
+    skill, left = resolve_images(workspace, skill), workspace.left_context
     seen = _seen(workspace, skill)
     tokens = seen.tokens if seen else workspace.tokens_of(skill)
     if workspace.grows:  # else what is planned need not fit: a prompt that does not says what all of it takes
@@ -334,36 +336,36 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
     segment = Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
-        pinned=pinned(workspace),
-        source=origin(skill),
+        prefix_only=prefix_only(workspace),
+        source=recorded_source(skill),
         tools=bool(skill.runs),
         stamp=skill.stamp,
         kv=kv,
         media=seen.media if seen else (),
         axes=seen.axes if seen else None,
-        projector=workspace.seeing.projector if seen else "",
-        pictures=tuple(Pictured(one.start, one.end, one.picture.data) for one in skill.pictures),
+        projector=workspace.image_encoding.projector if seen else "",
+        pictures=tuple(ImageFile(one.start, one.end, one.picture.data) for one in skill.pictures),
     )
-    if segment.pinned and segment.axes is not None:
+    if segment.prefix_only and segment.axes is not None:
         why = workspace.context.supports("splice")
         raise UnsupportedError(f"{has}, whose rows cannot be put back on this model: {why}")
     return segment if blocks in (None, 1) else _cut(workspace, segment, blocks)
 
 
-def _seen(workspace: Workspace, skill: Skill) -> Seen | None:
+def _seen(workspace: Workspace, skill: Skill) -> ImageEmbeddings | None:
     """A skill with images as a whole, these not looked at; None without any."""
     if not skill.pictures:
         return None
-    from notes_cli.engine.eye import joined
+    from notes_cli.engine.vision import join_parts
 
-    return joined([part for *_, part in workspace.seeing.stretches(skill)])
+    return join_parts([part for *_, part in workspace.image_encoding.split(skill)])
 
 
 def _fields_beside(workspace: Workspace, skill: Skill) -> tuple[FieldSpan, ...]:
     """The tokens that hold each field's value, in the texts between images."""
     found: list[FieldSpan] = []
     row = 0
-    for start, end, part in workspace.seeing.stretches(skill):
+    for start, end, part in workspace.image_encoding.split(skill):
         if not part.media:
             inside = (one for one in skill.fields if start <= one.start < end)
             own = tuple(one._replace(start=one.start - start, end=one.end - start) for one in inside)
@@ -408,7 +410,7 @@ def _blocks(count: int) -> str:
     return "1 block" if count == 1 else f"{count} blocks"
 
 
-def pinned(workspace: Workspace) -> bool:
+def prefix_only(workspace: Workspace) -> bool:
     """Whether rows of this model cannot be moved, so that they are kept with those of the left context."""
     return workspace.context.supports("splice") is not None
 
@@ -419,7 +421,7 @@ def placement_limits(workspace: Workspace, tokens: int, *, carried: bool = False
     context, base = workspace.context, len(workspace.left_context)
     reason = context.supports("splice")
     if reason and context.supports("carry") is None:
-        workspace.learn()
+        workspace.refresh_capabilities()
         if context.carries and carried:
             return "It can be restored at the start of a prompt, and the state of recurrent layers carried through it"
         reason = UNCAPTURED if context.carries else UNTRUSTED
@@ -464,7 +466,7 @@ def skill_of(workspace: Workspace, found: Skill | ToolSet) -> Skill:
     return tools_skill(workspace.template, found) if isinstance(found, ToolSet) else found
 
 
-def meant(
+def resolve_images(
     workspace: Workspace,
     skill: Skill,
     say: Say | None = None,
@@ -481,7 +483,7 @@ def meant(
     if not skill.links:
         return skill
     name = files_of(skill.source)[0] if files_of(skill.source) else skill.name
-    if not workspace.sees and (
+    if not workspace.has_vision and (
         force or not _has_images(output or workspace.library.path(skill.name, workspace.identity))
     ):
         files = [link for link in skill.links if not link.address]
@@ -505,7 +507,7 @@ def _has_images(path: Path) -> bool:
         return False
 
 
-def origin(skill: Skill) -> str:
+def recorded_source(skill: Skill) -> str:
     """Where the skill's text came from, as a segment keeps it: an absolute path (in which a line break, and what is not
     UTF-8, is spelt), or several, "-" for standard input, or "" where that is not known."""
     if skill.source in ("", "-"):

@@ -30,8 +30,8 @@ from notes_cli.engine.source import Source
 from notes_cli.errors import EngineError, ImageError, ModelError
 from notes_cli.images import Picture, pixels
 
-ROW = 0  # the token that stands for a row of an image where there must be one; it is never decoded
-OURS = "notes.image_max_tokens"  # key of a projector: the most rows of an image that it was trained with
+IMAGE_ROW = 0  # the token that stands for a row of an image where there must be one; it is never decoded
+MAX_TOKENS_KEY = "notes.image_max_tokens"  # key of a projector: the most rows of an image that it was trained with
 _MARK = re.compile(r"<\|?[^<>|\s]+\|?>|\[[A-Z_]+\]")
 _OTHER = "Name the projector that was published with it"
 _PLACED_BY_PROMPT = ("deepseek4v",)  # pads an image by where it is in the prompt: its rows fit nowhere else
@@ -40,7 +40,7 @@ Rows = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ImageEmbeddings:
     """An image as a model takes it: tokens that mark it, and rows, for which `ROW` is in `tokens`.
 
     `axes`: time, row and column of each, [n, 3], from 0 on; None where a model has one axis. `rows`: by image of
@@ -55,12 +55,12 @@ class Seen:
     whole: bool
 
 
-def words(tokens: Tokens) -> Seen:
+def text_part(tokens: Tokens) -> ImageEmbeddings:
     """A text, to be joined with images."""
-    return Seen(tokens, (), None, (), False)
+    return ImageEmbeddings(tokens, (), None, (), False)
 
 
-def joined(parts: Sequence[Seen]) -> Seen:
+def join_parts(parts: Sequence[ImageEmbeddings]) -> ImageEmbeddings:
     """Texts and images as one, each after those before it."""
     if len(parts) == 1:
         return parts[0]
@@ -75,7 +75,7 @@ def joined(parts: Sequence[Seen]) -> Seen:
         )
         row, at = row + count, at + count + sum(one.positions - one.rows for one in part.media)
     shared = any(part.axes is not None for part in parts)
-    return Seen(
+    return ImageEmbeddings(
         np.concatenate([part.tokens for part in parts]),
         tuple(media),
         np.concatenate(axes).astype(np.int32) if shared else None,
@@ -94,11 +94,11 @@ def _load() -> Any:
     places = {ctypes.cast(library.notes_abi_version, ctypes.c_void_p).value for library in both}
     if len(places) != 1 or (len(both) != 2 and sys.platform != "win32"):  # there it does not tell of what it needs
         raise EngineError(f"{mtmd._libmtmd._name} belongs to another llama.cpp than {native.LIBRARY_PATH}", native.MEND)
-    mtmd.mtmd_log_set(process.heard, ctypes.c_void_p(0))
+    mtmd.mtmd_log_set(process.log_callback, ctypes.c_void_p(0))
     return mtmd
 
 
-class Eye:
+class VisionEncoder:
     """A projector that is loaded for a model. Close it before the model, or use it as a context manager."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Eye:
         header = read_header(path)
         self.projector = header.text("clip.projector_type") or header.text("clip.vision.projector_type")
         _check(header, path, self.projector)
-        self.limits = (native.fits(min_tokens or 0), native.fits(max_tokens or header.number(OURS) or 0))
+        self.limits = (native.fits(min_tokens or 0), native.fits(max_tokens or header.number(MAX_TOKENS_KEY) or 0))
         if llama.llama_vocab_type(model.vocab) == llama.LLAMA_VOCAB_TYPE_NONE:  # llama.cpp aborts
             raise ModelError(f"{model.name} has no tokenizer, and so no words to mark an image by")
         self._mtmd = _load()
@@ -168,7 +168,7 @@ class Eye:
         native.free_once(self, "_handle", lambda handle: self._mtmd.mtmd_free(handle))
         self.source.close()
 
-    def __enter__(self) -> Eye:
+    def __enter__(self) -> VisionEncoder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,15 +190,15 @@ class Eye:
         if not self._mtmd.mtmd_support_vision(self._handle):
             raise ModelError(f"{self.path} hears and does not see", "Name a projector of images")
 
-    def plan(self, picture: Picture) -> Seen:
+    def plan(self, picture: Picture) -> ImageEmbeddings:
         """How many rows an image will take, and where, without looking at it."""
         return self._see(picture, None)
 
-    def see(self, picture: Picture) -> Seen:
+    def encode(self, picture: Picture) -> ImageEmbeddings:
         """Look at an image. Raise ImageError for one that cannot be decoded, or that the model cannot be shown."""
         return self._see(picture, np.ascontiguousarray(pixels(picture)))
 
-    def _see(self, picture: Picture, image: NDArray[np.uint8] | None) -> Seen:
+    def _see(self, picture: Picture, image: NDArray[np.uint8] | None) -> ImageEmbeddings:
         mtmd = self._mtmd
         shown = f"{picture.source} shown to {self.path}"
         with ExitStack() as held:
@@ -218,7 +218,7 @@ class Eye:
             found = [mtmd.mtmd_input_chunks_get(chunks, i) for i in range(mtmd.mtmd_input_chunks_size(chunks))]
             return self._read(picture, found, image is not None)
 
-    def _read(self, picture: Picture, chunks: list[Any], encode: bool) -> Seen:
+    def _read(self, picture: Picture, chunks: list[Any], encode: bool) -> ImageEmbeddings:
         """The parts that libmtmd has made of an image: tokens around it and between its parts, and rows."""
         mtmd, at = self._mtmd, 0
         tokens: list[int] = []
@@ -239,7 +239,7 @@ class Eye:
             axes.append(at + self._places(chunk, count))
             one = Media(len(tokens), len(tokens) + count, positions, picture.sha256, picture.width, picture.height)
             media.append(one)
-            tokens += [ROW] * count
+            tokens += [IMAGE_ROW] * count
             at += positions
             if encode:
                 rows.append(self._encode(picture, chunk, count))
@@ -247,7 +247,7 @@ class Eye:
         placed = np.concatenate(axes).astype(np.int32) if self._axes else None
         if self._axes and media[-1].last == len(tokens):  # what comes next would begin inside of it
             raise ImageError(f"{self.path} marks no end of an image, and {self.model.name} has rows and columns")
-        return Seen(np.array(tokens, np.int32), tuple(media), placed, tuple(rows), whole)
+        return ImageEmbeddings(np.array(tokens, np.int32), tuple(media), placed, tuple(rows), whole)
 
     def _places(self, chunk: Any, count: int) -> NDArray[np.int32]:
         """Time, row and column of the rows of an image, [count, 3], from 0 on."""

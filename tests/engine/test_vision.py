@@ -13,14 +13,14 @@ from projectors import image_bytes, write_projector
 from reference import decode, nmse
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.eye import Eye, Seen, joined, words
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows, Media, Segment
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import EngineError, ModelError
 from notes_cli.images import read_picture
 
@@ -59,8 +59,8 @@ BEFORE, AFTER, QUESTION = (random.integers(0, 128, n).astype(np.int32) for n in 
 
 class Sight(NamedTuple):
     model: Model
-    seen: Seen
-    other: Seen  # a second picture of the same size
+    seen: ImageEmbeddings
+    other: ImageEmbeddings  # a second picture of the same size
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def sight(load_zoo: LoadZoo, tmp_path: Path) -> Callable[..., Sight]:
         if kind == "rows":  # the zoo has this one without a tokenizer, and there is no tiny projector of its kind
             media, axes = (Media(1, 10, 9, "0" * 64, 8, 8),), None
             some = [np.random.default_rng(seed).standard_normal((9, width)).astype(np.float32) for seed in (1, 2)]
-            return Sight(model, *(Seen(np.ones(11, np.int32), media, axes, (rows,), True) for rows in some))
+            return Sight(model, *(ImageEmbeddings(np.ones(11, np.int32), media, axes, (rows,), True) for rows in some))
         deepstack = llama.llama_model_n_embd_inp(model.handle) // width - 1
         path = write_projector(tmp_path / "mmproj.gguf", kind, width, deepstack=deepstack)
         size = (12, 16) if kind in ("qwen2vl_merger", "qwen3vl_merger", "pixtral") else (8, 8)
-        with Eye(model, path) as eye:
-            seen = [eye.see(read_picture(image_bytes(*size, seed=seed), f"{seed}.png")) for seed in (1, 2)]
-            plan = eye.plan(read_picture(image_bytes(*size, seed=1), "1.png"))
+        with VisionEncoder(model, path) as vision:
+            seen = [vision.encode(read_picture(image_bytes(*size, seed=seed), f"{seed}.png")) for seed in (1, 2)]
+            plan = vision.plan(read_picture(image_bytes(*size, seed=1), "1.png"))
         assert (plan.tokens == seen[0].tokens).all() and plan.media == seen[0].media and not plan.rows
         return Sight(model, *seen)
 
@@ -92,20 +92,20 @@ def context(model: Model, kind: str = "f32", **options: object) -> Context:
     return Context(model, ContextOptions(**{**settings, "flash_attention": flash, **options}))  # type: ignore[arg-type]
 
 
-def tell(ctx: Context, seen: Seen, position: int) -> int:
+def tell(ctx: Context, seen: ImageEmbeddings, position: int) -> int:
     """Text, an image and text, from a position on, in a sequence that is empty; returns the next position."""
     decode(ctx, BEFORE, position)
     position += len(BEFORE)
     for image, rows in zip(seen.media, seen.rows, strict=True):  # without the tokens that mark it
         part = slice(image.first, image.last)
         axes = None if seen.axes is None else seen.axes[part] - seen.axes[image.first, 0]
-        ctx.show(0, position, rows, axes, whole=seen.whole)
+        ctx.decode_embeddings(0, position, rows, axes, whole=seen.whole)
         position += image.positions
     decode(ctx, AFTER, position)
     return position + len(AFTER)
 
 
-def span(seen: Seen) -> np.ndarray:
+def span(seen: ImageEmbeddings) -> np.ndarray:
     """A token for each row that `tell` makes."""
     return np.concatenate([BEFORE, np.zeros(sum(one.rows for one in seen.media), np.int32), AFTER])
 
@@ -114,7 +114,7 @@ def asked(ctx: Context, position: int) -> np.ndarray:
     return np.stack([decode(ctx, [int(token)], position + i) for i, token in enumerate(QUESTION)])
 
 
-def rows_of(ctx: Context, seen: Seen, position: int) -> tuple[tuple[LayerRows, ...], np.ndarray | None]:
+def rows_of(ctx: Context, seen: ImageEmbeddings, position: int) -> tuple[tuple[LayerRows, ...], np.ndarray | None]:
     """All rows that `tell` made, rotated to position 0, and their axes where there are any."""
     count = len(span(seen))
     if seen.axes is None:
@@ -161,26 +161,26 @@ def test_an_image_and_the_text_around_it_move(
         assert nmse(asked(ours, TARGET + end), logits) > wrong
 
 
-def segment(notebook: Notebook, seen: Seen, name: str = "photo") -> Segment:
-    """The image at the start of this notebook, which is empty, as a segment."""
-    notebook.show(seen)
-    notebook.flush()
-    ctx = notebook.context
+def segment(sequence: KVSequence, seen: ImageEmbeddings, name: str = "photo") -> Segment:
+    """The image at the start of this sequence, which is empty, as a segment."""
+    sequence.append_image(seen)
+    sequence.flush()
+    ctx = sequence.context
     if seen.axes is None:
-        rows = ctx.read(notebook.sequence, 0, len(seen.tokens), base=0, dtype="f32")
+        rows = ctx.read(sequence.seq_id, 0, len(seen.tokens), base=0, dtype="f32")
     else:
-        rows = ctx.read_axes(notebook.sequence, 0, len(seen.tokens), base=0, dtype="f32")[0]
+        rows = ctx.read_axes(sequence.seq_id, 0, len(seen.tokens), base=0, dtype="f32")[0]
     identity = Identity("tiny", "tiny", "F32", "", "", "", "f32/f32", "")
     nothing = np.zeros(0, np.int32)
     return Segment(*(name, "", "image", seen.tokens, 0, nothing, (), identity, rows), media=seen.media, axes=seen.axes)
 
 
-def both(scratch: Context, seen: Seen, other: Seen) -> list[Segment]:
+def both(scratch: Context, seen: ImageEmbeddings, other: ImageEmbeddings) -> list[Segment]:
     """Two images, each compiled by itself."""
     found = []
     for one, name in ((seen, "first"), (other, "second")):
-        with Notebook(scratch) as book:
-            found.append(segment(book, one, name))
+        with KVSequence(scratch) as seq:
+            found.append(segment(seq, one, name))
     return found
 
 
@@ -200,12 +200,12 @@ def test_a_text_with_images_in_it_moves_as_one(
     """Text, image, image, text, image, text as one segment, spliced elsewhere: rows and logits are those of decoding
     and showing them there one after the other; of the images in another order they are not."""
     model, seen, other = sight(name, projector)
-    parts = [words(BEFORE), seen, other, words(AFTER), seen, words(AFTER)]
-    whole, swapped = joined(parts), joined([parts[0], other, seen, *parts[3:]])
+    parts = [text_part(BEFORE), seen, other, text_part(AFTER), seen, text_part(AFTER)]
+    whole, swapped = join_parts(parts), join_parts([parts[0], other, seen, *parts[3:]])
     assert (whole.tokens == swapped.tokens).all() and len(whole.media) == 3 * len(seen.media)
     with context(model) as scratch, context(model, kind) as ours, context(model, kind) as stock:
-        with Notebook(scratch) as book:
-            one = segment(book, whole)
+        with KVSequence(scratch) as seq:
+            one = segment(seq, whole)
         at = TARGET
         for part in parts:
             at = shown(stock, part, at)
@@ -222,14 +222,14 @@ def test_a_text_with_images_in_it_moves_as_one(
             return found
 
         assert distance(rows(ours), rows(stock)) < BOUNDS[kind]
-        with Notebook(scratch) as book:
-            wrong = segment(book, swapped)
+        with KVSequence(scratch) as seq:
+            wrong = segment(seq, swapped)
         ours.clear()
         ours.splice(0, TARGET, wrong.tokens, wrong.layers, 0, axes=wrong.axes)
         assert nmse(asked(ours, at), logits) > 5 * BOUNDS[kind]
 
 
-def shown(ctx: Context, part: Seen, at: int) -> int:
+def shown(ctx: Context, part: ImageEmbeddings, at: int) -> int:
     """Decode a text, or an image with the tokens that mark it, from a position on; returns the next position."""
     done = 0
     for image, rows in zip(part.media, part.rows, strict=True):
@@ -237,7 +237,7 @@ def shown(ctx: Context, part: Seen, at: int) -> int:
             decode(ctx, part.tokens[done : image.first], at)
         at += image.first - done
         axes = None if part.axes is None else part.axes[image.first : image.last] - part.axes[image.first, 0]
-        ctx.show(0, at, rows, axes, whole=part.whole)
+        ctx.decode_embeddings(0, at, rows, axes, whole=part.whole)
         done, at = image.last, at + image.positions
     if done < len(part.tokens):
         decode(ctx, part.tokens[done:], at)
@@ -254,26 +254,26 @@ def test_an_image_gives_way_as_a_whole(
     model, seen, other = sight(name, projector)
     with context(model) as ctx, context(model) as fresh, context(model) as scratch:
         first, second = both(scratch, seen, other)
-        with Notebook(ctx) as book, Notebook(fresh) as wanted:
-            book.append(BEFORE)
-            book.splice(first)
-            book.splice(second)
+        with KVSequence(ctx) as seq, KVSequence(fresh) as wanted:
+            seq.append(BEFORE)
+            seq.splice(first)
+            seq.splice(second)
             start, end = len(BEFORE), len(BEFORE) + len(first)
-            image = book.images[0]
+            image = seq.images[0]
             for part in ((image.first + 1, end), (start, image.last - 1), (image.first, image.first + 1)):
                 with pytest.raises(EngineError, match="are no words"):
-                    book.replace([Patch(*part, (1,))])
-            assert len(book) == end + len(second) and len(book.images) == 2 * len(seen.media)
-            book.replace([Patch(start, end, new)])
+                    seq.replace([Patch(*part, (1,))])
+            assert len(seq) == end + len(second) and len(seq.images) == 2 * len(seen.media)
+            seq.replace([Patch(start, end, new)])
             wanted.append([*BEFORE, *new])
             wanted.splice(second)
-            assert (book.tokens == wanted.tokens).all() and book.images == wanted.images
-            (found, where), (exact, there) = (one.read(0, len(one), "f32") for one in (book, wanted))
+            assert (seq.tokens == wanted.tokens).all() and seq.images == wanted.images
+            (found, where), (exact, there) = (one.read(0, len(one), "f32") for one in (seq, wanted))
             assert distance(found, exact) < BOUNDS["f32"]
             assert (where is None) == (there is None) and (where is None or (where == there).all())
-            for one in (book, wanted):
+            for one in (seq, wanted):
                 one.append(QUESTION)
-            assert nmse(book.logits(), wanted.logits()) < BOUNDS["f32"]
+            assert nmse(seq.logits(), wanted.logits()) < BOUNDS["f32"]
 
 
 @pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
@@ -286,51 +286,51 @@ def test_a_notebook_with_images_goes_on_as_if_it_had_been_written_so(
     with context(model) as ctx, context(model) as fresh, context(model) as scratch:
         first, second = both(scratch, seen, other)
 
-        def written(book: Notebook, before: np.ndarray, *, splice: bool) -> None:
-            book.append(before)
+        def written(seq: KVSequence, before: np.ndarray, *, splice: bool) -> None:
+            seq.append(before)
             for part, image in ((first, seen), (second, other)):
                 if splice:
-                    book.splice(part)
+                    seq.splice(part)
                 else:
-                    book.show(image)
-                book.append(AFTER)
+                    seq.append_image(image)
+                seq.append(AFTER)
 
-        with Notebook(ctx) as book, Notebook(fresh) as wanted:
-            book.append(BEFORE)
-            book.splice(first)
-            book.append(AFTER)
-            rows = len(book)
-            book.splice(second)
-            book.append(AFTER)
-            before = book.logits()
-            with book.share() as other_book:
+        with KVSequence(ctx) as seq, KVSequence(fresh) as wanted:
+            seq.append(BEFORE)
+            seq.splice(first)
+            seq.append(AFTER)
+            rows = len(seq)
+            seq.splice(second)
+            seq.append(AFTER)
+            before = seq.logits()
+            with seq.share() as other_book:
                 other_book.append(QUESTION)
                 shared = other_book.logits()
-            book.append(QUESTION)
-            assert nmse(book.logits(), shared) < 1e-9
-            book.truncate(len(book) - len(QUESTION))
-            assert nmse(book.logits(), before) < 1e-9
+            seq.append(QUESTION)
+            assert nmse(seq.logits(), shared) < 1e-9
+            seq.truncate(len(seq) - len(QUESTION))
+            assert nmse(seq.logits(), before) < 1e-9
             with pytest.raises(EngineError, match="inside of an image"):
-                book.truncate(len(BEFORE) + first.media[0].first + 1)
+                seq.truncate(len(BEFORE) + first.media[0].first + 1)
             ctx.resize(n_ctx=512)
-            book.append(QUESTION)
-            assert nmse(book.logits(), shared) < 1e-9
-            book.truncate(rows)
+            seq.append(QUESTION)
+            assert nmse(seq.logits(), shared) < 1e-9
+            seq.truncate(rows)
             longer = np.concatenate([BEFORE[:-1], QUESTION])
-            book.replace([Patch(len(BEFORE) - 1, len(BEFORE), tuple(QUESTION.tolist()))])
-            book.append(QUESTION)
-            # The rows of the first image were computed on their own, so a fresh notebook has them spliced, too.
+            seq.replace([Patch(len(BEFORE) - 1, len(BEFORE), tuple(QUESTION.tolist()))])
+            seq.append(QUESTION)
+            # The rows of the first image were computed on their own, so a fresh sequence has them spliced, too.
             wanted.append(longer)
             wanted.splice(first)
             wanted.append(AFTER)
             wanted.append(QUESTION)
-            assert len(wanted) == len(book)
+            assert len(wanted) == len(seq)
             # What followed the changed words was moved as it is: the words after the image have seen the old ones.
-            assert nmse(book.logits(), wanted.logits()) < 0.2
-            book.rewrite([len(longer) + len(first) + i for i in range(len(AFTER))], AFTER)
-            book.truncate(len(book) - len(QUESTION))
-            book.append(QUESTION)
-            assert nmse(book.logits(), wanted.logits()) < 1e-6
+            assert nmse(seq.logits(), wanted.logits()) < 0.2
+            seq.rewrite([len(longer) + len(first) + i for i in range(len(AFTER))], AFTER)
+            seq.truncate(len(seq) - len(QUESTION))
+            seq.append(QUESTION)
+            assert nmse(seq.logits(), wanted.logits()) < 1e-6
 
 
 @pytest.mark.parametrize(("name", "projector"), [("qwen2vl-dense", "qwen2vl_merger"), ("qwen2-dense", "mlp")])
@@ -338,54 +338,54 @@ def test_rows_of_an_image_are_never_decoded_as_tokens(sight: Callable[..., Sight
     """A rewrite, a patch, a longer seam, giving up rows: refused or kept off, also where rows are one a position."""
     model, seen, _ = sight(name, projector)
     with context(model) as ctx, context(model) as scratch:
-        with Notebook(scratch) as one:
+        with KVSequence(scratch) as one:
             photo = segment(one, seen)
-        with Notebook(ctx) as book:
-            book.append(BEFORE)
-            book.splice(photo, seam=len(photo))
+        with KVSequence(ctx) as seq:
+            seq.append(BEFORE)
+            seq.splice(photo, seam=len(photo))
             seam = photo.media[0].first
-            assert [piece.tokens for piece in book.pieces if piece.how == "seam"] == ([seam] if seam else [])
-            book.append(AFTER)
-            logits = book.logits()
+            assert [piece.tokens for piece in seq.pieces if piece.how == "seam"] == ([seam] if seam else [])
+            seq.append(AFTER)
+            logits = seq.logits()
             inside = len(BEFORE) + photo.media[0].first + 1
             for wrong in (
-                lambda: book.rewrite([inside], QUESTION[:1]),
-                lambda: book.replace([Patch(inside, inside + 1, (1, 2))]),
-                lambda: book.replace([Patch(0, 1, (5,))], also=[inside]),
+                lambda: seq.rewrite([inside], QUESTION[:1]),
+                lambda: seq.replace([Patch(inside, inside + 1, (1, 2))]),
+                lambda: seq.replace([Patch(0, 1, (5,))], also=[inside]),
             ):
                 with pytest.raises(EngineError, match="are no words"):
                     wrong()
             with pytest.raises(EngineError, match="no part can be taken out"):
                 photo.slice(0, photo.media[0].first + 2)
             with pytest.raises(EngineError, match="cannot be decoded again"):
-                book.set_aside(len(BEFORE))
-            book.truncate(len(book) - 1)
-            book.append(AFTER[-1:])
-            assert nmse(book.logits(), logits) < 1e-9
+                seq.preempt(len(BEFORE))
+            seq.truncate(len(seq) - 1)
+            seq.append(AFTER[-1:])
+            assert nmse(seq.logits(), logits) < 1e-9
 
 
 def test_an_image_whose_rows_see_each_other_takes_one_micro_batch(sight: Callable[..., Sight]) -> None:
     """Larger than the micro-batch it would end the process: refused, with what it takes, and nothing has changed."""
     model, seen, _ = sight("gemma3-dense", "gemma3")
     assert seen.whole
-    with context(model, n_ubatch=3) as ctx, Notebook(ctx) as book:
-        book.append(BEFORE)
-        before = book.logits()
+    with context(model, n_ubatch=3) as ctx, KVSequence(ctx) as seq:
+        seq.append(BEFORE)
+        before = seq.logits()
         with pytest.raises(EngineError, match="4 rows of this image see each other, and 3 fit"):
-            book.show(seen)
-        assert len(book) == len(BEFORE) and nmse(book.logits(), before) < 1e-9
+            seq.append_image(seen)
+        assert len(seq) == len(BEFORE) and nmse(seq.logits(), before) < 1e-9
 
 
 def test_one_that_does_not_fit_leaves_the_notebook_as_it_was(sight: Callable[..., Sight]) -> None:
     """More rows than the context has room for: refused before anything is decoded."""
     model, seen, _ = sight("qwen2vl-dense", "qwen2vl_merger")
-    with context(model) as ctx, Notebook(ctx) as book:
-        book.bound = 16
-        book.append(BEFORE)
-        book.flush()
+    with context(model) as ctx, KVSequence(ctx) as seq:
+        seq.token_limit = 16
+        seq.append(BEFORE)
+        seq.flush()
         with pytest.raises(EngineError, match="too small"):
-            book.show(seen)
-        assert len(book) == len(BEFORE) and book.intact
+            seq.append_image(seen)
+        assert len(seq) == len(BEFORE) and seq.intact
 
 
 @pytest.mark.parametrize(
@@ -413,11 +413,11 @@ def test_a_wrong_projector_is_refused(load_zoo: LoadZoo, tmp_path: Path, wrong: 
     elif wrong == "damaged":
         path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ModelError, match=message):
-        Eye(model, path)
+        VisionEncoder(model, path)
 
 
 def test_limits_that_no_image_meets_are_named(load_zoo: LoadZoo, tmp_path: Path) -> None:
     """Fewer rows at most than at least: what is wrong are the limits, and not the projector."""
     path = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 256)
     with pytest.raises(ModelError, match="makes no image of 2 rows"):
-        Eye(load_zoo("qwen2vl-dense"), path, max_tokens=2)
+        VisionEncoder(load_zoo("qwen2vl-dense"), path, max_tokens=2)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakKeyDictionary
 
 from notes_cli.engine.interrupts import Stop
-from notes_cli.runtime.asking import Answer, Stream
+from notes_cli.runtime.answering import Answer, Stream
 from notes_cli.runtime.workspace import Workspace
 
 _threads: WeakKeyDictionary[Workspace, tuple[int, ThreadPoolExecutor]] = WeakKeyDictionary()  # with their processes
@@ -34,7 +34,7 @@ async def answer(
     stop = Stop()
 
     def compute() -> Answer:
-        with workspace.alone, stop:
+        with workspace.lock, stop:
             stream = begin()
             try:
                 while True:

@@ -9,26 +9,26 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-Look = tuple[int, ...] | None  # what of a file does not stay if it changes; None: it is not there
+FileStamp = tuple[int, ...] | None  # what of a file does not stay if it changes; None: it is not there
 
 
 class Watched:
     """What is known of some files: as they were when they were handled last, and at the latest look."""
 
     def __init__(self) -> None:
-        self._handled: dict[Path, Look] = {}
-        self._latest: dict[Path, Look] = {}
+        self._handled: dict[Path, FileStamp] = {}
+        self._latest: dict[Path, FileStamp] = {}
 
-    def handled(self, path: Path, look: Look) -> None:
+    def mark_handled(self, path: Path, look: FileStamp) -> None:
         """What this look saw has been dealt with."""
         self._handled[path] = self._latest[path] = look
 
-    def changed(self, paths: Iterable[Path]) -> list[tuple[Path, Look]]:
+    def changed(self, paths: Iterable[Path]) -> list[tuple[Path, FileStamp]]:
         """Those of the files that differ from what was handled, and have been the same at two looks in a row. One that
         is looked at for the first time counts as changed, unless it is not there."""
         found = []
         for path in dict.fromkeys(paths):
-            now = look_at(path)
+            now = file_stamp(path)
             settled = path in self._latest and self._latest[path] == now
             self._latest[path] = now
             if settled and now != self._handled.get(path):
@@ -44,11 +44,11 @@ class Files:
         self._own: dict[Path, Sequence[str]] = {}
         self._shown: dict[Path, Collection[Path]] = {}
 
-    def found(self, own: Mapping[Path, Sequence[str]]) -> None:
+    def add(self, own: Mapping[Path, Sequence[str]]) -> None:
         """These skills are read from these files; what is known of other files stays."""
         self._own.update(own)
 
-    def shows(self, path: Path, images: Collection[Path]) -> None:
+    def set_images(self, path: Path, images: Collection[Path]) -> None:
         """The text in a file shows these images now."""
         self._shown[path] = images
 
@@ -62,7 +62,7 @@ class Files:
         return list(dict.fromkeys(word for text in texts for word in self._own.get(text, ())))
 
 
-def look_at(path: Path) -> Look:
+def file_stamp(path: Path) -> FileStamp:
     """What of a file does not stay if it changes, or is replaced; None if it is not there, or cannot be looked at."""
     try:
         found = os.stat(path)

@@ -15,11 +15,11 @@ from notes_cli.engine.segment import Prefill, Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library import unfinished
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.runtime import compiling
-from notes_cli.runtime.assembling import assemble
-from notes_cli.runtime.compiling import MOVES, block_warnings, compile_skill, plan
-from notes_cli.runtime.keeping import compile_to_library
+from notes_cli.runtime import compile as compiling_module
+from notes_cli.runtime.assemble import assemble
+from notes_cli.runtime.compile import MOVES, block_warnings, compile_skill, plan
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, load_skill, parse_skill
@@ -399,16 +399,19 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
     known = compile_skill(workspace, text_of(TEXT))
     other = replace(known, context=known.context[::-1].copy())
     context = workspace.context
-    assert compiling.shared(context, known, known) == len(known) and compiling.shared(context, known, other) == 0
+    assert (
+        compiling_module.shared(context, known, known) == len(known)
+        and compiling_module.shared(context, known, other) == 0
+    )
     elsewhere = replace(known, backend="")
-    assert compiling.shared(context, known, elsewhere) == 0
+    assert compiling_module.shared(context, known, elsewhere) == 0
 
 
 @pytest.fixture
 def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Path]:
     """A workspace in which a compile was interrupted near its end, and the file that it did not write."""
-    monkeypatch.setattr(compiling, "KEEP", 0.0)
-    monkeypatch.setattr(compiling, "COST", 0.0)
+    monkeypatch.setattr(compiling_module, "KEEP", 0.0)
+    monkeypatch.setattr(compiling_module, "COST", 0.0)
     workspace = make_workspace(n_ctx=4096, n_ubatch=128)
 
     def stop(done: int, total: int) -> None:

@@ -1,7 +1,7 @@
 """Speaking: the model writes a chain of thought, then an answer that is told from it, or decides.
 
 A prompt with `think` ends where the chain begins. The chain ends by its mark, by an end token, or at `max_think`; what
-must precede the answer is put there, so that the notebook ends where the answer begins. Everything here is a task of a
+must precede the answer is put there, so that the sequence ends where the answer begins. Everything here is a task of a
 loop (engine/loop.py).
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from notes_cli.engine.constraint import Constraint
-from notes_cli.engine.decision import Decision, deciding
+from notes_cli.engine.decision import Decision, decide_task
 from notes_cli.engine.loop import Logits, Task
-from notes_cli.engine.notebook import Notebook, Stopped
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.writing import Writer
+from notes_cli.engine.sequence import KVSequence, Stopped
+from notes_cli.engine.token_generator import TokenGenerator
 from notes_cli.errors import ContextLengthError, Help, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import Begins, Reasoning, Until
@@ -26,17 +26,17 @@ from notes_cli.text.reasoning import Begins, Reasoning, Until
 if TYPE_CHECKING:
     from notes_cli.text.tools import Calls
 
-THINK = 512  # tokens of a chain, if nothing else is said
-ENDLESS_ROOM = 4096  # tokens that there is room for at least, for an answer without a limit
-ROOM = 64  # tokens that are kept free after a chain, for its end and an answer
-OUTCOME = 24  # tokens in which a chain that was cut short comes to its answer
+DEFAULT_MAX_THINK = 512  # tokens of a chain, if nothing else is said
+UNLIMITED_RESERVE = 4096  # tokens that there is room for at least, for an answer without a limit
+ANSWER_RESERVE = 64  # tokens that are kept free after a chain, for its end and an answer
+CONCLUDING_TOKENS = 24  # tokens in which a chain that was cut short comes to its answer
 
 Say = Callable[[str], None]
 Chosen = Callable[[int, Logits], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningTrace:
     """A chain of thought: its text without marks, how many tokens it takes, and whether it ended by itself.
 
     `answer`: what it ends with, where the model puts its answer into the chain (else empty, and the answer follows).
@@ -57,11 +57,11 @@ class Reply:
 
     text: str
     tokens: int
-    thought: Thought | None = None
+    thought: ReasoningTrace | None = None
     stopped: Stopped = "end"
 
 
-def unheard(text: str) -> None:
+def ignore_text(text: str) -> None:
     """Nobody hears it."""
 
 
@@ -81,7 +81,7 @@ class _Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
+class ReplyGenerator:
     """How an answer is spoken, and the chain of thought before it.
 
     `max_tokens`, `max_think`: of the answer, and of a chain. `say` and `say_thought` get their texts as they come,
@@ -94,49 +94,49 @@ class Speaker:
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
     max_tokens: int = 0
-    max_think: int = THINK
-    say: Say = unheard
-    say_thought: Say = unheard
+    max_think: int = DEFAULT_MAX_THINK
+    on_text: Say = ignore_text
+    on_reasoning: Say = ignore_text
     stops: Sequence[str] = ()
-    chosen: Chosen | None = None
+    on_token: Chosen | None = None
     grammar: str | None = None
     calls: Calls | None = None
     opened: bool = True
 
-    def thinking(self, notebook: Notebook, *, begun: str = "") -> Task[Thought]:
-        """Write a chain; the notebook is left where the answer begins.
+    def reason(self, sequence: KVSequence, *, begun: str = "") -> Task[ReasoningTrace]:
+        """Write a chain; the sequence is left where the answer begins.
 
         `begun`: the chain's text that is there already. Raise EngineError where the context has no room for a chain and
         its end.
         """
-        reasoning, start = self.workspace.reasoning, len(notebook)
+        reasoning, start = self.workspace.reasoning, len(sequence)
         reasoning = reasoning.calling if self.calls else reasoning
-        told, chain = _Told(self.say_thought), Until(reasoning.close)
+        told, chain = _Told(self.on_reasoning), Until(reasoning.close)
 
         def hear(text: str) -> bool:
             told.add(chain.feed(text))
             return chain.found
 
-        limit = 0 if hear(begun) else _within(notebook, self.max_think, self.max_tokens)
-        yield from self._writing(notebook, limit, hear, keep=ROOM)
+        limit = 0 if hear(begun) else _within(sequence, self.max_think, self.max_tokens)
+        yield from self._writing(sequence, limit, hear, keep=ANSWER_RESERVE)
         told.add(chain.flush())
-        count = len(notebook) - start
-        finished = chain.found or notebook.stopped == "end"
-        room = notebook.stopped != "context" and limit == self.max_think
+        count = len(sequence) - start
+        finished = chain.found or sequence.stopped == "end"
+        room = sequence.stopped != "context" and limit == self.max_think
         if count:
-            notebook.pieces[-1] = replace(notebook.pieces[-1], reason=Reason.THOUGHT)
+            sequence.pieces[-1] = replace(sequence.pieces[-1], reason=Reason.THOUGHT)
         answer = rest = ""
         if reasoning.inside:
             finished |= reasoning.found(told.text) is not None
-            answer = yield from self._concluding(notebook, told)
+            answer = yield from self._concluding(sequence, told)
         else:
             missing, rest = _missing(reasoning, chain)
             closing, cut = self.workspace.model.tokenize(missing, special=True), "" if finished else str(count)
-            notebook.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
+            sequence.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
         stopped: Stopped = "end" if finished else "length" if room else "context"
-        return Thought(told.text.strip(), len(notebook) - start, finished, answer, rest, stopped)
+        return ReasoningTrace(told.text.strip(), len(sequence) - start, finished, answer, rest, stopped)
 
-    def _concluding(self, notebook: Notebook, told: _Told) -> Task[str]:
+    def _concluding(self, sequence: KVSequence, told: _Told) -> Task[str]:
         """The answer that a chain ends with; one that was cut short is brought to it. Empty if there is none."""
         reasoning = self.workspace.reasoning
 
@@ -145,26 +145,26 @@ class Speaker:
             return False
 
         if reasoning.found(told.text) is None:
-            notebook.append(self.workspace.model.tokenize(reasoning.answer), "answer", reason=Reason.THOUGHT_END)
+            sequence.append(self.workspace.model.tokenize(reasoning.answer), "answer", reason=Reason.THOUGHT_END)
             told.add(reasoning.answer)
-            yield from self._writing(notebook, OUTCOME, hear)
+            yield from self._writing(sequence, CONCLUDING_TOKENS, hear)
         found = reasoning.found(told.text)
         return found[1].strip() if found else ""
 
-    def replying(self, notebook: Notebook, thought: Thought | None = None) -> Task[Reply]:
+    def reply(self, sequence: KVSequence, thought: ReasoningTrace | None = None) -> Task[Reply]:
         """Write the answer. `thought`: the chain that precedes it; without one the model may begin one unasked."""
         if self.grammar is not None:
-            return (yield from self._formed(notebook, thought))
+            return (yield from self._formed(sequence, thought))
         if thought and thought.answer:
             text, stopped = self._said_in_chain(thought.answer)
             if text:
-                self.say(text)
+                self.on_text(text)
             return Reply(text, 0, thought, stopped)
-        return (yield from self._free(notebook, thought))
+        return (yield from self._free(sequence, thought))
 
-    def _free(self, notebook: Notebook, thought: Thought | None) -> Task[Reply]:
+    def _free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Write an answer that is held to nothing."""
-        reasoning, start, told = self.workspace.reasoning, len(notebook), _Told(self.say)
+        reasoning, start, told = self.workspace.reasoning, len(sequence), _Told(self.on_text)
         begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end, self.stops)
 
         def hear(text: str) -> bool:
@@ -173,13 +173,13 @@ class Speaker:
 
         told.add(end.feed(thought.rest if thought else ""))
         marks = self.calls.form.marks if self.calls else ""
-        yield from self._writing(notebook, self.max_tokens, hear, chosen=self.chosen, marks=marks)
+        yield from self._writing(sequence, self.max_tokens, hear, chosen=self.on_token, marks=marks)
         if begins.found:
-            thought = yield from self.thinking(notebook, begun=begins.rest)
-            return (yield from self.replying(notebook, replace(thought, tokens=len(notebook) - start)))
+            thought = yield from self.reason(sequence, begun=begins.rest)
+            return (yield from self.reply(sequence, replace(thought, tokens=len(sequence) - start)))
         told.add(end.feed(begins.flush()))
         told.add(end.flush())
-        return Reply(told.text.strip(), len(notebook) - start, thought, "end" if end.found else notebook.stopped)
+        return Reply(told.text.strip(), len(sequence) - start, thought, "end" if end.found else sequence.stopped)
 
     def _said_in_chain(self, answer: str) -> tuple[str, Stopped]:
         """As much of an answer that is in the chain as was asked for, and what it stopped at."""
@@ -191,85 +191,85 @@ class Speaker:
         text = end.feed(answer) + end.flush()
         return text, "end" if end.found or whole else "length"
 
-    def _formed(self, notebook: Notebook, thought: Thought | None) -> Task[Reply]:
+    def _formed(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Write calls, where it may be calls, or an answer that is held to the grammar."""
         if thought is None:
-            thought = yield from self._unasked(notebook)
+            thought = yield from self._unasked(sequence)
         elif thought.answer or thought.rest.strip():
-            thought = _without_answer(self.workspace, notebook, thought)
-        called = (yield from self._calling(notebook, self.calls, thought)) if self.calls else None
+            thought = _without_answer(self.workspace, sequence, thought)
+        called = (yield from self._calling(sequence, self.calls, thought)) if self.calls else None
         if called:
             return called
         if opening := self._opening(thought):
-            notebook.append(self.workspace.model.tokenize(opening, special=True), "answer")
-        return (yield from self._held(notebook, thought))
+            sequence.append(self.workspace.model.tokenize(opening, special=True), "answer")
+        return (yield from self._held(sequence, thought))
 
-    def _opening(self, thought: Thought | None) -> str:
+    def _opening(self, thought: ReasoningTrace | None) -> str:
         """What opens an answer, where nothing was put there because it might have been a call."""
         reasoning, template = self.workspace.reasoning, self.workspace.template
         if thought:
             return reasoning.answer.removeprefix(reasoning.calling.answer) if self.calls else ""
         return "" if self.opened or template.calling is None else template.reply.removeprefix(template.calling)
 
-    def _unasked(self, notebook: Notebook) -> Task[Thought | None]:
+    def _unasked(self, sequence: KVSequence) -> Task[ReasoningTrace | None]:
         """The chain that a model begins before an answer which nobody asked it to think about; None if it does not."""
-        model, start = self.workspace.model, len(notebook)
+        model, start = self.workspace.model, len(sequence)
         marks = model.tokenize(self.workspace.reasoning.open.strip(), special=True)
         if not len(marks):
             return None
         # All tokens of the mark: an answer may be opened by a mark that begins alike. A state cannot go back, so of
         # that the first one has to do. The last may be merged with what follows the mark, as ">" with a line's end.
         for place in range(1 if model.recurrent else len(marks)):
-            (logits,) = yield [notebook]
+            (logits,) = yield [sequence]
             best, mark = (model.token_bytes(int(one), special=True) for one in (logits.argmax(), marks[place]))
             if best != mark and not (place == len(marks) - 1 and mark and best.startswith(mark)):
                 if place:
-                    notebook.truncate(start)
+                    sequence.truncate(start)
                 return None
-            notebook.append(marks[place : place + 1], "answer")
-        if len(notebook) - start < len(marks):
-            notebook.append(marks[len(notebook) - start :], "answer")
-        thought = yield from self.thinking(notebook)
-        return replace(thought, tokens=len(notebook) - start)
+            sequence.append(marks[place : place + 1], "answer")
+        if len(sequence) - start < len(marks):
+            sequence.append(marks[len(sequence) - start :], "answer")
+        thought = yield from self.reason(sequence)
+        return replace(thought, tokens=len(sequence) - start)
 
-    def _calling(self, notebook: Notebook, calls: Calls, thought: Thought | None) -> Task[Reply | None]:
+    def _calling(self, sequence: KVSequence, calls: Calls, thought: ReasoningTrace | None) -> Task[Reply | None]:
         """Write an answer for as long as it may be calls; None where it is none, and nothing of it is left then. Raise
         UnsupportedError for a model that cannot go back."""
-        start, answer, end = len(notebook), "", Until(self.workspace.reasoning.end, self.stops)
+        start, answer, end = len(sequence), "", Until(self.workspace.reasoning.end, self.stops)
 
         def hear(text: str) -> bool:
             nonlocal answer
             answer += end.feed(text)
             return end.found or not calls.may_be(answer)
 
-        yield from self._writing(notebook, self.max_tokens, hear, marks=calls.form.marks)
+        yield from self._writing(sequence, self.max_tokens, hear, marks=calls.form.marks)
         answer += end.flush()
-        stopped = "end" if end.found else notebook.stopped
+        stopped = "end" if end.found else sequence.stopped
         if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
-            if self.workspace.model.recurrent and len(notebook) > start:
+            if self.workspace.model.recurrent and len(sequence) > start:
                 what = "this model cannot take back what was no call: send tools, or a form of the answer"
                 raise UnsupportedError(what)
-            notebook.truncate(start)
+            sequence.truncate(start)
             return None
         if answer:
-            self.say(answer)
-        return Reply(answer.strip(), len(notebook) - start, thought, stopped)
+            self.on_text(answer)
+        return Reply(answer.strip(), len(sequence) - start, thought, stopped)
 
-    def _held(self, notebook: Notebook, thought: Thought | None) -> Task[Reply]:
+    def _held(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Write an answer that is held to the grammar."""
-        start, told, end = len(notebook), _Told(self.say, strip=False), Until("", self.stops)
+        start, told, end = len(sequence), _Told(self.on_text, strip=False), Until("", self.stops)
 
         def hear(text: str) -> bool:
             told.add(end.feed(text))
             return end.found
 
-        yield from self._writing(notebook, self.max_tokens, hear, chosen=self.chosen, grammar=self.grammar)
+        yield from self._writing(sequence, self.max_tokens, hear, chosen=self.on_token, grammar=self.grammar)
         told.add(end.flush())
-        return Reply(told.text, len(notebook) - start, thought, "end" if end.found else notebook.stopped)
+        return Reply(told.text, len(sequence) - start, thought, "end" if end.found else sequence.stopped)
 
     def _writing(
         self,
-        notebook: Notebook,
+        sequence: KVSequence,
         limit: int,
         hear: Callable[[str], bool],
         *,
@@ -279,19 +279,19 @@ class Speaker:
         keep: int = 0,
     ) -> Task[None]:
         """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
-        enough. Of special tokens only marks have a text, `marks` among them. `keep`: tokens that the notebook must have
+        enough. Of special tokens only marks have a text, `marks` among them. `keep`: tokens that the sequence must have
         room for afterwards; it may have less room than when this began."""
         model, reasoning = self.workspace.model, self.workspace.reasoning
         shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         constraint = None if grammar is None else Constraint(model, grammar)
         with Sampler(self.sampling, constraint) as sampler:
-            writer = Writer(notebook, sampler, limit)
-            while writer.goes_on:
-                if len(notebook) + keep > notebook.size:
-                    notebook.stopped = "context"
+            writer = TokenGenerator(sequence, sampler, limit)
+            while writer.active:
+                if len(sequence) + keep > sequence.size:
+                    sequence.stopped = "context"
                     break
-                (logits,) = yield [notebook]
+                (logits,) = yield [sequence]
                 token = writer.choose(logits)
                 if token is not None:
                     if chosen:
@@ -302,19 +302,19 @@ class Speaker:
         hear(decoder.decode(b"", final=True))
 
 
-def _within(notebook: Notebook, limit: int, answer: int) -> int:
+def _within(sequence: KVSequence, limit: int, answer: int) -> int:
     """As many tokens of the limit as there is room for: none at all would be an answer that nobody thought about.
     `answer`: tokens that may follow."""
-    start, size = len(notebook), notebook.size
-    if limit and start + ROOM >= size:
-        wanted = start + limit + ROOM + min(answer, ENDLESS_ROOM)
+    start, size = len(sequence), sequence.size
+    if limit and start + ANSWER_RESERVE >= size:
+        wanted = start + limit + ANSWER_RESERVE + min(answer, UNLIMITED_RESERVE)
         raise ContextLengthError(
             f"the context is too small to think in: the prompt takes {start} of {size} tokens",
-            Help.LARGER_CONTEXT(tokens=min(-(-wanted // 256) * 256, notebook.context.longest or wanted)),
-            tokens=start + ROOM + 1,
+            Help.LARGER_CONTEXT(tokens=min(-(-wanted // 256) * 256, sequence.context.longest or wanted)),
+            tokens=start + ANSWER_RESERVE + 1,
             longest=size,
         )
-    return min(limit, size - start - ROOM)
+    return min(limit, size - start - ANSWER_RESERVE)
 
 
 def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
@@ -326,52 +326,52 @@ def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
     return "", chain.rest
 
 
-def _without_answer(workspace: Workspace, notebook: Notebook, thought: Thought) -> Thought:
+def _without_answer(workspace: Workspace, sequence: KVSequence, thought: ReasoningTrace) -> ReasoningTrace:
     """Take back what the model has begun to answer in its chain, or in one token with its closing mark."""
     if thought.answer:
-        place, length = _position_of(workspace, notebook, thought), len(notebook)
-        notebook.truncate(place)
+        place, length = _position_of(workspace, sequence, thought), len(sequence)
+        sequence.truncate(place)
         text = thought.text.rpartition(thought.answer)[0].rstrip()
         return replace(thought, text=text, answer="", tokens=thought.tokens - (length - place))
-    last = workspace.model.token_bytes(int(notebook.tokens[-1]), special=True)
-    notebook.truncate(len(notebook) - 1)
+    last = workspace.model.token_bytes(int(sequence.tokens[-1]), special=True)
+    sequence.truncate(len(sequence) - 1)
     mark = last.removesuffix(thought.rest.encode()).decode(errors="replace")
-    notebook.append(workspace.model.tokenize(mark, special=True), "answer", reason=Reason.THOUGHT_END)
+    sequence.append(workspace.model.tokenize(mark, special=True), "answer", reason=Reason.THOUGHT_END)
     return replace(thought, rest="")
 
 
-def deciding_after(
-    workspace: Workspace, notebook: Notebook, choices: Sequence[str], thought: Thought
+def decide_after_reasoning(
+    workspace: Workspace, sequence: KVSequence, choices: Sequence[str], thought: ReasoningTrace
 ) -> Task[Decision]:
-    """The decision after a chain of thought: at the end of the notebook, or where the chain names its answer.
+    """The decision after a chain of thought: at the end of the sequence, or where the chain names its answer.
 
-    The notebook is left as it was. Raise NotesError for choices that are none.
+    The sequence is left as it was. Raise NotesError for choices that are none.
     """
     named = thought.answer.casefold()
     if named not in [choice.casefold() for choice in choices]:
-        return (yield from deciding(notebook, choices))
-    pieces, tokens = list(notebook.pieces), notebook.tokens
-    notebook.truncate(_position_of(workspace, notebook, thought))
-    decision = yield from deciding(notebook, choices)
+        return (yield from decide_task(sequence, choices))
+    pieces, tokens = list(sequence.pieces), sequence.tokens
+    sequence.truncate(_position_of(workspace, sequence, thought))
+    decision = yield from decide_task(sequence, choices)
     choice = next(choice for choice in choices if choice.casefold() == named)
-    notebook.append(tokens[len(notebook) :])
-    yield [notebook]
-    notebook.pieces = pieces
+    sequence.append(tokens[len(sequence) :])
+    yield [sequence]
+    sequence.pieces = pieces
     return replace(decision, choice=choice)
 
 
-def choosing(workspace: Workspace, notebook: Notebook, choices: Sequence[str], limit: int) -> Task[Decision]:
-    """Decide at the end of a notebook; with a `limit` above 0, after a chain of thought of at most so many tokens."""
+def choose_task(workspace: Workspace, sequence: KVSequence, choices: Sequence[str], limit: int) -> Task[Decision]:
+    """Decide at the end of a sequence; with a `limit` above 0, after a chain of thought of at most so many tokens."""
     if not limit:
-        return (yield from deciding(notebook, choices))
-    thought = yield from Speaker(workspace, max_think=limit).thinking(notebook)
-    return (yield from deciding_after(workspace, notebook, choices, thought))
+        return (yield from decide_task(sequence, choices))
+    thought = yield from ReplyGenerator(workspace, max_think=limit).reason(sequence)
+    return (yield from decide_after_reasoning(workspace, sequence, choices, thought))
 
 
-def _position_of(workspace: Workspace, notebook: Notebook, thought: Thought) -> int:
+def _position_of(workspace: Workspace, sequence: KVSequence, thought: ReasoningTrace) -> int:
     """The position of the token that the thought's answer begins with."""
-    position, following = len(notebook), b""
+    position, following = len(sequence), b""
     while thought.answer.encode() not in following:
         position -= 1
-        following = workspace.model.token_bytes(int(notebook.tokens[position])) + following
+        following = workspace.model.token_bytes(int(sequence.tokens[position])) + following
     return position

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import notes_cli
 from notes_cli.engine.context import Context
-from notes_cli.engine.segment import Segment, check_kept
+from notes_cli.engine.segment import Segment, check_stored_type
 from notes_cli.errors import (
     DamagedError,
     Help,
@@ -28,17 +28,17 @@ from notes_cli.errors import (
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.store import came_from, changes, source_text
 from notes_cli.library.unfinished import begun_path, begun_rows, forget_begun
-from notes_cli.runtime.compiling import (
+from notes_cli.runtime.compile import (
     UNCAPTURED,
-    captured,
+    captures_state,
     check_support,
     compile_skill,
-    meant,
-    origin,
-    pinned,
     plan,
-    reused,
-    shared,
+    prefix_only,
+    recorded_source,
+    resolve_images,
+    reusable_blocks,
+    shared_prefix_length,
 )
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks, check_blocks
@@ -88,10 +88,10 @@ def compile_to_library(
     """
     check_blocks(blocks)
     if kv is not None:
-        check_kept(kv)
+        check_stored_type(kv)
     check_support(workspace, skill.name)
-    skill = meant(workspace, skill, say, output, force=force)
-    if not skill.pictures or workspace.sees:
+    skill = resolve_images(workspace, skill, say, output, force=force)
+    if not skill.pictures or workspace.has_vision:
         spare = 0 if measure is None else 8 * len(skill.fields)  # another value may be longer
         workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
     if measure is not None and skill.pictures:
@@ -136,7 +136,9 @@ def _compile_to(
         blocks = max(1, len(known.blocks))
     if begins and (part := begun_rows(path)) is not None:
         planned = plan(workspace, skill, blocks, kv)
-        known = max(known, part, key=lambda one: shared(workspace.context, planned, one))  # the first of equals
+        known = max(
+            known, part, key=lambda one: shared_prefix_length(workspace.context, planned, one)
+        )  # the first of equals
     writer = f"notes {notes_cli.__version__}"
 
     def keep(part: Segment) -> None:
@@ -158,9 +160,9 @@ def _compile_to(
 
 def _made(context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]) -> Compiled:
     """What was done for a segment of which `known` was there."""
-    blocks, fresh, decoded = 1, 1, len(segment) - shared(context, segment, known)
+    blocks, fresh, decoded = 1, 1, len(segment) - shared_prefix_length(context, segment, known)
     if segment.blocks:
-        parts = zip(segment.spans, reused(context, segment, known)[0], strict=True)
+        parts = zip(segment.spans, reusable_blocks(context, segment, known)[0], strict=True)
         new = [last - first for (first, last), part in parts if part is None]
         blocks, fresh, decoded = len(segment.blocks), len(new), sum(new)
     seconds = segment.prefill.seconds if segment.prefill else None
@@ -198,18 +200,18 @@ def taken(workspace: Workspace, skill: Skill) -> str | None:
     infos = [info for info in infos if info.path == path] or infos
     if not infos or _belongs(skill, infos):
         return None
-    there, here = source_text(infos[0].source), source_text(origin(skill))
+    there, here = source_text(infos[0].source), source_text(recorded_source(skill))
     return f"the library has a skill {skill.name} already, from {there}; this one is from {here}"
 
 
 def _belongs(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
     """Whether nothing of another source is lost if the skill takes the place of these."""
-    return any(info.text == skill.text or came_from(info, origin(skill)) for info in infos)
+    return any(info.text == skill.text or came_from(info, recorded_source(skill)) for info in infos)
 
 
 def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
     """Where the same text is now that its file is gone, or if it is not known where it was, it came from."""
-    source, old = origin(skill), peek(path).source
+    source, old = recorded_source(skill), peek(path).source
     if source in ("", "-", old) or any(map(os.path.lexists, files_of(old))):
         return
     with suppress(SegmentError), workspace.library.compiling(skill.name, workspace.identity, wait=0):
@@ -231,7 +233,7 @@ def _check_output(skill: Skill, path: Path) -> None:
     if not _belongs(skill, [info]):
         raise TakenError(
             f"{path} holds the skill {info.name}, from {source_text(info.source)}; this one is from "
-            f"{source_text(origin(skill))}",
+            f"{source_text(recorded_source(skill))}",
             Help.OTHER_FILE_OR_FORCE(),
         )
 
@@ -256,19 +258,19 @@ def stale(
         info = peek(path)
     except DamagedError as error:
         return [error.what]
-    skill = meant(workspace, skill, output=path)
-    here = bool(skill.pictures) and workspace.sees
+    skill = resolve_images(workspace, skill, output=path)
+    here = bool(skill.pictures) and workspace.has_vision
     # Without a projector images are what they were, if their bytes are.
     places = [(one.start, one.end) for one in info.pictures]
     same = info.text == skill.text and places == [(one.start, one.end) for one in skill.pictures]
     tokens = info.tokens if skill.pictures and not here and same else workspace.tokens_of(skill)
     found = []
-    if here and info.projector != workspace.seeing.projector:
+    if here and info.projector != workspace.image_encoding.projector:
         found.append(
             "the projector, or its limits, have changed" if info.media else "an image in it was text until now"
         )
-    workspace.learn()
-    if info.pinned and not info.carried and not skill.pictures and captured(workspace.context, len(tokens)):
+    workspace.refresh_capabilities()
+    if info.prefix_only and not info.carried and not skill.pictures and captures_state(workspace.context, len(tokens)):
         found.append(UNCAPTURED)
     return found + changes(
         info,
@@ -278,7 +280,7 @@ def stale(
         fields=skill.fields,
         identity=workspace.identity,
         context=workspace.left_context,
-        pinned=pinned(workspace),
+        prefix_only=prefix_only(workspace),
         influence=measured,
         blocks=None if blocks is None else plan(workspace, skill, blocks).blocks,
         kv=kv,

@@ -12,15 +12,15 @@ import pytest
 from notes_cli.commands.remedies import worded
 from notes_cli.engine.loop import run
 from notes_cli.errors import NotesError, Notice, SegmentError
-from notes_cli.runtime.assembling import assemble, assembling
-from notes_cli.runtime.compiling import compile_skill
+from notes_cli.runtime.assemble import assemble, assemble_task
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.corrections import parse_errata
-from notes_cli.runtime.keeping import compile_to_library
-from notes_cli.runtime.opening import open_segments
-from notes_cli.runtime.prefixes import Prefixes
+from notes_cli.runtime.open_skills import open_segments
+from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of
+from notes_cli.runtime.recompile import compile_to_library
+from notes_cli.runtime.resolve import method_for
 from notes_cli.runtime.settings import DEFAULT_SEAM
-from notes_cli.runtime.settling import method_for
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
@@ -42,7 +42,7 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins wit
 def test_the_same_tokens_either_way(
     make_workspace: MakeWorkspace, skill: Skill, system: str | None, template: str | None, bos: bool
 ) -> None:
-    """Spliced, prefilled and dry notebooks hold the same ids, after BOS where the model wants one; logits agree."""
+    """Spliced, prefilled and dry sequences hold the same ids, after BOS where the model wants one; logits agree."""
     settings = {} if template == "chatml" else {"template": template}
     workspace = make_workspace(bos=bos, **settings)
     other = Skill("fees", "", "fee: 12", (), "-")
@@ -61,19 +61,19 @@ def test_the_same_tokens_either_way(
 @pytest.mark.parametrize("cut", [4, 5, 20])
 def test_a_skill_that_is_decoded_goes_on_where_it_was_left(workspace: Workspace, skill: Skill, cut: int) -> None:
     """What was read before may end in the middle of it: the rest comes, and nothing twice."""
-    prefixes, prompt = Prefixes(), Prompt("Why?", [compile_skill(workspace, skill)])
+    prefixes, prompt = PrefixCache(), Prompt("Why?", [compile_skill(workspace, skill)])
     for decoded in (False, True):
         if decoded:
             prompt = replace(prompt, decoded=frozenset([skill.name]))
         parts = parts_of(workspace, prompt)
         layout = prefixes.layout(prompt, parts, DEFAULT_SEAM, splice=decoded)
-        begun = workspace.notebook()
+        begun = workspace.sequence()
         begun.append(layout.tokens[: len(layout) - cut])
-        whole = run(assembling(workspace, prompt, parts, splice=decoded, begun=begun))
+        whole = run(assemble_task(workspace, prompt, parts, splice=decoded, begun=begun))
         assert whole.tokens.tolist() == layout.tokens.tolist()
-        begun = workspace.notebook()
+        begun = workspace.sequence()
         begun.append(layout.tokens[: len(parts.tokens[0]) + cut])
-        whole = run(assembling(workspace, prompt, parts, splice=decoded, begun=begun))
+        whole = run(assemble_task(workspace, prompt, parts, splice=decoded, begun=begun))
         assert whole.tokens.tolist() == layout.tokens.tolist()
 
 
@@ -153,13 +153,13 @@ def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
     asked = user_message("Why?", skills=[skill.name])
     answer = Message("assistant", (TextPart("Because."),))
     prompt = Prompt("", [segment], conversation=Conversation((asked, answer, asked)))
-    notebook, whole = assemble(workspace, prompt), assemble(workspace, prompt, splice=False)
-    found, wanted = notebook.logits(), whole.logits()
-    assert notebook.tokens.tolist() == whole.tokens.tolist()
+    sequence, whole = assemble(workspace, prompt), assemble(workspace, prompt, splice=False)
+    found, wanted = sequence.logits(), whole.logits()
+    assert sequence.tokens.tolist() == whole.tokens.tolist()
     assert float(found @ wanted / np.linalg.norm(found) / np.linalg.norm(wanted)) > 0.9
-    places = [piece for piece in notebook.pieces if piece.how == "spliced"]
+    places = [piece for piece in sequence.pieces if piece.how == "spliced"]
     assert [piece.tokens for piece in places] == [len(segment) - DEFAULT_SEAM] * 2
-    first, second = (notebook.read(piece.position, piece.position + piece.tokens, "f16")[0] for piece in places)
+    first, second = (sequence.read(piece.position, piece.position + piece.tokens, "f16")[0] for piece in places)
     for one, other in zip(first, second, strict=True):
         assert np.array_equal(one.v, other.v)
 
@@ -167,10 +167,10 @@ def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
 def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> None:
     """An earlier question and answer come between the skill and the question; the skill is still reused whole."""
     segment = compile_skill(workspace, skill)
-    book = assemble(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
-    text = workspace.model.text(book.tokens)
+    seq = assemble(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
+    text = workspace.model.text(seq.tokens)
     assert text.index("accepted.") < text.index("Why?") < text.index("Because.") < text.index("And now?")
-    assert book.count("spliced") == len(segment)
+    assert seq.count("spliced") == len(segment)
 
 
 @pytest.mark.parametrize("template", ["chatml", None, NO_SYSTEM])
@@ -305,13 +305,13 @@ def test_a_conversation_of_parts(make_workspace: MakeWorkspace, skill: Skill) ->
         Message("tool", (TextPart("<|im_end|> 12:00"),), tool_call_id="a1", name="clock"),
     )
     prompt = Prompt("", [segment], conversation=Conversation(messages, (tool,)))
-    book = assemble(workspace, prompt)
-    assert book.count("spliced") == len(segment) - DEFAULT_SEAM
-    assert book.tokens.tolist() == assemble(workspace, prompt, splice=False).tokens.tolist()
-    text = b"".join(workspace.model.token_bytes(int(token), special=True) for token in book.tokens).decode()
+    seq = assemble(workspace, prompt)
+    assert seq.count("spliced") == len(segment) - DEFAULT_SEAM
+    assert seq.tokens.tolist() == assemble(workspace, prompt, splice=False).tokens.tolist()
+    text = b"".join(workspace.model.token_bytes(int(token), special=True) for token in seq.tokens).decode()
     assert text.startswith("<tool>clock</tool><|im_start|>system\nBe kind.") and skill.text in text
     assert '<call>clock {"zone": "UTC"}</call><|im_end|>' in text and text.endswith("<|im_start|>assistant\n")
-    ends = [token for token in book.tokens.tolist() if token in workspace.model.end_tokens]
+    ends = [token for token in seq.tokens.tolist() if token in workspace.model.end_tokens]
     assert len(ends) == 4  # of the messages, and none of what the tool said
     with pytest.raises(NotesError, match="the messages have the skills"):
         assemble(workspace, replace(prompt, segments=[]))

@@ -29,7 +29,7 @@ class Watch(Protocol):
     ) -> AbstractContextManager[Progress]: ...
 
 
-def unseen(
+def no_progress(
     label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
 ) -> AbstractContextManager[Progress]:
     """Shows nothing."""
@@ -43,7 +43,7 @@ def open_segments(
     *,
     image: bool = False,
     dry: bool = False,
-    watch: Watch = unseen,
+    watch: Watch = no_progress,
 ) -> list[Segment]:
     """A segment for each, in order: one at hand is checked, a text is compiled now.
 
@@ -58,7 +58,7 @@ def open_segments(
         else:
             segment = _open(workspace, os.fspath(one), say, watch, image=image, dry=dry)
         if image and not segment.is_image:
-            raise no_image(segment.name)
+            raise not_an_image(segment.name)
         segments.append(segment)
     return segments
 
@@ -71,11 +71,11 @@ def _open(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bo
         return workspace.open(target.path)
     path = workspace.library.find(target.name, workspace.identity, workspace.compile_again(target.name))
     segment = workspace.open(path, target.name)
-    tell_edited(workspace, segment, say)
+    warn_edited(workspace, segment, say)
     return segment
 
 
-def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
+def warn_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
     """Tell where the text has been edited since it was compiled: what is spliced is what it said then."""
     path = workspace.file_of(segment.name)
     if path is None or untouched(segment.source, segment.stamp, path):
@@ -87,7 +87,7 @@ def tell_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
         say(Notice(f"{segment.name}: {changed.what}", workspace.compile_edited(segment.name), warning=True))
 
 
-def no_image(name: str) -> SkillError:
+def not_an_image(name: str) -> SkillError:
     """What to raise for what is to be shown as an image and is none."""
     return SkillError(f"{name} is a text, and no image", "Splice it instead")
 
@@ -99,22 +99,22 @@ def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, imag
         raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
     skill = load_skill(given)
     if image and not skill.picture:
-        raise no_image(skill.name)
+        raise not_an_image(skill.name)
     for warning in skill.warnings:
         say(Notice(warning, warning=True))
     return open_skill(workspace, skill, given, say, watch, dry=dry)
 
 
 def open_skill(
-    workspace: Workspace, skill: Skill, given: str, say: Say, watch: Watch = unseen, *, dry: bool = False
+    workspace: Workspace, skill: Skill, given: str, say: Say, watch: Watch = no_progress, *, dry: bool = False
 ) -> Segment:
     """A text's or an image's segment: that of the library if it is up to date, else compiled now. It is kept where its
     name is free and the library can be written to; what came from elsewhere is never replaced. `given`: what the user
     calls it."""
-    from notes_cli.runtime.compiling import compile_skill, meant, plan
-    from notes_cli.runtime.keeping import compile_to_library, stale, taken
+    from notes_cli.runtime.compile import compile_skill, plan, resolve_images
+    from notes_cli.runtime.recompile import compile_to_library, stale, taken
 
-    skill = meant(workspace, skill, say)
+    skill = resolve_images(workspace, skill, say)
     why = taken(workspace, skill)
     if why and skill.picture:  # pictures of one name are many: this one has a name of its own
         skill = replace(skill, name=f"{skill.name[:40]}-{skill.picture.sha256[:16]}")

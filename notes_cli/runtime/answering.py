@@ -1,6 +1,6 @@
-"""Asking: a request is settled, assembled in a notebook and answered. Every edge asks in this one way.
+"""Asking: a request is settled, assembled in a sequence and answered. Every edge asks in this one way.
 
-A session assembles its own notebook (sessions/session.py) and is settled and answered by the same functions.
+A session assembles its own sequence (sessions/session.py) and is settled and answered by the same functions.
 """
 
 from __future__ import annotations
@@ -12,24 +12,33 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypedDict
 
 from notes_cli.editing.methods import Method
-from notes_cli.engine.decision import Decision, deciding
-from notes_cli.engine.loop import Task, run, steps
-from notes_cli.engine.notebook import Notebook, Stopped
+from notes_cli.engine.decision import Decision, decide_task
+from notes_cli.engine.loop import Task, run, run_stepwise
 from notes_cli.engine.pieces import Piece
 from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.sequence import KVSequence, Stopped
 from notes_cli.errors import EngineError, Help, NotesError, Notice
-from notes_cli.runtime.assembling import assemble, saved, tell_unspliced
-from notes_cli.runtime.opening import SkillRef, Watch, unseen
-from notes_cli.runtime.settling import Draft, Settings, drafted
-from notes_cli.runtime.thinking import ENDLESS_ROOM, ROOM, THINK, Chosen, Speaker, Thought, deciding_after, unheard
+from notes_cli.runtime.assemble import assemble, saved_seconds, warn_unspliced
+from notes_cli.runtime.generate import (
+    ANSWER_RESERVE,
+    DEFAULT_MAX_THINK,
+    UNLIMITED_RESERVE,
+    Chosen,
+    ReasoningTrace,
+    ReplyGenerator,
+    decide_after_reasoning,
+    ignore_text,
+)
+from notes_cli.runtime.open_skills import SkillRef, Watch, no_progress
+from notes_cli.runtime.resolve import ResolvedRequest, Settings, resolve_request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import of_fields
 
 PARALLEL = 16  # questions at once of many
-ENDLESS = 2**31 - 1  # tokens: no limit but the context's
+UNLIMITED = 2**31 - 1  # tokens: no limit but the context's
 
 
-def keep_lists(of: object, *names: str) -> None:
+def freeze_lists(of: object, *names: str) -> None:
     """Make tuples of the lists that a frozen dataclass has by these names, so that an iterator serves more than once.
     Errata may be a mapping of fields and values, choices None. Raise NotesError for a text in the place of a list."""
     for name in names:
@@ -78,7 +87,7 @@ class Request:
     method: Method | None = None
     system: str | None = None
     think: bool = False
-    max_think: int = THINK
+    max_think: int = DEFAULT_MAX_THINK
     choices: Sequence[str] | None = None
     max_tokens: int = 256
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -95,7 +104,7 @@ class Request:
     images: Sequence[SkillRef] = ()
 
     def __post_init__(self) -> None:
-        keep_lists(self, "splice", "images", "errata", "decode", "choices", "results")
+        freeze_lists(self, "splice", "images", "errata", "decode", "choices", "results")
         for name, count in (("max_think", self.max_think), ("max_tokens", self.max_tokens), ("seam", self.seam or 0)):
             if count < 0:
                 raise NotesError(f"{name} must be a number of tokens, not {count!r}")
@@ -103,7 +112,7 @@ class Request:
     @property
     def room(self) -> int:
         """Tokens that there must be room for when the answer begins."""
-        return ENDLESS_ROOM if self.max_tokens == ENDLESS else self.max_tokens
+        return UNLIMITED_RESERVE if self.max_tokens == UNLIMITED else self.max_tokens
 
 
 class Asking(TypedDict, total=False):
@@ -142,19 +151,21 @@ class Asking(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class Callbacks:
     """Who is told what happens on the way, and gets texts as they come. By default nobody is."""
 
-    notice: Callable[[Notice], object] = lambda notice: None
-    watch: Watch = unseen
-    thought: Callable[[str], None] | None = None
-    thought_ended: Callable[[Thought, bool], object] = lambda thought, asked: None  # asked for, or begun unasked
-    answer: Callable[[str], object] | None = None
-    chosen: Chosen | None = None  # each token of an answer, before its text is told
-    answered: Callable[[Answer], object] = lambda answer: None
+    on_notice: Callable[[Notice], object] = lambda notice: None
+    progress: Watch = no_progress
+    on_reasoning: Callable[[str], None] | None = None
+    on_reasoning_end: Callable[[ReasoningTrace, bool], object] = lambda thought, asked: (
+        None
+    )  # asked for, or begun unasked
+    on_text: Callable[[str], object] | None = None
+    on_token: Chosen | None = None  # each token of an answer, before its text is told
+    on_answer: Callable[[Answer], object] = lambda answer: None
 
     def __repr__(self) -> str:
-        return f"Listener({', '.join(one.name for one in fields(self) if getattr(self, one.name) is not one.default)})"
+        return f"Callbacks({', '.join(one.name for one in fields(self) if getattr(self, one.name) is not one.default)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,19 +181,19 @@ class Counts:
     shared: int = 0  # in cells of a stem (runtime/batch.py), which were computed or placed once for many
 
     @classmethod
-    def of(cls, notebook: Notebook) -> Counts:
-        rewritten = sum(piece.rewritten for piece in notebook.pieces)
-        errata = sum(piece.tokens for piece in notebook.pieces if piece.kind == "erratum")
-        spliced, seam = notebook.count("spliced"), notebook.count("seam")
-        return cls(len(notebook), spliced, seam, notebook.decoded, rewritten, errata)
+    def of(cls, sequence: KVSequence) -> Counts:
+        rewritten = sum(piece.rewritten for piece in sequence.pieces)
+        errata = sum(piece.tokens for piece in sequence.pieces if piece.kind == "erratum")
+        spliced, seam = sequence.count("spliced"), sequence.count("seam")
+        return cls(len(sequence), spliced, seam, sequence.decoded, rewritten, errata)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A prompt, assembled: its notebook, what held for it, and when it was asked and its skills were there
+    """A prompt, assembled: its sequence, what held for it, and when it was asked and its skills were there
     (time.perf_counter)."""
 
-    notebook: Notebook
+    sequence: KVSequence
     settings: Settings
     counts: Counts
     begun: float
@@ -195,10 +206,10 @@ class Plan:
         return f"Plan({counts.total} tokens, {counts.spliced} spliced, {counts.decoded} decoded)"
 
     @classmethod
-    def of(cls, draft: Draft, notebook: Notebook) -> Plan:
-        """Its prompt is in this notebook."""
-        gain = saved(notebook.pieces, draft.segments)
-        return cls(notebook, draft.settings, Counts.of(notebook), draft.begun, draft.ready, gain, draft.grammar)
+    def of(cls, draft: ResolvedRequest, sequence: KVSequence) -> Plan:
+        """Its prompt is in this sequence."""
+        gain = saved_seconds(sequence.pieces, draft.segments)
+        return cls(sequence, draft.settings, Counts.of(sequence), draft.begun, draft.ready, gain, draft.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +222,7 @@ class Answer:
     settings: Settings
     counts: Counts  # of the prompt
     pieces: tuple[Piece, ...]
-    thought: Thought | None = None
+    thought: ReasoningTrace | None = None
     decision: Decision | None = None
     stopped: Stopped | None = None  # why it ends; None for a choice
     begun: float = 0.0  # when it was asked (time.perf_counter)
@@ -250,77 +261,77 @@ class Answer:
 
     @property
     def unwritten(self) -> str:
-        """A choice that is nowhere in the notebook; empty where the answer is, if only at the end of a chain."""
+        """A choice that is nowhere in the sequence; empty where the answer is, if only at the end of a chain."""
         at_the_end = self.thought is not None and self.thought.answer.casefold() == self.text.casefold()
         return self.text if self.decision and not at_the_end else ""
 
 
 Stream = Generator[str, None, Answer]  # texts as they come, and the answer that they come to
-SILENT = Listener()
+NO_CALLBACKS = Callbacks()
 
 
-def ask(workspace: Workspace, request: Request, listener: Listener = SILENT) -> Answer:
+def ask(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
     """Answer one question. Raise NotesError where that cannot be."""
-    plan = prepare(workspace, request, listener)
-    with plan.notebook:
-        return answer(workspace, request, plan, listener)
+    plan = prepare(workspace, request, callbacks)
+    with plan.sequence:
+        return answer(workspace, request, plan, callbacks)
 
 
-def ask_stream(workspace: Workspace, request: Request, listener: Listener = SILENT) -> Stream:
+def ask_stream(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
     """`ask`, step by step. It begins when the first text is asked for; closing it gives back what it holds."""
-    plan = prepare(workspace, request, listener)
-    with plan.notebook:
-        return (yield from stream(workspace, request, plan, listener))
+    plan = prepare(workspace, request, callbacks)
+    with plan.sequence:
+        return (yield from stream(workspace, request, plan, callbacks))
 
 
-def explain(workspace: Workspace, request: Request, listener: Listener = SILENT) -> Plan:
+def explain(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Plan:
     """What asking would do: the pieces of the prompt, and how each would be made. Nothing is computed."""
-    return prepare(workspace, request, listener, dry=True)
+    return prepare(workspace, request, callbacks, dry=True)
 
 
-def prepare(workspace: Workspace, request: Request, listener: Listener, *, dry: bool = False) -> Plan:
+def prepare(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> Plan:
     """Open the skills, settle what holds and assemble the prompt, with room for what will be written."""
     try:
-        draft = drafted(workspace, request, listener, dry=dry)
+        draft = resolve_request(workspace, request, callbacks, dry=dry)
     except EngineError as error:
         if not dry and error.remedy and error.remedy.help is Help.LARGER_CONTEXT:
             explain(workspace, request)  # of a compile, whose remedy has no room for the rest of the prompt
         raise
-    notebook = assemble(
+    sequence = assemble(
         workspace,
         draft.prompt,
         **draft.how,
         dry=dry,
-        room=room_for(workspace, request, draft.settings.think),
+        room=max_new_tokens(workspace, request, draft.settings.think),
     )
-    return Plan.of(draft, notebook)
+    return Plan.of(draft, sequence)
 
 
-def room_for(workspace: Workspace, request: Request, think: bool) -> int:
+def max_new_tokens(workspace: Workspace, request: Request, think: bool) -> int:
     """Tokens that will be written at most. `think`: the model is asked for a chain of thought."""
     thinks = think or workspace.reasoning.open  # some begin one unasked
-    return request.room + (request.max_think + ROOM if thinks else 0)
+    return request.room + (request.max_think + ANSWER_RESERVE if thinks else 0)
 
 
-def answer(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Answer:
-    """Decode the prompt and answer it. The notebook ends with the answer, unless that is a choice."""
-    _read(plan, listener)
-    found = run(answering(workspace, request, plan, listener))
-    listener.answered(found)
+def answer(workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
+    """Decode the prompt and answer it. The sequence ends with the answer, unless that is a choice."""
+    _read(plan, callbacks)
+    found = run(answer_task(workspace, request, plan, callbacks))
+    callbacks.on_answer(found)
     return found
 
 
-def stream(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Stream:
+def stream(workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
     """`answer`, step by step: the text as it comes, a choice whole."""
-    _read(plan, listener)
+    _read(plan, callbacks)
     heard: list[str] = []
 
     def hear(text: str) -> None:
         heard.append(text)
-        if listener.answer:
-            listener.answer(text)
+        if callbacks.on_text:
+            callbacks.on_text(text)
 
-    with closing(steps(answering(workspace, request, plan, replace(listener, answer=hear)))) as going:
+    with closing(run_stepwise(answer_task(workspace, request, plan, replace(callbacks, on_text=hear)))) as going:
         found: Answer | None = None
         while found is None:
             try:
@@ -331,63 +342,65 @@ def stream(workspace: Workspace, request: Request, plan: Plan, listener: Listene
             heard.clear()
     if found.decision:
         yield found.text
-    listener.answered(found)
+    callbacks.on_answer(found)
     return found
 
 
-def _read(plan: Plan, listener: Listener) -> None:
+def _read(plan: Plan, callbacks: Callbacks) -> None:
     """Decode the prompt, telling what of it could not be spliced, and how far it has come."""
-    tell_unspliced(plan.notebook, listener.notice)
-    with listener.watch("reading the prompt", plan.counts.decoded) as update:
-        plan.notebook.flush(update)
+    warn_unspliced(plan.sequence, callbacks.on_notice)
+    with callbacks.progress("reading the prompt", plan.counts.decoded) as update:
+        plan.sequence.flush(update)
 
 
-def answering(workspace: Workspace, request: Request, plan: Plan, listener: Listener = SILENT) -> Task[Answer]:
+def answer_task(
+    workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS
+) -> Task[Answer]:
     """`answer` as a task of a loop: think if that is asked for, then decide or write."""
-    notebook = plan.notebook
-    yield [notebook]
+    sequence = plan.sequence
+    yield [sequence]
     read = time.perf_counter()
     first: list[float] = []
 
     def hear(text: str) -> None:
         first.append(time.perf_counter())
-        if listener.answer:
-            listener.answer(text)
+        if callbacks.on_text:
+            callbacks.on_text(text)
 
-    speaker = Speaker(
+    speaker = ReplyGenerator(
         *(workspace, request.sampling, request.max_tokens, request.max_think),
-        say=hear,
-        say_thought=(listener.thought if plan.settings.think else None) or unheard,  # one that was asked for
-        chosen=listener.chosen,
+        on_text=hear,
+        on_reasoning=(callbacks.on_reasoning if plan.settings.think else None) or ignore_text,  # one that was asked for
+        on_token=callbacks.on_token,
         grammar=plan.grammar,
     )
     thought, decision, stopped, text, tokens = None, None, None, "", 0
     if plan.settings.think:
-        thought = yield from speaker.thinking(notebook)
-        listener.thought_ended(thought, True)
+        thought = yield from speaker.reason(sequence)
+        callbacks.on_reasoning_end(thought, True)
     if request.choices is not None:
         if thought:
-            decision = yield from deciding_after(workspace, notebook, request.choices, thought)
+            decision = yield from decide_after_reasoning(workspace, sequence, request.choices, thought)
         else:
-            decision = yield from deciding(notebook, request.choices)
+            decision = yield from decide_task(sequence, request.choices)
         text = decision.choice
     else:
-        reply = yield from speaker.replying(notebook, thought)
+        reply = yield from speaker.reply(sequence, thought)
         if thought is None and reply.thought:  # one that nobody had asked for
-            listener.thought_ended(reply.thought, False)
+            callbacks.on_reasoning_end(reply.thought, False)
         thought, text, tokens, stopped = reply.thought, reply.text, reply.tokens, reply.stopped
     return Answer(
         text,
         tokens,
         plan.settings,
         plan.counts,
-        tuple(notebook.pieces),
+        tuple(sequence.pieces),
         thought,
         decision,
         stopped,
         begun=plan.begun,
         load=plan.ready - plan.begun,
-        splice=notebook.seconds["splice"],
+        splice=sequence.seconds["splice"],
         prompt=read - plan.ready,
         first_token=(first[0] if first else time.perf_counter()) - plan.ready,
         saved=plan.saved,

@@ -14,11 +14,11 @@ from reference import nmse
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.notebook import Notebook
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows
-from notes_cli.engine.sequences import Pool
+from notes_cli.engine.seq_pool import Pool
+from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
 
 TEXT = list(range(40))
@@ -43,16 +43,16 @@ def load(make_model: Callable[..., Path]) -> Iterator[Load]:
         one.close()
 
 
-def written(context: Context, tokens: Sequence[int] = TEXT) -> Notebook:
-    book = Notebook(context)
-    book.append(tokens)
-    book.flush()
-    return book
+def written(context: Context, tokens: Sequence[int] = TEXT) -> KVSequence:
+    seq = KVSequence(context)
+    seq.append(tokens)
+    seq.flush()
+    return seq
 
 
-def rows(book: Notebook) -> tuple[LayerRows, ...]:
-    context = book.context
-    return context.read(book.sequence, 0, context.length(book.sequence), base=0, dtype=context.lossless_type)
+def rows(seq: KVSequence) -> tuple[LayerRows, ...]:
+    context = seq.context
+    return context.read(seq.seq_id, 0, context.length(seq.seq_id), base=0, dtype=context.lossless_type)
 
 
 def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> bool:
@@ -75,7 +75,7 @@ def pool(size: int = 3) -> tuple[Pool, list[int]]:
 def test_a_lease_is_held_until_it_is_closed() -> None:
     """Its number is nobody else's; closed, it is free and its rows are dropped, once however often it is closed."""
     held, emptied = pool()
-    with held.take(1) as lease:
+    with held.lease(1) as lease:
         assert (lease.id, held.held, held.free) == (1, [1], [0, 2])
     lease.close()
     assert (held.held, held.free, emptied, lease.held) == ([], [0, 1, 2], [1], False)
@@ -86,9 +86,9 @@ def test_a_lease_is_held_until_it_is_closed() -> None:
 def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
     """Closed again, or gone, after somebody else was given the same number."""
     held, emptied = pool()
-    old = held.take(0)
+    old = held.lease(0)
     old.close()
-    new = held.take(0)
+    new = held.lease(0)
     new.tokens.append(5)
     old.close()
     del old
@@ -99,7 +99,7 @@ def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
 def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
     """Not where it is dropped: that may be in any thread, and while the context computes."""
     held, emptied = pool()
-    lease = held.take(2)
+    lease = held.lease(2)
     del lease
     gc.collect()
     assert emptied == []
@@ -109,10 +109,10 @@ def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
 def test_to_clear_a_pool_is_to_forget_all() -> None:
     """Nobody holds any more, and what they hold is not given back a second time."""
     held, emptied = pool()
-    leases = [held.take(number) for number in range(3)]
+    leases = [held.lease(number) for number in range(3)]
     held.clear()
     assert held.free == [0, 1, 2] and not any(lease.held for lease in leases)
-    new = held.take(0)
+    new = held.lease(0)
     for lease in leases:
         lease.close()
     del leases
@@ -120,18 +120,18 @@ def test_to_clear_a_pool_is_to_forget_all() -> None:
     assert held.held == [0] and new.held and emptied == []
 
 
-# Notebooks.
+# Sequences.
 
 
 def test_a_notebook_that_is_gone_gives_its_sequence_back(load: Load) -> None:
     """Closed or dropped: its rows are gone and the next one has its place."""
     context = load(n_sequences=2, unified=True)
-    book = written(context)
-    del book
+    seq = written(context)
+    del seq
     gc.collect()
     for _ in range(5):
         with written(context) as again:
-            assert again.sequence == 0 and context.used == len(TEXT)
+            assert again.seq_id == 0 and context.used == len(TEXT)
     again.close()
     assert context.used == 0 and context.options.n_sequences == 2
     for use in (
@@ -147,30 +147,30 @@ def test_a_notebook_that_is_gone_gives_its_sequence_back(load: Load) -> None:
 
 
 def test_a_cleared_context_is_nobodys(load: Load) -> None:
-    """What a notebook had is gone, which it says, and a new one does not find its rows."""
+    """What a sequence had is gone, which it says, and a new one does not find its rows."""
     context = load()
-    book = written(context)
+    seq = written(context)
     context.clear()
-    assert not book.intact
+    assert not seq.intact
     with written(context, MORE) as other:
         with pytest.raises(EngineError, match="was closed, or changed by other code"):
-            book.logits()
-        book.close()
-        assert other.intact and context.length(other.sequence) == len(MORE)
+            seq.logits()
+        seq.close()
+        assert other.intact and context.length(other.seq_id) == len(MORE)
 
 
 def test_no_more_sequences_than_a_context_may_have(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows on demand up to there, then says so; one that is given back serves again."""
     monkeypatch.setattr("notes_cli.engine.context._GROWS_TO", 4)
     context = load()
-    books = [written(context, TEXT[: 3 + number]) for number in range(4)]
-    assert sorted(book.sequence for book in books) == [0, 1, 2, 3]
+    seqs = [written(context, TEXT[: 3 + number]) for number in range(4)]
+    assert sorted(seq.seq_id for seq in seqs) == [0, 1, 2, 3]
     with pytest.raises(EngineError, match="all 4 sequences of the context are in use"):
-        Notebook(context)
-    books[2].close()
-    with Notebook(context) as book:
-        assert book.sequence == 2
-    assert all(one.intact for one in (books[0], books[1], books[3]))
+        KVSequence(context)
+    seqs[2].close()
+    with KVSequence(context) as seq:
+        assert seq.seq_id == 2
+    assert all(one.intact for one in (seqs[0], seqs[1], seqs[3]))
 
 
 # Sharing.
@@ -182,9 +182,9 @@ def test_shared_rows_are_in_the_same_cells(load: Load, kind: str) -> None:
     context, alone = load(kind, n_sequences=4, unified=True), load(kind)
     with written(context) as one, one.share() as two, two.share() as three:
         assert context.used == len(TEXT) and same(rows(two), rows(one)) and same(rows(three), rows(one))
-        for book, added in ((one, MORE), (two, MORE[:2]), (three, MORE[1:])):
-            book.append(added)
-            logits = book.logits()
+        for seq, added in ((one, MORE), (two, MORE[:2]), (three, MORE[1:])):
+            seq.append(added)
+            logits = seq.logits()
             with written(alone, TEXT + added) as wanted:
                 assert close(logits, wanted.logits())
         assert context.used == len(TEXT) + 7
@@ -201,11 +201,11 @@ def test_a_rewrite_of_shared_rows_is_nobody_elses(load: Load, kind: str) -> None
     context = load(kind, n_sequences=2, unified=True)
     with written(context) as one:
         before = rows(one)
-        changes: list[Callable[[Notebook], object]] = [
-            lambda book: book.rewrite([3, 4, 20], MORE),
-            lambda book: book.replace([Patch(5, 7, (1, 2, 3, 4))]),
-            lambda book: book.truncate(10),
-            lambda book: (book.truncate(10), book.append(MORE * 4), book.flush()),
+        changes: list[Callable[[KVSequence], object]] = [
+            lambda seq: seq.rewrite([3, 4, 20], MORE),
+            lambda seq: seq.replace([Patch(5, 7, (1, 2, 3, 4))]),
+            lambda seq: seq.truncate(10),
+            lambda seq: (seq.truncate(10), seq.append(MORE * 4), seq.flush()),
         ]
         for change in changes:
             with one.share() as two:
@@ -225,7 +225,7 @@ def test_a_state_is_shared_as_a_whole(load: Load, kind: str) -> None:
     context = load(kind, n_sequences=3, unified=True)
     with written(context) as one:
         with pytest.raises(EngineError, match="recurrent state belongs to the last one"):
-            context.share(one.sequence, 20)
+            context.share(one.seq_id, 20)
         with one.share() as two:
             two.append(MORE)
             found = two.logits()
@@ -245,9 +245,9 @@ def test_a_memory_of_another_kind_is_shared_as_a_whole(load_zoo: LoadZoo) -> Non
         text = TEXT * 4  # more than one stretch of each kind of compression
         with written(context, text) as one:
             with pytest.raises(EngineError, match="cannot be taken apart"):
-                context.share(one.sequence, 20)
+                context.share(one.seq_id, 20)
             with pytest.raises(UnsupportedError, match="no part of them"):
-                context.copy(one.sequence, 2, 0, 20)
+                context.copy(one.seq_id, 2, 0, 20)
             ahead = one.lookahead(MORE)
             with one.share() as two:
                 two.append(MORE)
@@ -276,9 +276,9 @@ def test_a_failed_share_holds_no_sequence(load: Load) -> None:
     """More rows than there are, of a sequence that is not there."""
     context = load(n_sequences=2, unified=True)
     with written(context) as one:
-        for sequence, length in ((one.sequence, 41), (one.sequence, -1), (7, 3)):
+        for seq_id, length in ((one.seq_id, 41), (one.seq_id, -1), (7, 3)):
             with pytest.raises(EngineError):
-                context.share(sequence, length)
+                context.share(seq_id, length)
         assert context.options.n_sequences == 2 and same(rows(one), rows(one.share()))
 
 
@@ -297,10 +297,10 @@ def test_a_context_grows_under_its_notebooks(load: Load, kind: str, cache: str, 
     context.resize(n_ctx=1024, n_sequences=7)
     assert context.n_ctx >= 1024 and context.options.n_sequences == 7
     assert same(rows(one), before[0]) and same(rows(two), before[1]) and one.intact and two.intact
-    for book in (one, two):
-        book.append(MORE)
-        with written(load(kind, type_k=cache, type_v=cache), book.tokens) as wanted:
-            assert close(book.logits(), wanted.logits())
+    for seq in (one, two):
+        seq.append(MORE)
+        with written(load(kind, type_k=cache, type_v=cache), seq.tokens) as wanted:
+            assert close(seq.logits(), wanted.logits())
 
 
 def test_a_lease_that_is_closed_while_the_context_grows(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_a_lease_that_is_closed_while_the_context_grows(load: Load, monkeypatch:
     monkeypatch.setattr(Context, "_reopen", collecting)
     context.resize(n_ctx=1024)
     monkeypatch.undo()
-    assert context.held == 1 and context.used == len(MORE) and len(other) == len(MORE)
+    assert context.n_leased == 1 and context.used == len(MORE) and len(other) == len(MORE)
     context.resize(n_ctx=2048)
     assert context.used == len(MORE) and other.intact
 
@@ -350,13 +350,13 @@ def test_what_is_shared_stays_shared(load: Load, kind: str) -> None:
     others = [one.share() for _ in range(7)]
     assert context.options.n_sequences >= 8 and context.used == len(text)
     if kind != "lfm2":  # states that have parted share no more
-        for number, book in enumerate(others):
-            book.append([number])
-            book.flush()
-    before = [rows(book) for book in (one, *others)]
+        for number, seq in enumerate(others):
+            seq.append([number])
+            seq.flush()
+    before = [rows(seq) for seq in (one, *others)]
     context.resize(n_ctx=512)
     assert context.used == len(text) + (7 if kind != "lfm2" else 0)
-    assert all(same(rows(book), wanted) for book, wanted in zip((one, *others), before, strict=True))
+    assert all(same(rows(seq), wanted) for seq, wanted in zip((one, *others), before, strict=True))
 
 
 def test_rows_that_are_shared_around_a_rewrite(load: Load) -> None:
@@ -366,11 +366,11 @@ def test_rows_that_are_shared_around_a_rewrite(load: Load) -> None:
     two, three = one.share(), one.share()
     two.rewrite([0, 9, 10, 150], [1, 2, 3, 4])
     three.rewrite([9, 199], [1, 2])
-    before, used = [rows(book) for book in (one, two, three)], context.used
+    before, used = [rows(seq) for seq in (one, two, three)], context.used
     assert used == 206
     context.resize(n_ctx=1024)
     assert context.used == used
-    assert all(same(rows(book), wanted) for book, wanted in zip((one, two, three), before, strict=True))
+    assert all(same(rows(seq), wanted) for seq, wanted in zip((one, two, three), before, strict=True))
 
 
 def test_states_that_have_parted_are_not_lost(load: Load) -> None:
@@ -389,39 +389,39 @@ def test_states_that_have_parted_are_not_lost(load: Load) -> None:
 def test_streams_keep_their_cells(load: Load) -> None:
     """More sequences with caches of their own: each has as many tokens as before."""
     context = load(n_ctx=512, n_sequences=2)
-    books = [written(context, TEXT * 6) for _ in range(2)]
-    before = [rows(book) for book in books]
+    seqs = [written(context, TEXT * 6) for _ in range(2)]
+    before = [rows(seq) for seq in seqs]
     cells = context.cells
     third = written(context, TEXT * 6)
-    assert context.cells >= cells and all(same(rows(a), b) for a, b in zip(books, before, strict=True))
-    assert close(third.logits(), books[0].logits())
+    assert context.cells >= cells and all(same(rows(a), b) for a, b in zip(seqs, before, strict=True))
+    assert close(third.logits(), seqs[0].logits())
 
 
 def test_a_rotation_that_would_change(load: Load) -> None:
     """LongRoPE has other factors beyond a length: refused while there are rows, and all is as it was."""
     context = load("phi3", n_ctx=1024)
-    with written(context) as book:
-        before, logits = rows(book), book.logits()
+    with written(context) as seq:
+        before, logits = rows(seq), seq.logits()
         with pytest.raises(UnsupportedError, match="rotates its keys differently in a context of 8,192 tokens"):
             context.resize(n_ctx=8192)
-        assert context.options.n_ctx == 1024 and same(rows(book), before)
-        book.truncate(len(TEXT) - 1)
-        book.append(TEXT[-1:])
-        assert close(book.logits(), logits)
+        assert context.options.n_ctx == 1024 and same(rows(seq), before)
+        seq.truncate(len(TEXT) - 1)
+        seq.append(TEXT[-1:])
+        assert close(seq.logits(), logits)
         context.resize(n_ctx=2048)
-        assert same(rows(book), before)
+        assert same(rows(seq), before)
     context.resize(n_ctx=8192)
     assert context.n_ctx >= 8192
 
 
 def test_rows_that_cannot_be_read(load: Load) -> None:
-    """A small window has dropped some: refused, and the notebook goes on; as is one whose tokens nobody knows."""
+    """A small window has dropped some: refused, and the sequence goes on; as is one whose tokens nobody knows."""
     context = load("gemma3", swa_full=False, n_ubatch=8, n_batch=8)
-    with written(context, TEXT * 8) as book:
+    with written(context, TEXT * 8) as seq:
         with pytest.raises(UnsupportedError, match="cannot be made larger while sequence 0 has rows"):
             context.resize(n_ctx=1024)
-        book.append(MORE)
-        assert book.intact and len(book.logits())
+        seq.append(MORE)
+        assert seq.intact and len(seq.logits())
     context = load()
     context.append({0: np.array(TEXT, np.int32)})
     with pytest.raises(UnsupportedError, match="it has rows of unknown tokens"):
@@ -466,8 +466,8 @@ def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
 def test_a_stock_copy_is_a_share_too(load: Load) -> None:
     """Sequences that share cells by llama.cpp's own call, as other programs do, and whose tokens are known."""
     context = load(n_sequences=2, unified=True)
-    with written(context) as one, Notebook(context) as two:
-        llama.llama_memory_seq_cp(llama.llama_get_memory(context.handle), one.sequence, two.sequence, 0, 30)
+    with written(context) as one, KVSequence(context) as two:
+        llama.llama_memory_seq_cp(llama.llama_get_memory(context.handle), one.seq_id, two.seq_id, 0, 30)
         two.append(TEXT[:30])
         context.resize(n_ctx=1024)
-        assert context.used == len(TEXT) and context.length(two.sequence) == 30
+        assert context.used == len(TEXT) and context.length(two.seq_id) == 30

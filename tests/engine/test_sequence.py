@@ -1,0 +1,375 @@
+"""The sequence: its ledger of tokens and pieces always says what is in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import nmse
+
+from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.pieces import Reason
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.segment import Segment
+from notes_cli.engine.sequence import KVSequence
+from notes_cli.errors import EngineError
+
+from ..refused import refused
+
+LEFT = np.arange(10, 18, dtype=np.int32)
+SKILL = np.arange(60, 100, dtype=np.int32)
+ASK = np.array([72, 105, 63], np.int32)
+
+
+@pytest.fixture(scope="module")
+def context(make_model: Callable[..., Path]) -> Iterator[Context]:
+    """One context for all tests here; each empties it."""
+    with Model(make_model("llama")) as model, Context(model, ContextOptions(n_ctx=512, n_threads=1)) as made:
+        yield made
+
+
+@pytest.fixture
+def sequence(context: Context, segment: Segment) -> KVSequence:
+    """An empty one."""
+    return KVSequence(context)
+
+
+@pytest.fixture
+def segment(context: Context) -> Segment:
+    """SKILL compiled after LEFT; the context is empty again."""
+    context.clear()
+    context.append({0: np.concatenate([LEFT, SKILL])})
+    rows = context.read(0, len(LEFT), len(SKILL), base=len(LEFT))
+    context.clear()
+    return Segment("s", "", "", SKILL, len(LEFT), LEFT, (), context.identity("w"), rows)
+
+
+class Script:
+    """A sampler that says what it was told to; with the real one, what stops an answer would be luck."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+    def next(self, context: Context, index: int = -1) -> int:
+        return self.tokens.pop(0)
+
+    def likeliest(self, context: Context) -> int:
+        return self.tokens[0]
+
+
+def test_pieces_cover_the_tokens(sequence: KVSequence, segment: Segment) -> None:
+    """Positions follow each other; seam and rest of a splice are two pieces; counts are by how."""
+    sequence.append([1, 2, 3])
+    sequence.append([])
+    sequence.splice(segment, seam=4)
+    sequence.append(ASK, "question")
+    assert [(p.kind, p.how, p.position, p.tokens) for p in sequence.pieces] == [
+        ("text", "decoded", 0, 3),
+        ("splice", "seam", 3, 4),
+        ("splice", "spliced", 7, 36),
+        ("question", "decoded", 43, 3),
+    ]
+    assert (sequence.count("decoded"), sequence.count("seam"), sequence.count("spliced")) == (6, 4, 36)
+    assert sequence.tokens.tolist() == [1, 2, 3, *SKILL, *ASK]
+    sequence.logits()
+    assert sequence.context.length(0) == len(sequence) == 46
+
+
+@pytest.mark.parametrize(("seam", "pieces"), [(0, ["spliced"]), (40, ["seam"]), (10**9, ["seam"])])
+def test_a_seam_of_nothing_or_of_all(sequence: KVSequence, segment: Segment, seam: int, pieces: list[str]) -> None:
+    """Without a seam no token of the skill is decoded; one as long as the skill decodes it all."""
+    sequence.splice(segment, seam=seam)
+    assert [piece.how for piece in sequence.pieces] == pieces
+    assert len(sequence) == len(SKILL)
+
+
+def test_a_splice_where_it_was_compiled_is_exact(sequence: KVSequence, segment: Segment) -> None:
+    """After its own left context the spliced skill gives the logits of a full prefill, to rounding."""
+    sequence.append(LEFT)
+    sequence.splice(segment)
+    sequence.append(ASK)
+    spliced = sequence.logits()
+    sequence.context.clear()
+    prefilled = KVSequence(sequence.context)
+    prefilled.append([*LEFT, *SKILL, *ASK])
+    np.testing.assert_allclose(spliced, prefilled.logits(), atol=0.05 * float(np.abs(spliced).max()))
+    assert sequence.pieces[1].reason is Reason.UNMOVED
+
+
+def rows_of(sequence: KVSequence) -> list[np.ndarray]:
+    """K and V of all layers."""
+    found = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0)
+    return [part for layer in found for part in (layer.k, layer.v)]
+
+
+def close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
+    return max(nmse(one, other) for one, other in zip(found, expected, strict=True)) < 1e-5
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens each call decodes."""
+    found: list[int] = []
+    append = Context.append
+
+    def counted(self: Context, tokens: Any, *given: Any) -> None:
+        found.append(sum(map(len, tokens.values())))
+        append(self, tokens, *given)
+
+    monkeypatch.setattr(Context, "append", counted)
+    return found
+
+
+def test_a_notebook_is_divided(sequence: KVSequence, batches: list[int]) -> None:
+    """What comes next goes into a batch of its own, whoever decodes, and the logits are those of the last token."""
+    sequence.append(LEFT)
+    sequence.divide()
+    sequence.append(ASK)
+    found = sequence.logits()
+    assert batches == [len(LEFT), len(ASK)]
+    sequence.truncate(0)
+    sequence.append([*LEFT, *ASK])
+    assert close([sequence.logits()], [found])
+    assert batches[2:] == [len(LEFT) + len(ASK)]
+
+
+def test_a_part_of_it_is_decoded(sequence: KVSequence, batches: list[int]) -> None:
+    """Up to where it was divided; without that nothing is."""
+    sequence.append(LEFT)
+    sequence.flush_divided()
+    assert batches == []
+    sequence.divide()
+    sequence.append(ASK)
+    told: list[tuple[int, int]] = []
+    sequence.flush_divided(lambda done, total: told.append((done, total)))
+    assert batches == [len(LEFT)] and list(sequence.pending) == list(ASK)
+    assert told == [(len(LEFT), len(LEFT))]
+
+
+def test_rows_are_shared_and_the_rest_is_decoded_by_each(sequence: KVSequence, batches: list[int]) -> None:
+    """Two that go on from one: the same tokens, pieces and logits, and what was decoded is not decoded again."""
+    sequence.append(LEFT)
+    sequence.flush()
+    sequence.append([1, 2], "erratum")
+    with sequence.share_rows() as first, sequence.share_rows() as second:
+        for other in (first, second):
+            assert other.tokens.tolist() == sequence.tokens.tolist() and other.pieces == sequence.pieces
+            other.append(ASK)
+        assert np.array_equal(first.logits(), second.logits())
+        assert batches == [len(LEFT), 2 + len(ASK), 2 + len(ASK)]
+    sequence.append(ASK)
+    assert np.array_equal(sequence.logits(), first_logits(sequence))
+
+
+def first_logits(sequence: KVSequence) -> np.ndarray:
+    """Of the same tokens in the same batches."""
+    with KVSequence(sequence.context) as other:
+        other.append(LEFT)
+        other.flush()
+        other.append(sequence.tokens[len(LEFT) :])
+        return other.logits()
+
+
+def test_one_without_rows_is_shared(sequence: KVSequence) -> None:
+    """There is nothing to share, and its tokens are those of both."""
+    sequence.append(ASK)
+    with sequence.share_rows() as other:
+        assert np.array_equal(other.logits(), sequence.logits())
+
+
+def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> None:
+    """Logits come from decoding: right after a splice there are none, and the error says what helps."""
+    sequence.splice(segment)
+    with pytest.raises(EngineError, match="append a token after it"):
+        sequence.logits()
+    sequence.append(ASK)
+    assert np.isfinite(sequence.logits()).all()
+
+
+def test_lookahead_leaves_it_as_it_was(sequence: KVSequence) -> None:
+    """Length, tokens, rows and logits are the same afterwards; the logits are those of really appending."""
+    sequence.append([*LEFT, *ASK])
+    before = sequence.logits()
+    rows = sequence.context.read(0, 0, len(sequence), base=0)
+    ahead = sequence.lookahead([70, 71, 72])
+    assert ahead.shape == (3, sequence.context.model.n_vocab)
+    assert sequence.context.length(0) == len(sequence) == 11
+    assert (sequence.logits() == before).all()
+    after = sequence.context.read(0, 0, len(sequence), base=0)
+    assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(rows, after, strict=True))
+    for token, expected in zip((70, 71, 72), ahead, strict=True):
+        sequence.append([token])
+        np.testing.assert_allclose(sequence.logits(), expected, atol=1e-2 * float(np.abs(expected).max()))
+
+
+def test_generate_after_a_lookahead_goes_on_from_the_notebook(sequence: KVSequence) -> None:
+    """What was looked at does not become what is said next."""
+    with Sampler(SamplerOptions()) as sampler:
+        sequence.append([*LEFT, *ASK])
+        said = list(sequence.generate(sampler, 6))
+        sequence.truncate(len(LEFT) + len(ASK) - 1)
+        sequence.append(ASK[-1:])
+        best = int(sequence.logits().argmax())
+        other = next(t for t in range(60, 120) if int(sequence.lookahead([t])[0].argmax()) != best)
+        sequence.lookahead([other])
+        assert list(sequence.generate(sampler, 6)) == said
+    assert said[0] == best
+
+
+def test_truncate_goes_back(sequence: KVSequence) -> None:
+    """Tokens, pieces and rows end at the length; going on gives what it gave before."""
+    sequence.append(LEFT)
+    sequence.append(ASK, "question")
+    first = sequence.logits()
+    sequence.append([1, 2, 3], "answer")
+    sequence.flush()
+    sequence.truncate(10)
+    assert [(p.kind, p.tokens) for p in sequence.pieces] == [("text", 8), ("question", 2)]
+    assert sequence.context.length(0) == 10 and sequence.tokens.tolist() == [*LEFT, *ASK[:2]]
+    sequence.append(ASK[2:])
+    np.testing.assert_allclose(sequence.logits(), first, atol=1e-2 * float(np.abs(first).max()))
+    for length in (-1, 12):
+        with pytest.raises(EngineError, match="cannot go back"):
+            sequence.truncate(length)
+
+
+def test_truncate_of_what_still_waits(sequence: KVSequence) -> None:
+    """Tokens that have not been decoded are just dropped."""
+    sequence.append([*LEFT, *ASK])
+    sequence.truncate(5)
+    sequence.flush()
+    assert sequence.context.length(0) == len(sequence) == 5
+
+
+def test_a_full_context_is_refused_before_anything_happens(sequence: KVSequence, segment: Segment) -> None:
+    """Append, splice and lookahead that do not fit: an error with a size that would do; the sequence goes on."""
+    sequence.append(np.zeros(500, np.int32))
+    sequence.flush()
+    for action in (
+        lambda: sequence.append(np.zeros(13, np.int32)),
+        lambda: sequence.splice(segment),
+        lambda: sequence.lookahead([1] * 13),
+    ):
+        with refused(EngineError, r"do not fit 512\. Give it -c 1024"):
+            action()
+    assert len(sequence) == sequence.context.length(0) == 500 and len(sequence.pieces) == 1
+    sequence.append(ASK)
+    assert np.isfinite(sequence.logits()).all()
+
+
+def test_an_answer_ends_where_the_context_does(sequence: KVSequence) -> None:
+    """What was said is in the ledger and in the cache, and that it was cut is known. One that could not even begin
+    raises."""
+    sequence.append(np.zeros(510, np.int32))
+    assert list(sequence.generate(Script(65, 66, 67), 3)) == [65, 66]  # type: ignore[arg-type]
+    assert sequence.stopped == "context" and len(sequence) == sequence.context.length(0) == 512
+    sequence.truncate(511)
+    end = sequence.context.model.end_tokens[0]
+    assert list(sequence.generate(Script(66, end), 3)) == [66]  # type: ignore[arg-type]
+    assert sequence.stopped == "end"  # with the last token that there is room for
+    with pytest.raises(EngineError, match="too small"):
+        list(sequence.generate(Script(65), 3))  # type: ignore[arg-type]
+
+
+def test_failed_decoding_keeps_what_waits(sequence: KVSequence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode that fails loses no token: the next try goes on where it stopped."""
+    sequence.append(LEFT)
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "append", lambda *_: (_ for _ in ()).throw(EngineError("no")))
+        with pytest.raises(EngineError):
+            sequence.flush()
+    assert len(sequence) == 8
+    sequence.logits()
+    assert sequence.context.length(0) == 8
+
+
+def test_an_interrupt_after_decoding_does_not_decode_twice(
+    sequence: KVSequence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C is noticed when llama.cpp returns: the rows are there then, and must not be put there again."""
+    append = Context.append
+
+    def interrupted(self: Context, tokens: dict[int, np.ndarray], output: Any) -> None:
+        append(self, tokens, output)
+        raise KeyboardInterrupt
+
+    sequence.append([*LEFT, *ASK])
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sequence.flush()
+    sequence.append([70])
+    found = sequence.logits()
+    assert sequence.context.length(0) == len(sequence) == 12
+    sequence.context.clear()
+    again = KVSequence(sequence.context)
+    again.append([*LEFT, *ASK, 70])
+    np.testing.assert_allclose(found, again.logits(), atol=1e-2 * float(np.abs(found).max()))
+
+
+def test_generate_stops_before_an_end_token(sequence: KVSequence) -> None:
+    """The end of turn is neither yielded nor in the sequence; the answer is one piece."""
+    end = sequence.context.model.end_tokens[0]
+    sequence.append(ASK)
+    assert list(sequence.generate(Script(65, 66, end, 67), 10)) == [65, 66]  # type: ignore[arg-type]
+    assert sequence.stopped == "end" and sequence.tokens.tolist() == [*ASK, 65, 66]
+    assert [(p.kind, p.position, p.tokens) for p in sequence.pieces] == [("text", 0, 3), ("answer", 3, 2)]
+    assert sequence.context.length(0) == 5
+
+
+def test_generate_stops_at_the_limit(sequence: KVSequence) -> None:
+    """Never a token more than asked for, and none of an empty answer."""
+    sequence.append(ASK)
+    assert list(sequence.generate(Script(65, 66, 67), 2)) == [65, 66]  # type: ignore[arg-type]
+    assert sequence.stopped == "length"
+    end = sequence.context.model.end_tokens[0]
+    assert list(sequence.generate(Script(end), 2)) == []  # type: ignore[arg-type]
+    assert [piece.kind for piece in sequence.pieces] == ["text", "answer"]
+
+
+def test_rewrite_changes_the_ledger_and_the_rows(sequence: KVSequence) -> None:
+    """Rewriting the last two tokens equals having written them so from the start."""
+    sequence.append([*LEFT, 1, 2])
+    sequence.rewrite([8, 9], np.array([72, 105], np.int32))
+    sequence.append([63])
+    found = sequence.logits()
+    sequence.context.clear()
+    straight = KVSequence(sequence.context)
+    straight.append([*LEFT, *ASK])
+    assert sequence.tokens.tolist() == straight.tokens.tolist()
+    np.testing.assert_allclose(found, straight.logits(), atol=1e-2 * float(np.abs(found).max()))
+
+
+def test_dry_keeps_the_ledger_and_computes_nothing(sequence: KVSequence, segment: Segment) -> None:
+    """A dry sequence has the pieces of a real one and leaves the cache empty."""
+    dry = KVSequence(sequence.context, dry=True)
+    for seq in (dry, sequence):
+        seq.append([1, 2, 3])
+        seq.splice(segment, seam=1)
+        seq.append(ASK, "question")
+        seq.flush()
+        if seq is dry:
+            assert sequence.context.length(0) == 0
+    assert dry.pieces == sequence.pieces and dry.tokens.tolist() == sequence.tokens.tolist()
+
+
+def test_rows_of_somebody_else_are_not_taken_for_ours(context: Context) -> None:
+    """As many of them in the place of those that were cleared away: the sequence refuses to go on."""
+    context.clear()
+    seq = KVSequence(context)
+    seq.append(LEFT)
+    seq.flush()
+    context.clear()
+    other = KVSequence(context)
+    other.append(LEFT + 1)
+    other.flush()
+    assert not seq.intact and other.intact
+    with pytest.raises(EngineError, match="its context was cleared"):
+        seq.append(ASK)
+    with pytest.raises(EngineError, match="closed, or changed by other code"):
+        seq.logits()
