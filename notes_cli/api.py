@@ -6,8 +6,8 @@
         handbook = model.compile("skills/store-handbook")
         print(model.ask("Which carrier do we use?", splice=[handbook], errata=["Carrier=Kestrel Freight"]))
 
-What goes wrong is a NotesError, with `what` happened and a `remedy`. Nothing is printed: notices, progress and texts go
-to its Callbacks. Threads may share a model and what it hands out: what one of them asks waits for what another has asked.
+Errors are NotesErrors with `what` happened and a `remedy`. Nothing is printed: notices, progress and texts go
+to Callbacks. Threads may share a model and its objects: their computations run one after another.
 """
 
 from __future__ import annotations

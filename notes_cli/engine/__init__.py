@@ -1,1 +1,1 @@
-"""The engine: models, contexts and sequences. The only room that imports llama_cpp."""
+"""The engine: models, contexts and sequences on llama.cpp. The only package that imports llama_cpp."""

@@ -1,7 +1,7 @@
-"""What can be done with skills on a model, told from its head alone.
+"""Forecasts from a GGUF header whether a model's K/V can be spliced, only restored at a prompt's start, or not kept.
 
-A forecast: a context that is open says for itself what it can (native/notes_graph.cpp), and is right. The lists are
-those of the llama.cpp that is built here; docs/architectures.md has what was measured.
+An open context is the authority (native/notes_graph.cpp); this lets commands answer without loading the model. The
+lists follow the llama.cpp that is built here; docs/architectures.md has the measurements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from notes_cli.engine.ollama_form import ollama_evidence
 
 How = Literal["spliced", "restored", "refused"]
 
-# How, why not more, and the architectures of which that is so.
+# (support, why not more, architectures)
 _LISTS: tuple[tuple[How, str, str], ...] = (
     (
         "spliced",
@@ -67,17 +67,17 @@ _LISTS: tuple[tuple[How, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Skills:
-    """What can be done with a skill: spliced at any position, restored at the start of a prompt only, or neither."""
+    """Support for skills: spliced at any position, restored at the start of a prompt only, or refused."""
 
     how: How
-    why: str = ""  # it can no more than that
+    why: str = ""  # why not more
 
 
 ARCHITECTURES = {name: Skills(how, why.format(name)) for how, why, names in _LISTS for name in names.split()}
 
 
 def skills_of(header: Header) -> Skills:
-    """What can be done with skills on the model with this head."""
+    """Return the support for skills of the model with this header."""
     name = header.architecture
     if not header.model:
         return Skills("refused", "this is no language model")

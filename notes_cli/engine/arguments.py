@@ -17,82 +17,82 @@ _ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, 
 
 
 def int_array(values: Any, what: str) -> NDArray[np.int32]:
-    """The numbers as C has them. Raise EngineError for one that a C int does not hold, and where they are not one after
-    the other: a hook is told how many there are by their length."""
-    found = np.asarray(values)
-    if found.ndim != 1:
-        raise EngineError(f"an array of shape {found.shape} was given, expected one line of numbers, each {what}")
-    if found.dtype != np.int32:
-        for value in (found.min(), found.max()) if found.size else ():
+    """Convert to a contiguous int32 array. Raises EngineError for values that a C int cannot hold and for more than one
+    dimension: hooks take the length for the count."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise EngineError(f"an array of shape {array.shape} was given, expected one line of numbers, each {what}")
+    if array.dtype != np.int32:
+        for value in (array.min(), array.max()) if array.size else ():
             native.fits(int(value), what)
-    return np.ascontiguousarray(found, np.int32)
+    return np.ascontiguousarray(array, np.int32)
 
 
 def check_axes(axes: NDArray[np.int32], count: int) -> NDArray[np.int32]:
-    """Positions on three axes, of so many rows. Raise EngineError for those of more or fewer."""
+    """Return `axes` [count, 3] (time, row, column of each position). Raises EngineError for another shape."""
     if np.shape(axes) != (count, 3):
         raise EngineError(f"positions on three axes of shape {np.shape(axes)} were given, expected {(count, 3)}")
     return axes
 
 
 def int32_pointer(array: NDArray[np.int32]) -> Any:
-    """A pointer into the array."""
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
 
 
-def check_layers(given: Sequence[LayerRows | StoredLayer], layers: Sequence[native.Layer], count: int) -> None:
-    """Raise EngineError for anything but `count` rows of each of these layers, one of a state: a hook trusts the shapes
-    it is told."""
-    if len(given) != len(layers):
-        raise EngineError(f"rows of {len(given)} layers, the cache has {len(layers)}")
-    for rows, layer in zip(given, layers, strict=True):
+def check_layers(rows_of_layers: Sequence[LayerRows | StoredLayer], layers: Sequence[native.Layer], count: int) -> None:
+    """Raise EngineError unless there are `count` rows of each of these layers (one row of a recurrent state): hooks
+    trust the shapes that they are given."""
+    if len(rows_of_layers) != len(layers):
+        raise EngineError(f"rows of {len(rows_of_layers)} layers, the cache has {len(layers)}")
+    for rows, layer in zip(rows_of_layers, layers, strict=True):
         count_here = 1 if layer.part == "state" else count
         expected = (count_here, layer.n_embd_k), (count_here, layer.n_embd_v)
         if (rows.layer, rows.part) != (layer.layer, layer.part):
             raise EngineError(f"{rows.part} rows of layer {rows.layer} given, expected {layer.part} of {layer.layer}")
-        for one in (rows.k, rows.v):
-            if one.dtype not in _ROW_TYPES:
-                raise EngineError(f"rows of layer {rows.layer} are {one.dtype}, expected float16, float32 or q8_0")
-        found = tuple(
-            (one.shape[0], values_per_row(one)) if len(one.shape) == 2 else one.shape for one in (rows.k, rows.v)
+        for tensor in (rows.k, rows.v):
+            if tensor.dtype not in _ROW_TYPES:
+                raise EngineError(f"rows of layer {rows.layer} are {tensor.dtype}, expected float16, float32 or q8_0")
+        shapes = tuple(
+            (tensor.shape[0], values_per_row(tensor)) if len(tensor.shape) == 2 else tensor.shape
+            for tensor in (rows.k, rows.v)
         )
-        if found != expected:
-            raise EngineError(f"rows of layer {rows.layer} are {found[0]} and {found[1]}, expected {expected}")
+        if shapes != expected:
+            raise EngineError(f"rows of layer {rows.layer} are {shapes[0]} and {shapes[1]}, expected {expected}")
 
 
 def empty_rows(layers: Sequence[native.Layer], count: int, dtype: str) -> tuple[LayerRows, ...]:
-    """Room for `count` rows of each layer, f32 or f16, and for the state of a recurrent one, always f32."""
+    """Allocate `count` rows for each layer, f32 or f16, and one row for a recurrent state, always f32."""
 
-    def of(layer: native.Layer) -> LayerRows:
+    def allocate(layer: native.Layer) -> LayerRows:
         state = layer.part == "state"
         kind, rows = (np.float32, 1) if state else (np.float32 if dtype == "f32" else np.float16, count)
         k, v = np.empty((rows, layer.n_embd_k), kind), np.empty((rows, layer.n_embd_v), kind)
         return LayerRows(layer.layer, k, v, layer.part)
 
-    return tuple(of(layer) for layer in layers)
+    return tuple(allocate(layer) for layer in layers)
 
 
 def row_pointers(layers: Sequence[LayerRows]) -> tuple[Any, int]:
-    """The arguments `rows` and `n_layers`. They point into `layers`, or into copies that live as long."""
+    """Build the arguments `rows` and `n_layers`. They point into `layers`, or into copies that live as long."""
     rows = (native.LayerPointers * len(layers))()
-    kept: list[Any] = []
-    rows.kept = kept  # type: ignore[attr-defined]
+    owners: list[Any] = []
+    rows.kept = owners  # type: ignore[attr-defined]
     for entry, layer in zip(rows, layers, strict=True):
         k, v = np.ascontiguousarray(layer.k), np.ascontiguousarray(layer.v)
-        kept += [k, v]
+        owners += [k, v]
         entry.type_k, entry.type_v = _ROW_TYPES[k.dtype], _ROW_TYPES[v.dtype]
         entry.k, entry.v = k.ctypes.data, v.ctypes.data
     return rows, len(layers)
 
 
 def file_layers(layers: Sequence[StoredLayer]) -> Any:
-    """The argument `layers` of notes_splice_file."""
+    """Build the argument `layers` of notes_splice_file."""
 
-    def place(tensor: StoredTensor) -> native.TensorPlace:
+    def file_range(tensor: StoredTensor) -> native.TensorPlace:
         halves = int(tensor.checksum[:16] or "0", 16), int(tensor.checksum[16:] or "0", 16)
         return native.TensorPlace(_ROW_TYPES[tensor.dtype], tensor.offset, tensor.end - tensor.offset, halves)
 
-    found = (native.LayerPlaces * len(layers))()
-    for entry, layer in zip(found, layers, strict=True):
-        entry.layer, entry.k, entry.v = layer.layer, place(layer.k), place(layer.v)
-    return found
+    entries = (native.LayerPlaces * len(layers))()
+    for entry, layer in zip(entries, layers, strict=True):
+        entry.layer, entry.k, entry.v = layer.layer, file_range(layer.k), file_range(layer.v)
+    return entries

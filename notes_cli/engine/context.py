@@ -1,6 +1,6 @@
-"""A llama.cpp context: K/V rows of one or more sequences, and the hooks that place, replace, add and read them.
+"""Wraps a llama_context: K/V entries of one or more sequences, and hooks that splice, rewrite, append and read.
 
-It knows sequences, positions and rows; what they mean is the sequence's business.
+It knows sequence ids, positions and K/V entries; KVSequence knows which text they belong to.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from notes_cli.engine.segment import LayerRows, Stored, Tokens
 from notes_cli.engine.seq_pool import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
-_GROWS_TO = 128  # that a context grows to by itself
-_STRIDE = 128  # tokens of a call that nothing stops
-_STOPS = 3  # times that signals whose handlers raise nothing may stop a call
+_GROWS_TO = 128  # sequences that `lease` adds by itself at most
+_STRIDE = 128  # tokens of a call that cannot be interrupted
+_STOPS = 3  # signals whose handlers raise nothing may abort a call this often
 _ROPE_NAMES = {-1: "none", 0: "norm", 2: "neox", 8: "mrope", 40: "imrope"}
 
 Output = Literal["none", "last", "all"]
@@ -49,16 +49,16 @@ class Context:
     closes it, too."""
 
     def __init__(self, model: Model, options: ContextOptions | None = None) -> None:
-        """Raise EngineError where the memory for it is not there, or llama.cpp cannot make it."""
+        """Raises EngineError where memory does not suffice or llama.cpp cannot create it."""
         self._handle: Any = None
-        self.unmovable: str | None = None  # why no rows may be moved, where that was measured (engine/rotation.py)
-        self.carries = False  # whether the state of recurrent layers may be carried through what was compiled elsewhere
-        self.longest: int | None = None  # tokens that one sequence may have, where that is less than there is room for
+        self.unmovable: str | None = None  # why no K/V may be moved, where that was measured (engine/rotation.py)
+        self.carries = False  # whether recurrent state may be carried through segments that were compiled elsewhere
+        self.longest: int | None = None  # limit of tokens in a sequence, where lower than the capacity
         self.model = model
         self.remaking = threading.RLock()  # held while the llama_context is replaced, and to read its identity
         self._listening = interrupts.Listening()
         model.users.add(self)
-        self._damaged = False  # a recurrent state may hold what is no number
+        self._damaged = False  # a recurrent state may hold NaN
         self._open(options or ContextOptions())
         self._pool = Pool(self._sequences, self._empty)
 
@@ -82,30 +82,32 @@ class Context:
             raise EngineError(f"llama.cpp cannot make a context of {options.n_ctx} tokens for {model.name} ({reason})")
         self._handle, self.options, self._sequences = handle, options, int(params.n_seq_max)
         self.unified = bool(params.kv_unified) or self._sequences == 1  # all sequences in one cache
-        self.cells = int(llama.llama_n_ctx_seq(handle))  # tokens that all sequences, or each of them, can have
-        self.n_batch = int(llama.llama_n_batch(handle))  # tokens of one call, of which all logits can be had
+        self.cells = int(llama.llama_n_ctx_seq(handle))  # capacity in tokens: shared by all sequences, or of each
+        self.n_batch = int(llama.llama_n_batch(handle))  # tokens in a call, for which all logits can be output
         self.n_ubatch = int(llama.llama_n_ubatch(handle))
         self._bound = self.cells
         if learned:
             self._bound = min(self._bound, model.n_ctx_train)
-        if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to go beyond
+        if bound is not None and options.n_ctx <= bound:  # llama.cpp rounds up: no reason to exceed the trained length
             self._bound = min(self._bound, bound)
-        self.drops = not options.swa_full and llama.llama_model_n_swa(model.handle) > 0  # what leaves a window
-        # What cannot go back is not stopped half way, a recurrent state or a cache that drops rows: such a context gets
-        # shorter batches instead.
+        # a sliding window drops entries
+        self.drops = not options.swa_full and llama.llama_model_n_swa(model.handle) > 0
+        # A recurrent state or a cache that drops entries cannot be rolled back, so a call is not aborted half way: such
+        # a context gets shorter batches instead.
         self._watched = not model.recurrent and not self.drops and interrupts.descriptor() >= 0
         if self._watched:
             native.call("notes_watch", handle, interrupts.descriptor())
-        self.stride = self.n_batch if self._watched else min(self.n_batch, _STRIDE)  # tokens that nothing stops
+        # tokens that run without an interrupt
+        self.stride = self.n_batch if self._watched else min(self.n_batch, _STRIDE)
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that one sequence can have."""
+        """Maximum number of tokens in a sequence."""
         return self._bound if self.longest is None else min(self._bound, self.longest)
 
     @property
     def threads(self) -> int:
-        """How many compute a batch."""
+        """Number of threads for a batch."""
         return int(llama.llama_n_threads_batch(self.handle))
 
     @property
@@ -128,45 +130,47 @@ class Context:
         self.close()
 
     def supports(self, operation: str) -> str | None:
-        """None if this context can `splice`, `rewrite`, `append`, `read` or `restore`, else the reason it cannot."""
+        """Return None if this context can `splice`, `rewrite`, `append`, `read` or `restore`, else the reason why
+        not."""
         return native.supports(self.handle, operation) or (self.unmovable if operation == "splice" else None)
 
     @property
     def backend(self) -> str:
-        """Everything in this context and machine that changes rounding: flash attention, devices, llama.cpp's
-        version. The number of threads and the size of batches are no part of it."""
+        """Everything in this context and machine that changes rounding: flash attention, devices, llama.cpp's version.
+        The number of threads and the batch sizes do not."""
         model = self.model
-        here = [native.system_info(), str(model.placed), str(self.options.offload_kv)] if model.offloads else []
-        digest = hashlib.sha256("\n".join([native.system_info(), *here]).encode()).hexdigest()[:8]
+        machine = [native.system_info(), str(model.placed), str(self.options.offload_kv)] if model.offloads else []
+        digest = hashlib.sha256("\n".join([native.system_info(), *machine]).encode()).hexdigest()[:8]
         return f"flash attention {self.options.flash_attention}, backend {digest}"
 
     @property
     def compile_options(self) -> ContextOptions:
-        """The options of a context that rows for this one are compiled in."""
+        """Options of the context in which K/V for this one is compiled."""
         type_k, type_v = self.options.compiled
         return replace(self.options, type_k=type_k, type_v=type_v)
 
     def can_move(self, base: int, position: int, count: int) -> str | None:
-        """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
+        """Return None if `count` K/V entries computed at position `base` can be placed at `position`, else the
+        reason."""
         return native.can_move(self.handle, base, position, count) or (self.unmovable if position != base else None)
 
     @property
     def lossless_type(self) -> str:
-        """The type in which rows are read so that they come back bit for bit. All but f16 pass through f32 unharmed. Of
-        an indexer's keys, which the cache keeps transformed, numbers close to 0 come back within 1e-6."""
+        """The data type in which K/V is read so that it is restored bit for bit. All types but f16 survive f32. Keys of
+        an indexer are kept transformed in the cache: values close to 0 are restored within 1e-6."""
         plain = self.options.cache == "f16/f16" and all(layer.part != "indexer" for layer in self.layers)
         return "f16" if plain else "f32"
 
     @cached_property
     def layers(self) -> list[native.Layer]:
-        """Shape and rotation of each layer of the cache. Raise UnsupportedError where its rows cannot be read."""
+        """Shape and rotation of each cache layer. Raises UnsupportedError where its K/V cannot be read."""
         count = native.call("notes_layers", self.handle, None, 0)
         layers = (native.Layer * count)()
         native.call("notes_layers", self.handle, layers, count)
         return list(layers)
 
     def frequencies(self, index: int) -> NDArray[np.float64]:
-        """Radians a position of each rotary pair of the index-th cache layer, all scaling in effect."""
+        """Return radians per position of each rotary pair of the index-th cache layer, all scaling in effect."""
         count = native.call("notes_frequencies", self.handle, index, None, 0)
         out = np.zeros(count)
         native.call("notes_frequencies", self.handle, index, out.ctypes.data_as(ctypes.POINTER(ctypes.c_double)), count)
@@ -174,7 +178,7 @@ class Context:
 
     @cached_property
     def _rotation(self) -> str:
-        """Digest of how every layer rotates. It does not change while the context lives, and is asked for often."""
+        """Digest of the rotation of every layer: constant while the context lives, and used often."""
         digest = hashlib.sha256()
         for index, layer in enumerate(self.layers):
             part = "" if layer.part == "attention" else f" {layer.part}"
@@ -206,13 +210,14 @@ class Context:
             if first.rope >= 0
             else "none",
             kv_type="/".join(self.options.compiled),
-            adapters="",  # a context with one does not read
+            adapters="",  # a context with one cannot read its K/V
         )
 
     # Sequences.
 
     def lease(self) -> Lease:
-        """An empty sequence. Where all are held, the context is made again with more of them (`resize`)."""
+        """Lease an empty sequence; if all are leased, recreate the context with more of them (`resize`). Raises
+        EngineError at the maximum."""
         if self._damaged and not self._pool.held and not self.used:
             self.clear()
         number = self._free()
@@ -224,15 +229,13 @@ class Context:
         return self._pool.lease(number)
 
     def _free(self) -> int | None:
-        """The first sequence that is neither leased nor has rows: code that uses bare numbers has no lease."""
+        """Return the first sequence that is neither leased nor holds entries: code that uses bare ids has no lease."""
         return next((number for number in self._pool.free if not self.length(number)), None)
 
     def share(self, seq_id: int, length: int) -> Lease:
-        """An empty sequence that has the first `length` rows of this one, in the same cells: nothing is copied until
-        one of the two rewrites them. Of recurrent layers only all rows can be shared.
-
-        Raise UnsupportedError where sequences have caches of their own.
-        """
+        """Lease a sequence with the first `length` entries of this one in the same cells; nothing is copied until one
+        of the two rewrites them. Recurrent layers can only share everything. Raises UnsupportedError where sequences
+        have separate caches."""
         if not self.unified:
             raise UnsupportedError(
                 "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)"
@@ -247,27 +250,28 @@ class Context:
 
     @property
     def n_leased(self) -> int:
-        """How many sequences somebody holds."""
+        """Number of leased sequences."""
         return len(self._pool.held)
 
     @property
     def n_free(self) -> int:
-        """How many sequences nobody holds."""
+        """Number of sequences that are not leased."""
         return len(self._pool.free)
 
     @property
     def used(self) -> int:
-        """Cells that hold a row of some sequence, a shared one once. 0 where the model keeps no rows."""
+        """Number of occupied cells, shared ones counted once. 0 where the model keeps no K/V."""
         self._pool.collect()
         return native.call("notes_used", self.handle)
 
     def room(self, seq_id: int | None = None) -> int:
-        """How many tokens this sequence can still take at its end; without one, a new sequence."""
+        """Return how many tokens can still be appended to this sequence, or to a new one."""
         left = self.n_ctx - (0 if seq_id is None else self.length(seq_id))
         return min(left, self.cells - self.used) if self.unified else left
 
     def _empty(self, number: int) -> None:
-        """Drop all rows of a sequence. The data of recurrent state goes with the last one: see `clear`."""
+        """Drop all entries of a sequence. The data of recurrent state is zeroed with the last sequence (see
+        `clear`)."""
         if self._handle is None:
             return
         if self.model.recurrent and not any(self.length(other) for other in range(self._sequences) if other != number):
@@ -276,13 +280,11 @@ class Context:
             llama.llama_memory_seq_rm(self._memory, number, -1, -1)
 
     def resize(self, *, n_ctx: int = 0, n_sequences: int = 0, rotated_alike: bool = False) -> None:
-        """Make the context again with at least so many tokens (each sequence, where they have caches of their own) and
-        sequences. Sequences that are held come along, their rows bit for bit, and go on sharing what they share.
-        `rotated_alike`: rows of segments must fit as they did.
-
-        Raise EngineError or UnsupportedError where that is not possible; nothing has changed then.
-        """
-        from notes_cli.engine.resize import restore_sequences, save_sequences  # most contexts stay as they are
+        """Recreate the context with at least so many tokens (per sequence, where caches are separate) and sequences.
+        Leased sequences keep their K/V bit for bit and share the cells that they shared. `rotated_alike`: existing
+        segments must still fit. Raises EngineError or UnsupportedError where that is not possible, with nothing
+        changed."""
+        from notes_cli.engine.resize import restore_sequences, save_sequences  # rarely needed
 
         old = self.options
         sequences = max(n_sequences, old.n_sequences)
@@ -293,8 +295,8 @@ class Context:
         new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
         self._pool.collect()
         with self.remaking, self._pool.deferring_releases():
-            kept = save_sequences(self, self._pool)
-            same = bool(kept) or (rotated_alike and self.supports("read") is None)
+            saved_sequences = save_sequences(self, self._pool)
+            same = bool(saved_sequences) or (rotated_alike and self.supports("read") is None)
             rotation = self._rotation if same else ""
             try:
                 self._reopen(new)
@@ -303,10 +305,10 @@ class Context:
                         f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in "
                         f"one of {old.n_ctx:,}, so the rows of its sequences cannot be kept"
                     )
-                restore_sequences(self, kept)
-            except BaseException:  # an interrupt, too, must not lose them
+                restore_sequences(self, saved_sequences)
+            except BaseException:  # an interrupt must not lose them either
                 self._reopen(old)
-                restore_sequences(self, kept)
+                restore_sequences(self, saved_sequences)
                 raise
 
     def _reopen(self, options: ContextOptions) -> None:
@@ -318,7 +320,7 @@ class Context:
         self.unmovable, self._pool.size = reason, self._sequences
 
     def cells_of(self, number: int) -> list[int]:
-        """The cell of each row of a sequence, in order of position; none where the model keeps no rows."""
+        """Return the cell of each entry of a sequence by position; empty where the model keeps no K/V."""
         count = native.call("notes_cells", self.handle, number, None, 0)
         cells = np.zeros(count, np.int32)
         native.call("notes_cells", self.handle, number, int32_pointer(cells), count)
@@ -326,33 +328,31 @@ class Context:
 
     @property
     def several_axes(self) -> bool:
-        """Whether positions have rows and columns (M-RoPE)."""
+        """True if positions have rows and columns (M-RoPE)."""
         return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
 
     def copy(self, source: int, seq_id: int, first: int, last: int) -> None:
-        """Let a sequence have the rows [first, last) of another, in the same cells; -1: to the end. Of a model with
-        states, and in caches of their own, only all rows can be copied: llama.cpp aborts, or copies half."""
+        """Share the entries [first, last) of another sequence in the same cells; -1: to the end. With recurrent state
+        or separate caches only everything can be copied: llama.cpp would abort or copy half."""
         if (first > 0 or last >= 0) and not (self.unified and not self.model.recurrent):
             raise UnsupportedError("only all rows of a sequence can be copied here, and no part of them")
-        source, seq_id = self._known(source), self._known(seq_id)
+        source, seq_id = self._check_seq_id(source), self._check_seq_id(seq_id)
         llama.llama_memory_seq_cp(self._memory, source, seq_id, first, last)
 
-    # Rows. `sequence` is a sequence id; positions count from 0.
+    # K/V entries. `seq_id` is a sequence id; positions count from 0.
 
     def length(self, seq_id: int) -> int:
-        """Number of positions up to the last row of the sequence."""
-        return int(llama.llama_memory_seq_pos_max(self._memory, self._known(seq_id))) + 1
+        """Return the last position of the sequence, plus 1."""
+        return int(llama.llama_memory_seq_pos_max(self._memory, self._check_seq_id(seq_id))) + 1
 
     def append(self, tokens: Mapping[int, Tokens], output: Output | Mapping[int, Output] = "last") -> None:
-        """Decode tokens after the last row of each sequence, all in one batch. `output`: which logits are wanted, of
-        all sequences or of each; `logits` counts them in the order of the tokens.
-
-        A signal that Python handles stops it, and what was appended is removed: raise what the handler raises.
-        """
-        sequences = int_array([self._known(seq_id) for seq_id in tokens], "a sequence")
+        """Decode tokens after the last entry of each sequence, all in one batch. `output`: the logits to keep, for all
+        sequences or for each; `logits` counts them in the order of the tokens. A signal with a Python handler aborts
+        the call and the appended entries are removed. Raises what the handler raises."""
+        sequences = int_array([self._check_seq_id(seq_id) for seq_id in tokens], "a sequence")
         counts = int_array([len(part) for part in tokens.values()], "a count")
-        wanted = [_OUTPUT[output if isinstance(output, str) else output[seq_id]] for seq_id in tokens]
-        outputs = int_array(wanted, "an output")
+        output_codes = [_OUTPUT[output if isinstance(output, str) else output[seq_id]] for seq_id in tokens]
+        outputs = int_array(output_codes, "an output")
         flat = np.concatenate([np.zeros(0, np.int32), *(int_array(part, "a token") for part in tokens.values())])
         self._compute(
             tokens,
@@ -365,8 +365,8 @@ class Context:
         )
 
     def _compute(self, sequences: Iterable[int], hook: str, *arguments: Any) -> None:
-        """Call a hook that computes in these sequences, and again if a signal stopped it whose handler raised nothing.
-        If such signals keep coming, as those of a timer do, they no longer stop it."""
+        """Call a computing hook for these sequences, and again after a signal whose handler raised nothing. After a few
+        such signals (a timer's, say) the call runs without interrupts."""
         interrupts.check_stop()
         lengths = {seq_id: self.length(seq_id) for seq_id in sequences} if self._watched else {}
         for _ in range(_STOPS if self._watched else 0):
@@ -378,15 +378,15 @@ class Context:
             except native.StoppedError:
                 process.interrupts.raise_kept()
                 interrupts.check_stop()
-                # Not by a signal; or a memory that cannot go back is empty now, which is no place to go on from.
-                if self._listening.silent or any(self.length(one) != length for one, length in lengths.items()):
+                # Either no signal caused it, or the sequence cannot be rolled back and is empty now.
+                if self._listening.silent or any(self.length(seq_id) != length for seq_id, length in lengths.items()):
                     raise
         with self._unwatched():
             native.call(hook, self.handle, *arguments)
 
     @contextmanager
     def _unwatched(self) -> Iterator[None]:
-        """No signal stops a computation."""
+        """Run a computation that signals cannot abort."""
         if not self._watched:
             yield
             return
@@ -397,7 +397,7 @@ class Context:
             native.call("notes_watch", self.handle, interrupts.descriptor())
 
     def decode_at(self, seq_id: int, position: int, tokens: Tokens) -> None:
-        """Decode tokens from any position on, in a sequence that is empty. Raise EngineError if that fails."""
+        """Decode tokens from any position on in an empty sequence. Raises EngineError on failure."""
         batch = llama.llama_batch_init(len(tokens), 0, 1)
         try:
             batch.n_tokens = len(tokens)
@@ -421,12 +421,10 @@ class Context:
         *,
         whole: bool = False,
     ) -> None:
-        """Decode the rows of an image ([n, width of the model's input], see eye.py) after the last row of the sequence,
-        from `position` on. `axes`, [n, 3]: time, row and column of each, from 0 on, where the model has them. `whole`:
-        they see each other, so that all must go into one micro-batch.
-
-        Raise EngineError if that fails; the sequence is as it was, or empty where it cannot go back.
-        """
+        """Decode image embeddings ([n, width of the model's input], engine/vision.py) after the last entry of the
+        sequence, from `position` on. `axes` [n, 3]: time, row and column of each, from 0 on, under M-RoPE. `whole`:
+        attention is not causal within the image, so all must be in one micro-batch. Raises EngineError on failure; the
+        sequence is unchanged, or empty if it cannot be rolled back."""
         if whole and len(rows) > self.n_ubatch:
             raise EngineError(
                 f"the {len(rows):,} rows of this image see each other, and {self.n_ubatch:,} fit into a micro-batch",
@@ -440,7 +438,7 @@ class Context:
             native.call(
                 "notes_show",
                 self.handle,
-                self._known(seq_id),
+                self._check_seq_id(seq_id),
                 embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
                 count,
                 width,
@@ -450,12 +448,12 @@ class Context:
         process.interrupts.raise_kept()
 
     def rewrite(self, seq_id: int, positions: Sequence[int], tokens: Tokens, output: Output = "none") -> None:
-        """Decode tokens at positions that already hold rows, ascending, scattered or not, in their place."""
-        where, what = int_array(positions, "a position"), int_array(tokens, "a token")
-        if len(where) != len(what):
-            raise EngineError(f"{len(where)} positions but {len(what)} tokens to rewrite")
+        """Decode tokens at ascending positions, contiguous or not, and overwrite their entries."""
+        at, token_ids = int_array(positions, "a position"), int_array(tokens, "a token")
+        if len(at) != len(token_ids):
+            raise EngineError(f"{len(at)} positions but {len(token_ids)} tokens to rewrite")
         self._compute(
-            [seq_id], "notes_rewrite", seq_id, int32_pointer(where), int32_pointer(what), len(where), _OUTPUT[output]
+            [seq_id], "notes_rewrite", seq_id, int32_pointer(at), int32_pointer(token_ids), len(at), _OUTPUT[output]
         )
 
     def splice(
@@ -470,28 +468,25 @@ class Context:
         rotate: bool = True,
         axes: NDArray[np.int32] | None = None,
     ) -> None:
-        """Place rows at [position, position + len(tokens)), K rotated by position - base; not those before `first`.
-
-        Rows in a file are read, checked and placed in one pass; none of them counts before all were right. Where they
-        are not, raise what `layers.refused` makes. A signal stops that as it stops an append.
-
-        `rotate=False` leaves K as it is: the control, which must give wrong rows, for measuring what the rotation does.
-        `axes`, [n, 3]: where rows are not one a position (an image), their positions on three axes, from `read_axes`.
-        """
+        """Place K/V rows at [position, position + len(tokens)), K rotated by position - base, without those before
+        `first`. Rows in a file are read, checked and placed in one pass, and none becomes valid before all are checked;
+        a bad file raises the error that `layers.refused` makes. A signal aborts that as it aborts `append`.
+        `rotate=False` leaves K as it is: the control of the rotation, with wrong K/V by design. `axes` [n, 3]:
+        positions on three axes, from `read_axes`, where an image's rows share positions."""
         if self.unmovable and position != base:
             raise UnsupportedError(self.unmovable)
-        what = int_array(tokens, "a token")
-        where = seq_id, position, int32_pointer(what), len(what)
+        token_ids = int_array(tokens, "a token")
+        target = seq_id, position, int32_pointer(token_ids), len(token_ids)
         if not rotate:
             axes = None if axes is None else axes + (position - base)
             base = position
-        # What leaves a small window is gone before the rows come, which must then be known to be right.
+        # A small window drops entries before all rows are checked, so those are read and checked first.
         if isinstance(layers, Stored) and layers.file is not None and axes is None and not self.drops:
-            count = first + len(what)
+            count = first + len(token_ids)
             check_layers(layers.tensors, self.layers, count)
             try:
                 self._compute(
-                    *([seq_id], "notes_splice_file", *where, layers.file.fileno()),
+                    *([seq_id], "notes_splice_file", *target, layers.file.fileno()),
                     *(file_layers(layers.tensors), len(layers), count, first, base),
                 )
             except native.FileError as error:
@@ -499,12 +494,14 @@ class Context:
             return
         if first:
             layers = [rows.cut(slice(first, None)) for rows in layers]
-        check_layers(layers, self.layers, len(what))
-        planes = None if axes is None else int32_pointer(int_array(check_axes(axes, len(what)).ravel(), "a position"))
-        native.call("notes_splice", self.handle, *where, planes, *row_pointers(layers), base)
+        check_layers(layers, self.layers, len(token_ids))
+        planes = (
+            None if axes is None else int32_pointer(int_array(check_axes(axes, len(token_ids)).ravel(), "a position"))
+        )
+        native.call("notes_splice", self.handle, *target, planes, *row_pointers(layers), base)
 
     def read(self, seq_id: int, position: int, count: int, *, base: int, dtype: str = "f16") -> tuple[LayerRows, ...]:
-        """Rows of [position, position + count), the first one's K rotated to position `base`."""
+        """Read the K/V rows of [position, position + count), K rotated so that the first is at position `base`."""
         layers = empty_rows(self.layers, count, dtype)
         native.call("notes_read", self.handle, seq_id, position, count, None, *row_pointers(layers), base)
         return layers
@@ -512,7 +509,7 @@ class Context:
     def read_axes(
         self, seq_id: int, position: int, count: int, *, base: int, dtype: str = "f16"
     ) -> tuple[tuple[LayerRows, ...], NDArray[np.int32]]:
-        """The first `count` rows from `position` on, and their positions on the axes of M-RoPE, [count, 3]."""
+        """Read the first `count` rows from `position` on, and their positions on the axes of M-RoPE, [count, 3]."""
         layers, axes = empty_rows(self.layers, count, dtype), np.zeros((count, 3), np.int32)
         native.call(
             "notes_read", self.handle, seq_id, position, count, int32_pointer(axes), *row_pointers(layers), base
@@ -520,16 +517,16 @@ class Context:
         return layers, axes
 
     def truncate(self, seq_id: int, length: int) -> None:
-        """Drop the rows of the sequence from position `length` on."""
+        """Drop the entries of the sequence from position `length` on."""
         native.call("notes_truncate", self.handle, seq_id, length)
 
     @contextmanager
     def lookahead_sequence(self, seq_id: int) -> Iterator[int]:
-        """A sequence that goes on from this one and is forgotten afterwards; this one is as it was."""
+        """Yield a sequence with the same entries to decode a lookahead in, and restore this one afterwards."""
         length = self.length(seq_id)
         if self.model.recurrent:
-            with self.share(seq_id, length) as other:
-                yield other.id
+            with self.share(seq_id, length) as fork:
+                yield fork.id
             return
         window = self._window(seq_id) if self.drops else None
         try:
@@ -537,24 +534,24 @@ class Context:
         finally:
             try:
                 self.truncate(seq_id, length)
-            except EngineError:  # what went ahead has taken the cells of the window
+            except EngineError:  # the lookahead overwrote cells of the window
                 if window is None:
                     raise
                 self._restore_window(seq_id, length, window)
 
     def _window(self, seq_id: int) -> NDArray[np.uint8]:
-        """The rows that the sliding-window layers need to go on with a sequence, as llama.cpp writes them."""
-        where = seq_id, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        window = np.empty(llama.llama_state_seq_get_size_ext(self.handle, *where), np.uint8)
+        """Save the entries that sliding-window layers need to continue, as llama.cpp serialises them."""
+        args = seq_id, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        window = np.empty(llama.llama_state_seq_get_size_ext(self.handle, *args), np.uint8)
         pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        written = llama.llama_state_seq_get_data_ext(self.handle, pointer, window.nbytes, *where)
+        written = llama.llama_state_seq_get_data_ext(self.handle, pointer, window.nbytes, *args)
         if not 0 < window.nbytes == written:
             raise EngineError(f"the window of sequence {seq_id} cannot be kept")
         return window
 
     def _restore_window(self, seq_id: int, length: int, window: NDArray[np.uint8]) -> None:
-        """Go back to a length at which `_window` was called. Raise EngineError where that fails; the sequence is empty
-        then."""
+        """Return to the length at which `_window` was called. Raises EngineError on failure, with the sequence
+        empty."""
         llama.llama_memory_seq_rm(self._memory, seq_id, length, -1)
         pointer = window.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         partly = llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -563,14 +560,14 @@ class Context:
             raise EngineError(f"there is no room for the window of sequence {seq_id}: its rows are gone")
 
     def clear(self) -> None:
-        """Drop all sequences and end every lease. The data is cleared, too: NaN would survive them in a recurrent state
-        and in free cells, which are multiplied by 0 without flash attention."""
+        """Drop all sequences and end every lease. Clears the data, too: NaN would survive in a recurrent state and in
+        free cells, which are multiplied by 0 without flash attention."""
         llama.llama_memory_clear(self._memory, True)
         self._damaged = False
         self._pool.clear()
 
     def logits(self, index: int = -1) -> NDArray[np.float32]:
-        """Logits of an output of the last append or rewrite, [n_vocab], a copy."""
+        """Return the logits of an output of the last append or rewrite, [n_vocab], as a copy."""
         pointer = llama.llama_get_logits_ith(self.handle, index)
         if not pointer:
             raise EngineError(f"there are no logits for output {index}")
@@ -583,8 +580,8 @@ class Context:
             )
         return logits
 
-    def _known(self, seq_id: int) -> int:
-        """The sequence, if there is one: llama.cpp aborts on others."""
+    def _check_seq_id(self, seq_id: int) -> int:
+        """Return `seq_id` if it exists: llama.cpp aborts on others."""
         if not 0 <= seq_id < self._sequences:
             raise EngineError(f"sequence {seq_id} does not exist; the context has {self._sequences}")
         return seq_id

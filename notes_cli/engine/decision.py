@@ -1,7 +1,7 @@
-"""Decisions: which of some given answers the model prefers, read from log-probabilities.
+"""Scores given answers by their log-probabilities and returns the one that the model prefers.
 
-Each answer is scored whole, with and without a blank before it, and the better of the two counts: which one a model
-writes is a habit of its tokenizer. Scores of the answers are then normalised among themselves.
+Each answer is scored whole, with and without a leading blank, and the better score counts: which of the two a model
+writes is a habit of its tokenizer. The scores are then normalised over the answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Decision:
 
     @property
     def margin(self) -> float:
-        """Distance between the best and the second probability: how close it was."""
+        """Difference between the highest and the second probability."""
         ranked = sorted(self.probabilities.values(), reverse=True)
         return ranked[0] - ranked[1]
 
@@ -39,26 +39,26 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def decide(sequence: KVSequence, choices: Sequence[str]) -> Decision:
-    """Score each choice as the answer at the end of the sequence, which is left as it was."""
+    """Score each choice as the answer at the end of the sequence, which is left unchanged."""
     return run(decide_task(sequence, choices))
 
 
 def decide_task(sequence: KVSequence, choices: Sequence[str]) -> Task[Decision]:
-    """The same as a task of a loop (engine/loop.py)."""
+    """As `decide`, as a task of a loop (engine/loop.py)."""
     check_choices(choices)
     model = sequence.context.model
     variants = variants_of(model, choices)
     every = {tokens for options in variants.values() for tokens in options}
-    # "no" against "not sure": the shorter answer is only whole if the answer ends there.
+    # "no" against "not sure": the shorter answer is complete only if generation ends there.
     ending = any(a != b and b[: len(a)] == a for a in every for b in every)
     (logits,) = yield [sequence]
     first = log_softmax(logits)
-    looks = {
+    needed = {
         tokens: tokens if ending else tokens[:-1] for tokens in dict.fromkeys(chain.from_iterable(variants.values()))
     }
-    ahead = [Lookahead(sequence, tokens) for tokens in looks.values() if tokens]
-    rows = iter((yield ahead) if ahead else [])
-    following = {tokens: next(rows) if look else () for tokens, look in looks.items()}
+    lookaheads = [Lookahead(sequence, tokens) for tokens in needed.values() if tokens]
+    rows = iter((yield lookaheads) if lookaheads else [])
+    following = {tokens: next(rows) if prefix else () for tokens, prefix in needed.items()}
     ends = model.end_tokens if ending else []
     scores = {
         choice: max(_score(tokens, first, following[tokens], ends) for tokens in options)
@@ -70,7 +70,7 @@ def decide_task(sequence: KVSequence, choices: Sequence[str]) -> Task[Decision]:
 
 
 def variants_of(model: Model, choices: Sequence[str]) -> dict[str, list[tuple[int, ...]]]:
-    """The tokens of each choice, without and with a blank before it."""
+    """Tokenize each choice without and with a leading blank."""
     return {choice: [tuple(map(int, model.tokenize(text))) for text in (choice, " " + choice)] for choice in choices}
 
 
@@ -82,8 +82,8 @@ def check_choices(choices: Sequence[str]) -> None:
 def _score(
     tokens: Sequence[int], first: NDArray[np.float64], ahead: Iterable[NDArray[np.float32]], ends: Sequence[int]
 ) -> float:
-    """Log-probability of the tokens as the next ones: of the first by `first`, of the others by the logits after each
-    before it; with `ends`, and of the answer ending after them with one of these."""
+    """Return the log-probability of the tokens: the first by `first`, the others by `ahead`, the logits after each of
+    them; with `ends`, times the probability that one of these end tokens follows."""
     rows = [log_softmax(row) for row in ahead]
     total = float(first[tokens[0]]) + sum(float(row[token]) for row, token in zip(rows, tokens[1:], strict=False))
     return total + float(rows[-1][ends].max()) if ends else total

@@ -1,4 +1,4 @@
-"""Decoding: one call of llama.cpp over what is pending in one or many sequences of a context."""
+"""Decodes pending tokens of one or many sequences in a single llama.cpp batch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ Logits = NDArray[np.float32]
 def decode(
     sequences: Sequence[KVSequence], limit: int | None = None, every: Collection[int] = ()
 ) -> dict[int, list[Logits] | EngineError]:
-    """Decode as much of what is pending as goes into one batch, at most `limit` tokens, of each sequence some; where
-    that is all, the sequence has its logits afterwards. Of the sequences in `every` return the logits after each token,
-    or why there are none.
-
-    Logits that are not numbers are an error of one sequence, which raises it when it is asked for them. Interrupted or
-    failed, each keeps what of it was decoded, and the rest is still pending.
-    """
+    """Decode pending tokens of all sequences in one batch of at most `limit` tokens. A sequence whose tokens are all
+    decoded has its logits afterwards. Returns, for the sequence ids in `every`, the logits after each token, or an
+    error. NaN logits are an error of one sequence, which raises it when its logits are requested. After an interrupt or
+    a failure each sequence keeps its decoded tokens; the rest stays pending."""
     context = sequences[0].context
     for sequence in sequences:
         sequence.check_intact()
@@ -43,7 +40,7 @@ def decode(
         context.append({seq.seq_id: np.array(seq.pending[:count], np.int32) for seq, count in parts}, outputs)
     except BaseException:
         done = [context.length(seq.seq_id) == seq.length(seq.rows + count) for seq, count in parts]
-        if all(done):  # an interrupt comes after the call that it waited for
+        if all(done):  # an interrupt raised after the call had completed
             _advance(parts, outputs, every)
         else:
             for sequence in sequences:
@@ -58,31 +55,31 @@ def decode(
 def _advance(
     parts: Sequence[tuple[KVSequence, int]], outputs: Mapping[int, Output], every: Collection[int]
 ) -> dict[int, list[Logits] | EngineError]:
-    """Tell the sequences how many of their tokens were decoded, and what came of it."""
-    wanted = [{"none": 0, "last": 1, "all": count}[outputs[seq.seq_id]] for seq, count in parts]
-    found: dict[int, list[Logits] | EngineError] = {}
-    index = -sum(wanted)
-    for (sequence, count), number in zip(parts, wanted, strict=True):
+    """Report to each sequence how many tokens were decoded and their logits."""
+    outputs_of = [{"none": 0, "last": 1, "all": count}[outputs[seq.seq_id]] for seq, count in parts]
+    logits_of: dict[int, list[Logits] | EngineError] = {}
+    index = -sum(outputs_of)
+    for (sequence, count), number in zip(parts, outputs_of, strict=True):
         sequence.advance(count)
         try:
-            logits = [sequence.context.logits(index + place) for place in range(number)]
+            logits = [sequence.context.logits(index + offset) for offset in range(number)]
         except EngineError as error:
             sequence.advance(0, error)
-            found[sequence.seq_id] = error
+            logits_of[sequence.seq_id] = error
         else:
             if logits and not sequence.pending:
                 sequence.advance(0, logits[-1])
             if sequence.seq_id in every:
-                found[sequence.seq_id] = logits
+                logits_of[sequence.seq_id] = logits
         index += number
-    return found
+    return logits_of
 
 
 def fair_shares(wanted: Sequence[int], size: int) -> list[int]:
-    """So many of each that all fit into `size`: the small ones whole, of the large ones the same."""
-    left, given = size, [0] * len(wanted)
+    """Return shares of a total of at most `size`: small requests in full, large ones equally."""
+    left, shares = size, [0] * len(wanted)
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    for place, index in enumerate(order):
-        given[index] = min(wanted[index], left // (len(order) - place))
-        left -= given[index]
-    return given
+    for done, index in enumerate(order):
+        shares[index] = min(wanted[index], left // (len(order) - done))
+        left -= shares[index]
+    return shares

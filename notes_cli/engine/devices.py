@@ -1,4 +1,4 @@
-"""The devices that layers can be on: those of this machine, and those of others, by llama.cpp's RPC backend."""
+"""Lists the compute devices for model layers: local ones and remote ones of llama.cpp's RPC backend."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from notes_cli.engine import native, rpc
 from notes_cli.errors import EngineError
 
-MAX_DEVICES = 16  # devices that llama.cpp takes (GGML_RPC_MAX_SERVERS)
-_GPUS = 1, 2  # kinds of devices: with memory of its own, with this machine's
+MAX_DEVICES = 16  # devices that llama.cpp accepts (GGML_RPC_MAX_SERVERS)
+_GPUS = 1, 2  # device kinds: discrete and integrated
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What llama.cpp computes on."""
+    """A compute device of llama.cpp."""
 
     name: str
-    description: str  # of another machine's: its address
+    description: str  # the address of a remote one
     free: int  # bytes
     total: int
     kind: int
@@ -30,7 +30,7 @@ class Device:
 
 
 def _bound() -> tuple[Any, Any]:
-    """The registry of the backends, and what asks a device."""
+    """Return the backend registry and the library with the device functions, their signatures set."""
     registry = native.ggml
     base = ctypes.CDLL(str(next(native.LIBRARY_PATH.parent.glob("*notes-ggml-base.*"))))
     sizes = ctypes.POINTER(ctypes.c_size_t)
@@ -52,16 +52,14 @@ def _bound() -> tuple[Any, Any]:
 
 
 def local_devices() -> list[Device]:
-    """Those of this machine."""
+    """Return the devices of this machine."""
     registry, base = _bound()
     return [_device(base, registry.ggml_backend_dev_get(at)) for at in range(registry.ggml_backend_dev_count())]
 
 
 def remote_devices(addresses: Sequence[str]) -> list[Device]:
-    """Those of other machines, by the addresses of their servers, "host:port".
-
-    Raise EngineError, naming the server, for one that is no address, does not answer, or speaks another version.
-    """
+    """Return the devices of RPC servers at "host:port". Raises EngineError, with the address, for one that is
+    malformed, does not answer, or has another version."""
     if not addresses:
         return []
     registry, base = _bound()
@@ -69,31 +67,31 @@ def remote_devices(addresses: Sequence[str]) -> list[Device]:
     add = base.ggml_backend_reg_get_proc_address(backend, b"ggml_backend_rpc_add_server") if backend else None
     if not add:
         raise EngineError("the native library has been built without llama.cpp's RPC backend (GGML_RPC)")
-    there: dict[tuple[str, int], str] = {}  # one with two names is one: it takes one client at a time
-    for one in dict.fromkeys(addresses):
-        there.setdefault(rpc.check(one), one)
-    found = []
-    for one in there.values():
-        added = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(one.encode())
+    servers: dict[tuple[str, int], str] = {}  # a server with two names counts once: it accepts one client at a time
+    for address in dict.fromkeys(addresses):
+        servers.setdefault(rpc.check(address), address)
+    devices = []
+    for address in servers.values():
+        added = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(address.encode())
         count = base.ggml_backend_reg_dev_count(added) if added else 0
-        found += [_device(base, base.ggml_backend_reg_dev_get(added, at)) for at in range(count)]
-    if not 0 < len(found) <= MAX_DEVICES:
-        raise EngineError(f"{len(found)} devices at {', '.join(addresses)}: llama.cpp takes 1 to {MAX_DEVICES}")
-    return found
+        devices += [_device(base, base.ggml_backend_reg_dev_get(added, at)) for at in range(count)]
+    if not 0 < len(devices) <= MAX_DEVICES:
+        raise EngineError(f"{len(devices)} devices at {', '.join(addresses)}: llama.cpp takes 1 to {MAX_DEVICES}")
+    return devices
 
 
 def offloading() -> bool:
-    """Whether this machine has devices with memory of their own, to which all layers go that fit."""
+    """True if this machine has a GPU, to which all layers go that fit."""
     return any(device.kind in _GPUS for device in local_devices())
 
 
 def device_handles(addresses: Sequence[str]) -> Any:
-    """What llama.cpp wants for a model on these servers and on the GPUs of this machine; None: its own choice."""
+    """Return the device list for a model on these servers and local GPUs; None: llama.cpp's choice."""
     if not addresses:
         return None
-    others = remote_devices(addresses)
+    remotes = remote_devices(addresses)
     gpus = [device for device in local_devices() if device.kind == _GPUS[0]]
-    chosen = others + (gpus or [device for device in local_devices() if device.kind in _GPUS])
+    chosen = remotes + (gpus or [device for device in local_devices() if device.kind in _GPUS])
     return (ctypes.c_void_p * (len(chosen) + 1))(*(device.handle for device in chosen), None)
 
 

@@ -1,8 +1,7 @@
-"""Ctrl-C while llama.cpp computes: a signal is written into a pipe, which llama.cpp looks at between two operations.
+"""Makes Ctrl-C stop a llama.cpp computation: signals go to a pipe that llama.cpp polls between operations.
 
-Python's own handler runs when the call returns; without this that is after a batch, which takes seconds on a laptop.
-One operation can still take longer than people wait, such as the attention of many tokens to many: a program that need
-not go on can have itself told (`when_late`).
+Python's own handler only runs when the call returns, after a whole batch, which takes seconds on a laptop. A single
+operation, such as attention over a long prompt, can still take long: `when_late` lets a program exit then.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-PATIENCE = 0.015  # seconds that a computation has for stopping before it is late
+PATIENCE = 0.015  # seconds that a computation has to stop
 
-_pipe: tuple[int, int] | None = None  # to read from, to write to
+_pipe: tuple[int, int] | None = None  # read end, write end
 _late: Callable[[int], object] | None = None
-_computing: object = None  # what is being listened for, another one each time
+_computing: object = None  # token of the running computation, a new object each time
 _local = threading.local()  # `stop`: the Stop that the thread has entered
 
 
 class Cancelled(BaseException):
-    """Raised where a thread computes: another one has asked it to stop."""
+    """Raised in a computing thread when another thread has asked it to stop."""
 
 
 class Stop:
-    """Lets other threads end what a thread computes while it has entered this."""
+    """Lets other threads cancel the computation of the thread that has entered it."""
 
     def __init__(self) -> None:
         self._asked = self._entered = False
@@ -46,10 +45,10 @@ class Stop:
             self._entered = False
             _local.stop = None
             if self._asked and _pipe is not None:
-                _drain(_pipe[0])  # what `ask` wrote would stop others
+                _drain(_pipe[0])  # the byte from `ask` would stop other computations
 
     def ask(self) -> None:
-        """Have the computation raise Cancelled, in the middle of a batch or before the next one."""
+        """Cancel the computation, within a batch or before the next one: raises Cancelled there."""
         with self._lock:
             self._asked = True
             if self._entered and _pipe is not None:
@@ -69,7 +68,7 @@ def check_stop() -> None:
 
 
 def descriptor() -> int:
-    """What native/notes_watch.h looks at; -1 where the system has no such thing."""
+    """Return the descriptor that native/notes_watch.h polls; -1 where the system has none."""
     global _pipe
     if os.name != "posix":
         return -1
@@ -81,16 +80,15 @@ def descriptor() -> int:
 
 
 def when_late(call: Callable[[int], object]) -> None:
-    """From now on have this called, in a thread of its own, with the number of a signal for which a computation in the
-    main thread has not stopped within PATIENCE. Only for programs in which every signal with a handler of Python's asks
-    for the end."""
+    """Register a function to call, in its own thread and with the signal number, when a computation in the main thread
+    has not stopped within PATIENCE. Only for programs in which every signal with a Python handler ends them."""
     global _late
-    begun, _late = _late is not None, call
-    if descriptor() >= 0 and not begun:
-        threading.Thread(target=_attend, name="late", daemon=True).start()
+    started, _late = _late is not None, call
+    if descriptor() >= 0 and not started:
+        threading.Thread(target=_watch_late, name="late", daemon=True).start()
 
 
-def _attend() -> None:
+def _watch_late() -> None:
     came = select.poll()
     came.register(descriptor(), select.POLLIN)
     while True:
@@ -104,20 +102,19 @@ def _attend() -> None:
 
 
 def end_by(number: int) -> NoReturn:
-    """End the process by a signal, in whatever thread: only the main one may change what Python does with signals."""
+    """End the process by a signal from any thread: only the main one may change Python's signal handlers."""
     ctypes.pythonapi.PyOS_setsig(number, None)
     os.kill(os.getpid(), number)
     os._exit(128 + number)
 
 
 def _renew() -> None:
-    """After a fork: the child gets a pipe of its own under the same descriptors, which its contexts look at; the old
-    one is its parent's."""
+    """Give a forked child its own pipe under the same descriptors, which its contexts poll."""
     if _pipe is None:
         return
-    for mine, new in zip(_pipe, os.pipe(), strict=True):
-        os.dup2(new, mine, inheritable=False)
-        os.set_blocking(mine, False)
+    for end, new in zip(_pipe, os.pipe(), strict=True):
+        os.dup2(new, end, inheritable=False)
+        os.set_blocking(end, False)
         os.close(new)
 
 
@@ -126,26 +123,26 @@ if hasattr(os, "register_at_fork"):
 
 
 class Listening:
-    """While this is entered, a signal that Python handles stops the computation. In the main thread, and unless
-    others (asyncio) listen already."""
+    """While entered, a signal with a Python handler stops the computation: in the main thread, and unless asyncio uses
+    the wakeup descriptor."""
 
     def __init__(self) -> None:
         self._armed = False
-        self.silent = False  # whether it has listened, and no signal came
+        self.silent = False  # whether no signal arrived while it was entered
 
     def __enter__(self) -> None:
         global _computing
         self._armed = self.silent = False
         if _pipe is None or threading.current_thread() is not threading.main_thread():
             return
-        _drain(_pipe[0])  # an interrupt may have come on the way out
+        _drain(_pipe[0])  # an interrupt may have arrived after the last exit
         before = signal.set_wakeup_fd(_pipe[1], warn_on_full_buffer=False)
         self._armed = before in (-1, _pipe[1])
         if not self._armed:
             signal.set_wakeup_fd(before)
-            came = _drain(_pipe[0])
-            if came:  # between the two
-                os.write(before, came)
+            signals = _drain(_pipe[0])
+            if signals:  # between the two calls
+                os.write(before, signals)
             return
         _computing = object()
 
@@ -158,9 +155,9 @@ class Listening:
 
 
 def _drain(end: int) -> bytes:
-    """Empty the pipe; return what was in it."""
-    found = b""
+    """Read the pipe empty and return its bytes."""
+    data = b""
     with suppress(BlockingIOError):
         while part := os.read(end, 64):
-            found += part
-    return found
+            data += part
+    return data

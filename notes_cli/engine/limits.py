@@ -1,4 +1,4 @@
-"""What a model and a machine allow: the positions that a model was trained for, and the memory that a context takes.
+"""Computes the limits of a model and a machine: the trained context length, and the memory that a context takes.
 
 Both are read from the model's header before anything is allocated.
 """
@@ -17,7 +17,7 @@ from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import EngineError, Help
 
-# Bytes of one element of the cache.
+# Bytes per element of the cache.
 ELEMENT = {
     "f32": 4.0,
     "f16": 2.0,
@@ -28,46 +28,44 @@ ELEMENT = {
     "q4_1": 20 / 32,
     "q4_0": 18 / 32,
 }
-PAD = 256  # llama.cpp makes a context a multiple of so many tokens
-# Layers of which one sees all positions, the others a window, where the file does not say how many.
+PAD = 256  # llama.cpp rounds a context up to a multiple of this
+# One layer in so many has full attention, the others a window, where the file does not list them.
 FULL_OF = {"gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2}
-FULL = 4  # of any other architecture
+FULL = 4  # for other architectures
 
 
-# The trained length.
+# Trained length.
 
 
 def trained_length(model: Model, options: ContextOptions) -> int | None:
-    """Tokens that the model was trained for, RoPE scaling in effect counted in; None where nothing bounds them.
-
-    A file with its own scaling names the length after it, or the one before it with the factor; the longer one counts.
-    Scaling that the user asks for starts from the length before any. Recurrent models have no positions to run out of.
-    What ALiBi allows beyond the length that it was trained for is in no file: such a model is bounded like others.
-    """
+    """Return the context length that the model was trained for, RoPE scaling included; None if unbounded. A file with
+    its own scaling names the length after it, or the one before it and the factor; the larger result counts. Scaling
+    set by the user starts from the length before any. Recurrent models are unbounded. ALiBi's reach beyond the trained
+    length is in no file: such a model is bounded like others."""
     length = model.n_ctx_train
     if length <= 0 or llama.llama_model_is_recurrent(model.handle):
         return None
     if int(llama.llama_model_rope_type(model.handle)) < 0:
         return length
-    own = _Scaling.of(model)
-    kind = options.rope_scaling or own.kind
-    scale = 1.0 if kind == "none" else options.rope_freq_scale or own.scale
-    before = own.before or length * own.scale
+    file_scaling = _Scaling.of(model)
+    kind = options.rope_scaling or file_scaling.kind
+    scale = 1.0 if kind == "none" else options.rope_freq_scale or file_scaling.scale
+    before = file_scaling.before or length * file_scaling.scale
     if kind == "yarn" and options.yarn_orig_ctx:
         before = min(before, options.yarn_orig_ctx)
     after = int(before / scale + 0.5)
-    if (kind, scale) == (own.kind, own.scale) and not options.yarn_orig_ctx:
+    if (kind, scale) == (file_scaling.kind, file_scaling.scale) and not options.yarn_orig_ctx:
         return max(length, after) if scale < 1 else length
     return after
 
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """RoPE scaling as the model's file has it."""
+    """RoPE scaling in the model's file."""
 
     kind: str
-    scale: float  # what positions are multiplied by
-    before: int  # the length before scaling, 0 where the file does not say
+    scale: float  # factor of positions
+    before: int  # length before scaling, 0 if not given
 
     @classmethod
     def of(cls, model: Model) -> _Scaling:
@@ -79,7 +77,7 @@ class _Scaling:
 
 
 def has_learned_positions(model: Model) -> bool:
-    """Whether the model has a vector for each position that it was trained for, and none for any other."""
+    """True if the model has learned position embeddings, and thus none beyond its trained length."""
     if model.architecture == "mpt":
         return not _number(model, "attention.max_alibi_bias")
     return model.architecture in ("gpt2", "starcoder")
@@ -90,7 +88,7 @@ def has_learned_positions(model: Model) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that a context takes, roughly."""
+    """Estimated bytes of a context."""
 
     tokens: int
     kv: int
@@ -105,8 +103,8 @@ class Memory:
 
 
 def estimate_memory(model: Model, options: ContextOptions) -> Memory:
-    """What a context takes: its K/V to a few percent where the header says all, its compute buffers roughly. A
-    recurrent state, which does not grow with the context, is left out."""
+    """Estimate a context's memory: K/V within a few percent, compute buffers roughly. Recurrent state, which does not
+    grow with the context, is left out."""
     tokens = _padded(options.n_ctx or model.n_ctx_train)
     batch = min(options.n_batch, options.n_ubatch, tokens)
     window = 0 if options.swa_full else int(llama.llama_model_n_swa(model.handle))
@@ -116,34 +114,34 @@ def estimate_memory(model: Model, options: ContextOptions) -> Memory:
         cells = tokens if full or not window else windowed
         kv += cells * (k * ELEMENT[options.type_k] + v * ELEMENT[options.type_v])
     heads, width = (int(f(model.handle)) for f in (llama.llama_model_n_head, llama.llama_model_n_embd))
-    scores = tokens * (heads if options.flash_attention == "off" else 1)  # of attention; with it on, its mask alone
+    # attention scores; with flash attention only the mask
+    scores = tokens * (heads if options.flash_attention == "off" else 1)
     feed = max(_integers(model, "feed_forward_length"), default=0)
     return Memory(tokens, int(kv), 4 * batch * (model.n_vocab + 4 * width + feed + scores))
 
 
 def check_memory(model: Model, options: ContextOptions) -> None:
-    """Raise EngineError where a context would take more than there is, as far as that can be told: rows that a GPU
-    keeps are not counted against this machine's memory."""
+    """Raise EngineError where a context would exceed the available memory. K/V on a GPU is not counted."""
     if options.offload_kv and model.offloads:
         return
-    needed, there = estimate_memory(model, options), available_memory()
-    if there is None or needed.total <= there:
+    needed, free = estimate_memory(model, options), available_memory()
+    if free is None or needed.total <= free:
         return
     smaller = (options.type_k, options.type_v) == ("f16", "f16")
     raise EngineError(
-        f"a context of {needed.tokens:,} tokens needs about {needed}, and {format_size(there)} of memory is available",
+        f"a context of {needed.tokens:,} tokens needs about {needed}, and {format_size(free)} of memory is available",
         Help.FEWER_TOKENS_OR_SMALLER_TYPE() if smaller else Help.FEWER_TOKENS(),
     )
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that can be had without swapping, less what contexts of this process may still take; None where
-    the system does not say."""
-    found = [amount for amount in (_meminfo(), _control_group()) if amount is not None]
-    if found:
-        return max(0, min(found) - sum(one.size - one.resident for one in anonymous_mappings()))
+    """Return the bytes available without swapping, less the part of this process's buffers that is not resident yet;
+    None if unknown."""
+    amounts = [amount for amount in (_meminfo(), _control_group()) if amount is not None]
+    if amounts:
+        return max(0, min(amounts) - sum(buffer.size - buffer.resident for buffer in anonymous_mappings()))
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # what the machine has: better than nothing
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # total memory: better than nothing
     except (AttributeError, OSError, ValueError):
         return None
 
@@ -157,28 +155,28 @@ class Buffer:
 
     @property
     def resident(self) -> int:
-        """Bytes of it that are there."""
+        """Bytes in memory."""
         page = os.sysconf("SC_PAGE_SIZE")
-        there = (ctypes.c_ubyte * (self.size // page))()
-        if ctypes.CDLL(None).mincore(ctypes.c_void_p(self.first), ctypes.c_size_t(self.size), there):
-            return self.size  # not to be told: nothing is held back for it
-        return bytes(there).count(1) * page
+        pages = (ctypes.c_ubyte * (self.size // page))()
+        if ctypes.CDLL(None).mincore(ctypes.c_void_p(self.first), ctypes.c_size_t(self.size), pages):
+            return self.size  # unknown: reserve nothing for it
+        return bytes(pages).count(1) * page
 
 
 def anonymous_mappings(least: int = 64 << 20) -> list[Buffer]:
-    """Those of at least so many bytes that are no file's; none where the system does not tell. What is larger than the
-    machine's memory is none: drivers and sanitizers reserve addresses that they never fill."""
+    """Return anonymous mappings of at least so many bytes; none where the system has no /proc. Mappings larger than the
+    machine's memory are left out: drivers and sanitizers reserve addresses that they never fill."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found, most = [], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for line in lines:  # "7f00-7f80 rw-p 00000000 00:00 0", and what it is a part of, if it is
-        place, mode, _, _, file, *name = line.split()
-        first, last = (int(address, 16) for address in place.split("-"))
+    result, most = [], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for line in lines:  # "7f00-7f80 rw-p 00000000 00:00 0", and the name of a file if there is one
+        addresses, mode, _, _, file, *name = line.split()
+        first, last = (int(address, 16) for address in addresses.split("-"))
         if mode == "rw-p" and file == "0" and not name and least <= last - first <= most:
-            found.append(Buffer(first, last - first))
-    return found
+            result.append(Buffer(first, last - first))
+    return result
 
 
 def _meminfo() -> int | None:
@@ -190,11 +188,11 @@ def _meminfo() -> int | None:
 
 
 def _control_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container has left: its limit less what is in use and cannot be dropped."""
+    """Return the memory left in a container: its limit less what is in use and cannot be reclaimed."""
     try:
         limit, used = (int((root / name).read_text()) for name in ("memory.max", "memory.current"))
-        kept = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(kept["inactive_file"]) + int(kept["active_file"]))
+        statistics = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        return max(0, limit - used + int(statistics["inactive_file"]) + int(statistics["active_file"]))
     except (OSError, ValueError, KeyError):
         return None
 
@@ -203,12 +201,12 @@ def format_size(count: int) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 
-# The header.
+# Header.
 
 
 def _layers(model: Model) -> list[tuple[bool, int, int]]:
-    """Of each layer that has rows of its own: whether it sees all positions, and the elements of a row of K and of V.
-    Where the file does not say which layers see a window, how many do is right, not which."""
+    """Return (full attention, elements of a K row, of a V row) for each layer with a cache of its own. Where the file
+    does not list the windowed layers, only their number is right."""
     if llama.llama_model_is_recurrent(model.handle):
         return []
     count = int(llama.llama_model_n_layer(model.handle)) - int(_number(model, "attention.shared_kv_layers"))
@@ -222,22 +220,23 @@ def _layers(model: Model) -> list[tuple[bool, int, int]]:
         v = v_window = 0  # V is a part of K
     kv_heads = _integers(model, "attention.head_count_kv") or [heads]
     windows = bool(_number(model, "attention.sliding_window"))
-    listed = _integers(model, "attention.sliding_window_pattern") if windows else []  # else it is sought to the end
+    listed = _integers(model, "attention.sliding_window_pattern") if windows else []  # reading the list scans the file
     pattern = listed or [FULL_OF.get(model.architecture, FULL)]
-    attends = int(_number(model, "full_attention_interval")) or 1  # of so many layers one; the others are recurrent
-    found = []
+    # one layer in so many has attention; the others are recurrent
+    attends = int(_number(model, "full_attention_interval")) or 1
+    result = []
     for layer in range(count):
         rows = kv_heads[layer] if len(kv_heads) > layer else kv_heads[0]
         if (layer + 1) % attends or not rows:
             continue
-        each = len(pattern) > max(1, layer)
-        full = not windows or (not pattern[layer] if each else (layer + 1) % (pattern[0] or 1) == 0)
-        found.append((full, rows * (k if full else k_window), rows * (v if full else v_window)))
-    return found
+        per_layer = len(pattern) > max(1, layer)
+        full = not windows or (not pattern[layer] if per_layer else (layer + 1) % (pattern[0] or 1) == 0)
+        result.append((full, rows * (k if full else k_window), rows * (v if full else v_window)))
+    return result
 
 
 def _number(model: Model, key: str) -> float:
-    """A number of the header, 0 where it has none of that name."""
+    """Return a number of the header, 0 if it is missing."""
     text = model.metadata(f"{model.architecture}.{key}")
     try:
         return float(text) if text else 0.0
@@ -246,11 +245,11 @@ def _number(model: Model, key: str) -> float:
 
 
 def _integers(model: Model, key: str) -> list[int]:
-    """A number of the header that may be one a layer; [] where it has none of that name."""
+    """Return a number of the header, or a list with one per layer; [] if it is missing."""
     number = model.metadata(f"{model.architecture}.{key}")
     if number is not None:
         return [int(float(number))] if number.replace(".", "", 1).isdigit() else []
-    with model.path.open("rb") as file:  # llama.cpp does not tell lists
+    with model.path.open("rb") as file:  # llama.cpp does not return arrays
         return _list(file, f"{model.architecture}.{key}")
 
 
@@ -258,8 +257,8 @@ _SIZES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q
 _STRING, _ARRAY = 8, 9
 
 
-def _list(file: BinaryIO, wanted: str) -> list[int]:
-    """A list of integers in a GGUF's metadata, which llama.cpp has read before; [] where there is none of that name."""
+def _list(file: BinaryIO, key_wanted: str) -> list[int]:
+    """Return an array of integers from a GGUF's metadata, [] if it is missing. llama.cpp has parsed the file before."""
 
     def number(kind: str) -> int:
         return int(struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0])
@@ -279,11 +278,11 @@ def _list(file: BinaryIO, wanted: str) -> list[int]:
                 skip(kind, 1)
                 continue
             element, count = number("I"), number("Q")
-            if key == wanted.encode():
+            if key == key_wanted.encode():
                 return [number(_SIZES[element]) for _ in range(count)]
             skip(element, count)
     except (struct.error, KeyError, OverflowError):
-        pass  # of a big-endian file, say: then the estimate does without
+        pass  # e.g. a big-endian file: estimate without it
     return []
 
 

@@ -1,7 +1,7 @@
-"""The loop: tasks that need logits say so, and one call of llama.cpp serves all of them.
+"""Runs tasks that need logits, and serves the requests of all of them with one llama.cpp batch per step.
 
-A task is a generator. It yields what it waits for, sequences and looks ahead, and is sent the logits of each. Driven by
-itself (`run`) or with others (`serve`) it is the same code.
+A task is a generator. It yields a list of LogitsRequests, sequences or lookaheads, and is sent the logits of each. The
+same code runs alone (`run`) or with others (`serve`).
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from notes_cli.engine.decoding import decode
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, NotesError
 
-AHEAD = 16  # looks ahead that are under way at a time
+AHEAD = 16  # lookaheads in flight at a time
 
 T = TypeVar("T")
 Logits = NDArray[np.float32]
 
 
 class Lookahead(NamedTuple):
-    """A wish for the logits after each of these tokens if they came next in the sequence, [len(tokens), n_vocab]."""
+    """A request for the logits after each of these tokens if they followed the sequence, [len(tokens), n_vocab]."""
 
     sequence: KVSequence
     tokens: Sequence[int]
 
 
-LogitsRequest = KVSequence | Lookahead  # of a sequence: the logits after its last token, [n_vocab]
+LogitsRequest = KVSequence | Lookahead  # a sequence: the logits after its last token, [n_vocab]
 Task = Generator[Sequence[LogitsRequest], list[Logits], T]
 
 
 def run(task: Task[T]) -> T:
-    """Drive one task by itself. What fails is raised where the task waits for it."""
-    going = run_stepwise(task)
+    """Run one task to its end and return its result. Errors are raised in the task at its yield."""
+    pauses = run_stepwise(task)
     try:
         while True:
-            next(going)
+            next(pauses)
     except StopIteration as done:
         result: T = done.value
         return result
 
 
 def run_stepwise(task: Task[T]) -> Generator[None, None, T]:
-    """`run`, pausing whenever the task waits for something; closing this closes the task."""
+    """As `run`, pausing at every request; closing this closes the task."""
     try:
         requests = next(task)
         while True:
             yield
             try:
-                found = [_alone(request) for request in requests]
+                logits = [_compute_alone(request) for request in requests]
             except NotesError as error:
-                _throw(task, error)
-            requests = task.send(found)
+                _throw_into(task, error)
+            requests = task.send(logits)
     except StopIteration as done:
         result: T = done.value
         return result
@@ -64,24 +64,24 @@ def run_stepwise(task: Task[T]) -> Generator[None, None, T]:
 
 
 def join_tasks(tasks: Sequence[Task[T]]) -> Task[list[T]]:
-    """Several tasks as one, which waits for what all of them wait for. Where one fails, all do."""
+    """Combine several tasks into one that requests the logits of all of them. If one fails, all do."""
     results: dict[int, T] = {}
     waiting: dict[int, Sequence[LogitsRequest]] = {}
 
-    def go_on(number: int, found: list[Logits] | None) -> None:
+    def resume(number: int, logits: list[Logits] | None) -> None:
         try:
-            waiting[number] = next(tasks[number]) if found is None else tasks[number].send(found)
+            waiting[number] = next(tasks[number]) if logits is None else tasks[number].send(logits)
         except StopIteration as done:
             results[number] = done.value
 
     try:
         for number in range(len(tasks)):
-            go_on(number, None)
+            resume(number, None)
         while waiting:
-            asked, waiting = waiting, {}
-            found = iter((yield [request for requests in asked.values() for request in requests]))
-            for number, requests in asked.items():
-                go_on(number, [next(found) for _ in requests])
+            requested, waiting = waiting, {}
+            logits = iter((yield [request for requests in requested.values() for request in requests]))
+            for number, requests in requested.items():
+                resume(number, [next(logits) for _ in requests])
     finally:
         for task in tasks:
             task.close()
@@ -89,15 +89,14 @@ def join_tasks(tasks: Sequence[Task[T]]) -> Task[list[T]]:
 
 
 def one_request_at_a_time(task: Task[T]) -> Task[T]:
-    """A task that waits for one thing at a time, as it does where it is driven by itself: what it looks ahead for is
-    not decoded together, which would round otherwise."""
+    """Make a task request one item at a time, as `run` does: a joint batch would round differently."""
     try:
         requests = next(task)
         while True:
-            found: list[Logits] = []
+            logits: list[Logits] = []
             for request in requests:
-                found += yield [request]
-            requests = task.send(found)
+                logits += yield [request]
+            requests = task.send(logits)
     except StopIteration as done:
         result: T = done.value
         return result
@@ -105,34 +104,32 @@ def one_request_at_a_time(task: Task[T]) -> Task[T]:
         task.close()
 
 
-def _alone(request: LogitsRequest) -> Logits:
+def _compute_alone(request: LogitsRequest) -> Logits:
     return request.logits() if isinstance(request, KVSequence) else request.sequence.lookahead(request.tokens)
 
 
-def _throw(task: Task[T], error: NotesError) -> NoReturn:
-    """Raise an error where a task waits. It may raise another one, or come to an end, but not ask for more: nothing was
-    sent to it."""
+def _throw_into(task: Task[T], error: NotesError) -> NoReturn:
+    """Raise an error in a task at its yield. The task may raise or return, but not request more."""
     task.throw(error)
     raise EngineError("a task went on after an error")
 
 
 class _PendingLogits:
-    """A wish, and what is decoded for it: its sequence, or for a look ahead one that goes on from there and is
-    forgotten afterwards."""
+    """A request and its sequence; for a lookahead a temporary fork."""
 
     def __init__(self, request: LogitsRequest) -> None:
         self.request = request
         self.ahead = not isinstance(request, KVSequence)
         self.sequence: KVSequence | None = request if isinstance(request, KVSequence) else None
-        self._rows: list[Logits] = []  # of a look ahead, as they come
+        self._rows: list[Logits] = []  # logits of a lookahead so far
         self._found: Logits | EngineError | None = None
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         return self.sequence is not None or self._found is not None
 
     def begin(self) -> None:
-        """A look ahead takes a sequence."""
+        """Fork the sequence for a lookahead."""
         assert isinstance(self.request, Lookahead)
         self.sequence = self.request.sequence.share()
         self.sequence.append(self.request.tokens)
@@ -144,7 +141,7 @@ class _PendingLogits:
         return self.sequence is not None and bool(self.sequence.pending)
 
     def take(self, rows: list[Logits] | EngineError) -> None:
-        """What a look ahead was after, or some of it; with the last of it the sequence is given back."""
+        """Take logits of a lookahead; the last of them closes its fork."""
         if isinstance(rows, EngineError):
             self._found = rows
         else:
@@ -155,8 +152,8 @@ class _PendingLogits:
             self.close()
 
     @property
-    def found(self) -> Logits | None:
-        """The logits, if they are there. Raise EngineError where there cannot be any."""
+    def result(self) -> Logits | None:
+        """The logits, if complete. Raises EngineError if they cannot be computed."""
         if isinstance(self._found, EngineError):
             raise self._found
         return self._found if self.ahead or self.sequence is None else self.sequence.try_logits()
@@ -168,9 +165,9 @@ class _PendingLogits:
 
 
 class RunningTask(Generic[T]):
-    """A task that has begun, and what it waits for."""
+    """A task that was started, and its requests."""
 
-    outcome: T | NotesError  # when it has ended
+    outcome: T | NotesError  # once it has ended
 
     def __init__(self, task: Task[T]) -> None:
         self._task = task
@@ -179,10 +176,10 @@ class RunningTask(Generic[T]):
         self._begun = False
 
     def resume(self) -> None:
-        """As far as it comes with what is there."""
+        """Resume the task for as long as its requests are complete."""
         try:
-            while (found := self._found()) is not None:
-                requests = self._task.send(found) if self._begun else next(self._task)
+            while (logits := self._found()) is not None:
+                requests = self._task.send(logits) if self._begun else next(self._task)
                 self._begun = True
                 self._forget()
                 self.awaited = [_PendingLogits(request) for request in requests]
@@ -192,18 +189,18 @@ class RunningTask(Generic[T]):
             self._end(error)
 
     def _found(self) -> list[Logits] | None:
-        """All that it waits for, if it is there. What of it cannot be had is raised where it waits."""
+        """Return the logits of all requests, or None while some are missing; an error is raised in the task."""
         try:
-            found = [look.found for look in self.awaited]
+            result = [item.result for item in self.awaited]
         except NotesError as error:
-            _throw(self._task, error)
-        there = [one for one in found if one is not None]
-        return there if len(there) == len(found) else None
+            _throw_into(self._task, error)
+        complete = [one for one in result if one is not None]
+        return complete if len(complete) == len(result) else None
 
     def fail(self, error: NotesError) -> None:
-        """What it waits for cannot be had."""
+        """Raise an error in the task in place of its logits."""
         try:
-            _throw(self._task, error)
+            _throw_into(self._task, error)
         except StopIteration as done:
             self._end(done.value)
         except NotesError as raised:
@@ -214,80 +211,77 @@ class RunningTask(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Whether it has ended or not."""
+        """End the task, finished or not."""
         self._forget()
         self._task.close()
 
     def _forget(self) -> None:
-        for look in self.awaited:
-            look.close()
+        for item in self.awaited:
+            item.close()
         self.awaited = []
 
 
 class Loop(Generic[T]):
-    """Tasks that are driven together, for as long as there are any. All sequences are of one context."""
+    """Drives tasks together. All their sequences belong to one context."""
 
     def __init__(self) -> None:
         self.running: list[RunningTask[T]] = []
 
     def begin(self, task: Task[T]) -> RunningTask[T]:
-        """Take a task in, and let it come as far as it does without logits."""
-        one = RunningTask(task)
-        self.running.append(one)
-        one.resume()
-        return one
+        """Add a task and run it to its first request."""
+        entry = RunningTask(task)
+        self.running.append(entry)
+        entry.resume()
+        return entry
 
     def ended(self) -> list[RunningTask[T]]:
-        """Those that have ended, with their outcomes; they are taken out."""
-        found = [one for one in self.running if one.ended]
+        """Remove the tasks that have ended and return them."""
+        done = [one for one in self.running if one.ended]
         self.running = [one for one in self.running if not one.ended]
-        return found
+        return done
 
-    def drop(self, one: RunningTask[T]) -> None:
-        """Nobody wants what comes of it any more."""
-        self.running.remove(one)
-        one.close()
+    def drop(self, entry: RunningTask[T]) -> None:
+        """Cancel a task."""
+        self.running.remove(entry)
+        entry.close()
 
     def close(self) -> None:
-        for one in self.running:
-            one.close()
+        for entry in self.running:
+            entry.close()
         self.running = []
 
     def step(self, limit: int | None = None, held: Collection[KVSequence] = ()) -> None:
-        """One call for all, of at most `limit` tokens; where that fails, one for each, so that only those fail that
-        must. Sequences that are `held` wait for another step."""
-        _look_ahead(self.running)
+        """Decode one batch for all tasks, of at most `limit` tokens; if that fails, one for each task, so that only the
+        failing ones fail. Sequences in `held` are skipped."""
+        _start_lookaheads(self.running)
 
-        def waiting(one: RunningTask[T]) -> list[_PendingLogits]:
-            return [look for look in one.awaited if look.pending and look.sequence not in held]
+        def waiting(entry: RunningTask[T]) -> list[_PendingLogits]:
+            return [item for item in entry.awaited if item.pending and item.sequence not in held]
 
         try:
-            _decode([look for one in self.running for look in waiting(one)], limit)
+            _decode([item for entry in self.running for item in waiting(entry)], limit)
         except NotesError:
-            for one in self.running:
+            for entry in self.running:
                 try:
-                    for look in waiting(one):
-                        _decode([look], limit)
+                    for item in waiting(entry):
+                        _decode([item], limit)
                 except NotesError as error:
-                    one.fail(error)
-        for one in self.running:
-            if not one.ended:
-                one.resume()
+                    entry.fail(error)
+        for entry in self.running:
+            if not entry.ended:
+                entry.resume()
 
 
 def serve(tasks: Iterable[Task[T] | None], width: int) -> Generator[tuple[int, T | NotesError], None, None]:
-    """Drive tasks together, at most `width` at a time; yield the number of each, counted from 0, and its result or
-    its error, as they end. One that fails does not stop the others.
-
-    A task is begun when there is a place for it, so an iterator may make them lazily. It may also give None: none can
-    begin before one of those that run has ended. All sequences are of one context.
-    """
+    """Run at most `width` tasks together; yield (index from 0, result or error) as they end. An error ends only its own
+    task. A task is started when a slot is free, so an iterator may create them lazily; it may yield None to wait until
+    a running task ends. All sequences belong to one context."""
     waiting, loop = iter(tasks), Loop[T]()
     numbers: dict[RunningTask[T], int] = {}
 
     def outcomes() -> Iterator[tuple[int, T | NotesError]]:
-        for one in loop.ended():
-            yield numbers.pop(one), one.outcome
+        for entry in loop.ended():
+            yield numbers.pop(entry), entry.outcome
 
     number = count()
     try:
@@ -303,21 +297,21 @@ def serve(tasks: Iterable[Task[T] | None], width: int) -> Generator[tuple[int, T
         loop.close()
 
 
-def _look_ahead(running: Sequence[RunningTask[T]]) -> None:
-    """Begin as many looks ahead as may be under way at a time: each takes a sequence."""
-    free = AHEAD - sum(look.ahead and look.pending for one in running for look in one.awaited)
-    for one in running:
+def _start_lookaheads(running: Sequence[RunningTask[T]]) -> None:
+    """Start lookaheads up to the limit: each takes a sequence."""
+    free = AHEAD - sum(item.ahead and item.pending for entry in running for item in entry.awaited)
+    for entry in running:
         try:
-            for look in [look for look in one.awaited if not look.begun][: max(0, free)]:
-                look.begin()
+            for item in [item for item in entry.awaited if not item.started][: max(0, free)]:
+                item.begin()
                 free -= 1
         except NotesError as error:
-            one.fail(error)
+            entry.fail(error)
 
 
-def _decode(looks: Sequence[_PendingLogits], limit: int | None) -> None:
-    seqs = {seq.seq_id: seq for look in looks if (seq := look.sequence)}
-    ahead = {look.sequence.seq_id: look for look in looks if look.ahead and look.sequence}
+def _decode(awaited: Sequence[_PendingLogits], limit: int | None) -> None:
+    seqs = {seq.seq_id: seq for item in awaited if (seq := item.sequence)}
+    ahead = {item.sequence.seq_id: item for item in awaited if item.ahead and item.sequence}
     if not seqs:
         return
     for seq_id, rows in decode(list(seqs.values()), limit, every=ahead).items():

@@ -1,4 +1,4 @@
-"""A GGUF model: weights, tokenizer and what its file says of itself. It knows nothing of contexts or skills."""
+"""Loads a GGUF model: weights, tokenizer and metadata, without contexts or skills."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from notes_cli.engine.segment import Tokens
 from notes_cli.engine.source import open_sources
 from notes_cli.errors import ModelError
 
-# What a file calls its model by the folder of a training run, and what the model was published as.
+# general.name where it is the folder of a training run -> the published name.
 PUBLISHED = {"Smollm2 135M 8k Lc100K Mix1 Ep2": "SmolLM2-135M-Instruct"}
-ANCHORS = ("\n", "\t", ".", "\x01")  # texts that are put before a part of a text while it is tokenised
+ANCHORS = ("\n", "\t", ".", "\x01")  # texts put before a part of a text while it is tokenized
 
 
 class Model:
-    """A loaded GGUF model. Contexts share it; close it after them (or use it as a context manager). It closes those
-    that are still open, which would compute with weights that are gone."""
+    """A loaded GGUF model, shared by contexts. Closing it closes its contexts, which would otherwise compute with freed
+    weights."""
 
     def __init__(
         self,
@@ -41,19 +41,16 @@ class Model:
         mmap: bool = True,
         loading: Callable[[float], object] | None = None,
     ) -> None:
-        """Load `path`. `gpu_layers`: layers to keep on the GPU, -1 for all that a GPU build can hold. `rpc`: servers of
-        llama.cpp's RPC backend ("host:port"), whose devices count as GPUs and come first. `loading` is told which part
-        is loaded, 0 to 1.
-
-        Raise ModelError if there is no such file, it is not a GGUF, or llama.cpp cannot load it; EngineError for a
-        server that cannot be used.
-        """
+        """Load `path`. `gpu_layers`: layers to offload, -1 for all that fit. `rpc`: servers of llama.cpp's RPC backend
+        ("host:port"), whose devices count as GPUs and come first. `loading` is called with the loaded fraction, 0 to 1.
+        Raises ModelError if there is no such file, it is not a GGUF, or llama.cpp cannot load it; EngineError for a
+        server that cannot be used."""
         self._handle: Any = None
-        self.users: WeakSet[Any] = WeakSet()  # what computes with its weights and has a `close`
+        self.users: WeakSet[Any] = WeakSet()  # objects that compute with its weights and have a `close`
         self.path = path
-        self._devices = devices.device_handles(rpc)  # before anything is loaded
-        self.offloads = bool(rpc) or devices.offloading()  # layers, to memory that is not this machine's
-        self.placed = gpu_layers, main_gpu, tuple(rpc)  # where its layers are, as far as there is a choice
+        self._devices = devices.device_handles(rpc)  # resolved before anything is loaded
+        self.offloads = bool(rpc) or devices.offloading()  # whether layers are in memory other than this machine's
+        self.placed = gpu_layers, main_gpu, tuple(rpc)  # placement of the layers
         self.sources = open_sources(path)  # all files of the model
         try:
             self._load(gpu_layers, main_gpu, mmap, loading)
@@ -66,7 +63,7 @@ class Model:
         self.architecture = self.metadata("general.architecture") or "unknown"
         name = self.metadata("general.name") or path.stem
         self.name = PUBLISHED.get(name, name)
-        file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # the bit says "guessed"
+        file_type = int(llama.llama_model_ftype(self._handle)) & ~1024  # this bit means "guessed"
         self.quantization = FILE_TYPES.get(file_type, f"type {file_type}")
 
     def _load(self, gpu_layers: int, main_gpu: int, mmap: bool, loading: Callable[[float], object] | None) -> None:
@@ -96,7 +93,8 @@ class Model:
                 raise ModelError(f"{source.path} changed while it was being loaded", "Try again when it is complete")
 
     def _check_tokenizer(self) -> None:
-        """llama.cpp's greedy tokenizer (RWKV) never ends at a byte that begins tokens and is none itself."""
+        """Refuse a vocabulary in which llama.cpp's greedy tokenizer (RWKV) never ends: a byte begins tokens and is no
+        token itself."""
         if llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_RWKV:
             pieces = {self.token_bytes(token, special=True) for token in range(self.n_vocab)}
             if any(piece[:1] not in pieces for piece in pieces if piece):
@@ -129,7 +127,7 @@ class Model:
         self.close()
 
     def metadata(self, key: str) -> str | None:
-        """A metadata value of the GGUF as text; None if the file does not have it."""
+        """Return a metadata value of the GGUF as text; None if it is missing."""
         size = llama.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
         if size < 0:
             return None
@@ -139,41 +137,39 @@ class Model:
 
     @property
     def recurrent(self) -> bool:
-        """Whether some layers keep a state instead of rows: they cannot go back to an earlier position."""
+        """True if some layers keep a state instead of K/V, which cannot be rolled back."""
         return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja source of the model's own chat template, None without one."""
+        """Jinja source of the model's chat template, None without one."""
         source = llama.llama_model_chat_template(self.handle, None)
         return source.decode(errors="replace") if source else None
 
     def special_text(self, which: str) -> str:
-        """Text of the `bos` or `eos` token as a chat template wants it, "" if the model has none."""
+        """Return the text of the `bos` or `eos` token for a chat template, "" if the model has none."""
         token = {"bos": llama.llama_vocab_bos, "eos": llama.llama_vocab_eos}[which](self.vocab)
         return self.token_bytes(token, special=True).decode(errors="replace") if token >= 0 else ""
 
     @property
     def bos(self) -> int | None:
-        """The token that must open every prompt, None where the model wants none."""
+        """The token that must open every prompt, None if there is none."""
         return int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
 
     def tokenize(self, text: str, *, special: bool = False) -> Tokens:
-        """Token ids of `text` alone: no BOS is added. `special`: parse control tokens such as <|im_end|> in it.
-
-        Without it no token of the answer is structure (`_structural`): llama.cpp would still make one token of a
-        `</think>` or `<tool_call>` in a user's words where the vocabulary calls that user-defined. Such words are
-        tokenised in parts, cut before their last character, and the tokens still give the text back. Raise ModelError
-        for a text that this tokenizer cannot encode so.
-        """
+        """Return the token ids of `text` without BOS. `special`: parse control tokens such as <|im_end|>. Otherwise no
+        resulting token is a control token (`_is_control`). llama.cpp would still turn a `</think>` or `<tool_call>` in
+        user text into one token if the vocabulary marks it user-defined; such texts are tokenized in parts, cut before
+        their last character, and the tokens still detokenize to the text. Raises ModelError for a text that cannot be
+        encoded so."""
         ids = self._tokenize(text, special)
         cut: set[str] = set()
-        while not special and (found := self._control_texts(text, ids)):
-            if found <= cut:
+        while not special and (texts := self._control_texts(text, ids)):
+            if texts <= cut:
                 raise ModelError(
-                    f"{min(found)!r} in this text is a control token of {self.name}", "Spell it differently"
+                    f"{min(texts)!r} in this text is a control token of {self.name}", "Spell it differently"
                 )
-            cut |= found
+            cut |= texts
             ids = self._tokenize_parts(_cut(text, cut))
         return ids
 
@@ -181,7 +177,7 @@ class Model:
         data = text.encode()
         if not data:
             return np.zeros(0, np.int32)
-        # A text has at most one token a byte, plus what some tokenizers put before it.
+        # A text has at most one token per byte, plus a prefix of some tokenizers.
         if len(data) + 8 not in native.INTS:
             raise ModelError(f"a text of {len(data):,} bytes is more than llama.cpp can read")
         buffer = (ctypes.c_int32 * (len(data) + 8))()
@@ -191,17 +187,18 @@ class Model:
         return np.array(buffer[:count], np.int32)
 
     def _tokenize_parts(self, parts: Sequence[str]) -> Tokens:
-        """Token ids of a text in parts. SentencePiece puts a blank before a text; here before its first part alone."""
-        found = [self._tokenize(parts[0], False)]
+        """Tokenize a text in parts. SentencePiece adds a leading blank to each text; keep it for the first part
+        only."""
+        parts_ids = [self._tokenize(parts[0], False)]
         for part in parts[1:]:
             ids = self._tokenize(part, False)
             if self._detokenize(ids) == b" " + part.encode():
                 ids = self._tokenize_after(part)
-            found.append(ids)
-        return np.concatenate(found)
+            parts_ids.append(ids)
+        return np.concatenate(parts_ids)
 
     def _tokenize_after(self, part: str) -> Tokens:
-        """Token ids of a text that comes after another: what follows an anchor that no token shares with it."""
+        """Tokenize a text that follows another: the tokens after an anchor that no token shares with it."""
         for anchor in ANCHORS:
             ids = self._tokenize(anchor + part, False)
             for first in range(1, min(len(ids), 8)):
@@ -213,17 +210,14 @@ class Model:
         return b"".join(self.token_bytes(int(token), special=True) for token in ids)
 
     def _control_texts(self, text: str, ids: Tokens) -> set[str]:
-        """The texts of the tokens among these that are structure, and occur in the text."""
+        """Return the texts of control tokens among `ids` that occur in the text."""
         found = {self._token_text(token) for token in set(ids.tolist()) if self._is_control(token)}
         return {spelt for spelt in found if spelt and spelt in text}
 
     def _is_control(self, token: int) -> bool:
-        """Whether a token may mean something to the model beside its text: a control token, or a user-defined one that
-        looks like markup, as `</think>`, `<|User|>` and `[INST]` do.
-
-        Other user-defined tokens are ordinary added words: runs of blanks, letters. Whether this model's template makes
-        use of a mark is not asked: what a text is in tokens should depend on the vocabulary alone.
-        """
+        """True if a token acts as markup: a control token, or a user-defined one that looks like it, as `</think>`,
+        `<|User|>` and `[INST]` do. Other user-defined tokens are ordinary added words. This depends on the vocabulary
+        alone, not on the chat template, so that a text always has the same tokens."""
         kind = llama.llama_vocab_get_attr(self.vocab, token)
         if kind & llama.LLAMA_TOKEN_ATTR_USER_DEFINED:
             return _is_markup(self._token_text(token))
@@ -233,12 +227,12 @@ class Model:
         return self.token_bytes(token, special=True).decode(errors="replace")
 
     def tokenize_runs(self, runs: Iterable[tuple[str, bool]]) -> Tokens:
-        """Token ids of a text in runs, each tokenised apart: (text, whether control tokens in it are parsed)."""
+        """Tokenize runs of (text, whether control tokens in it are parsed) separately and concatenate them."""
         parts = [self.tokenize(text, special=special) for text, special in runs]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of a token; they may be part of a UTF-8 character."""
+        """Return the bytes of a token, which may be part of a UTF-8 character."""
         self._check_token(token)
         buffer = ctypes.create_string_buffer(256)
         size = llama.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, special)
@@ -252,33 +246,33 @@ class Model:
 
     @cached_property
     def end_tokens(self) -> list[int]:
-        """All tokens that end an answer."""
+        """All end-of-generation tokens."""
         return [token for token in range(self.n_vocab) if self.ends(token)]
 
     def ends(self, token: int) -> bool:
-        """Whether the token ends an answer (end of turn, end of text)."""
+        """True if the token ends generation (end of turn, end of text)."""
         self._check_token(token)
         return bool(llama.llama_vocab_is_eog(self.vocab, token))
 
     def unknown(self, tokens: Iterable[int]) -> int | None:
-        """The first of these tokens that is outside the vocabulary; None if all are known."""
+        """Return the first token outside the vocabulary; None if all are valid."""
         return next((int(token) for token in tokens if not 0 <= token < self.n_vocab), None)
 
     def _check_token(self, token: int) -> None:
-        """llama.cpp ends the process over a token that it does not know."""
+        """Raise ModelError for a token outside the vocabulary: llama.cpp would abort."""
         if not 0 <= token < self.n_vocab:
             raise ModelError(f"token {token} is outside the vocabulary of {self.n_vocab}")
 
 
 def _is_markup(text: str) -> bool:
-    """Whether a text is something between brackets, of whatever script: <a>, [a], <|a|>, >>a<<, 【a】."""
+    """True if a text is enclosed in brackets of any script: <a>, [a], <|a|>, >>a<<, 【a】."""
     text = unicodedata.normalize("NFKC", text).strip()
     ends = {text[:1], text[-1:]}
     return len(text) > 2 and all(end in "<>|" or unicodedata.category(end) in ("Ps", "Pe") for end in ends)
 
 
 def _cut(text: str, marks: Iterable[str]) -> list[str]:
-    """The text in parts, none of which holds one of the marks, as long as these have two characters or more."""
+    """Split the text so that no part contains a mark of two characters or more."""
     spans = [
         (at.start(), at.start() + len(mark)) for mark in marks for at in re.finditer(f"(?={re.escape(mark)})", text)
     ]

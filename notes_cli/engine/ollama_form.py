@@ -1,14 +1,14 @@
-"""Models that Ollama's own converter wrote, by what is in their heads.
+"""Recognises GGUF files written by Ollama's own converter, by their headers.
 
-Ollama repairs these while it loads them. llama.cpp itself refuses most of them (names that it does not know, tensors
-that it does not expect) and misreads some in silence: a RoPE scaling or a tokenizer is named otherwise, and ignored.
+Ollama repairs them while loading. llama.cpp refuses most (unknown names, unexpected tensors) and silently misreads
+some, whose RoPE scaling or tokenizer has another key.
 """
 
 from __future__ import annotations
 
 from notes_cli.engine.header import Header
 
-# What llama.cpp calls the architecture, or has instead of it.
+# Ollama's architecture name -> llama.cpp's, or its replacement.
 _NAMES = {
     "deepseekocr": "deepseek2-ocr",
     "glm4moelite": "deepseek2",
@@ -19,10 +19,10 @@ _NAMES = {
     "qwen25vl": "qwen2vl",
 }
 
-# Tensors of what sees, hears or drafts: llama.cpp wants these in files of their own.
-_BESIDE = ("v.", "a.", "mm.", "mtp.", "model.vision_tower.")
+# Tensors of vision, audio or draft parts, which llama.cpp expects in separate files.
+_EXTRA_TENSORS = ("v.", "a.", "mm.", "mtp.", "model.vision_tower.")
 
-# Keys that llama.cpp's converter does not write, {} being the architecture.
+# Keys that llama.cpp's converter does not write; {} is the architecture.
 _QWEN35 = ("{}.vision.block_count", "{}.image_token_id", "{}.ssm.v_head_reordered", "{}.rope.mrope_interleaved")
 _KEYS = {
     "gemma3": (
@@ -35,14 +35,14 @@ _KEYS = {
     "qwen35moe": _QWEN35,
 }
 
-# Keys that llama.cpp cannot do without.
-_WANTED = {
+# Keys that llama.cpp requires.
+_REQUIRED = {
     "gemma3": "gemma3.attention.layer_norm_rms_epsilon",
     "qwen3vl": "qwen3vl.rope.dimension_sections",
     "qwen3vlmoe": "qwen3vlmoe.rope.dimension_sections",
 }
 
-# How tensors begin or end that llama.cpp calls otherwise.
+# (prefix, suffix) of tensors that llama.cpp names otherwise.
 _TENSORS = {
     "gemma3": ("dense.0.weight", ""),
     "laguna": ("blk.0.attn_g.weight", ""),
@@ -56,38 +56,38 @@ ADVICE = "Take a GGUF of this model that was made for llama.cpp, as those on Hug
 
 
 def ollama_evidence(header: Header) -> str:
-    """What to say of a model in Ollama's form, with what shows it; "" of any other."""
-    sign = _sign(header)
+    """Describe the evidence that a model is in Ollama's form; "" for other models."""
+    sign = _evidence(header)
     return f"in a form of Ollama's own, which llama.cpp refuses or misreads ({sign})" if sign else ""
 
 
-def _sign(header: Header) -> str:
+def _evidence(header: Header) -> str:
     name = header.architecture
     if name in _NAMES:
         return f"architecture {name}, which is {_NAMES[name]} there"
-    beside = next((tensor for tensor in header.tensors if tensor.startswith(_BESIDE)), None)
-    if beside:
-        return f"it holds the tensor {beside}"
+    extra = next((tensor for tensor in header.tensors if tensor.startswith(_EXTRA_TENSORS)), None)
+    if extra:
+        return f"it holds the tensor {extra}"
     key = next((key for key in (key.format(name) for key in _KEYS.get(name, ())) if key in header.values), None)
     if key:
         return f"it has {key}"
-    if name in _WANTED and _WANTED[name] not in header.values:
-        return f"it has no {_WANTED[name]}"
+    if name in _REQUIRED and _REQUIRED[name] not in header.values:
+        return f"it has no {_REQUIRED[name]}"
     first, last = _TENSORS.get(name, ("", ""))
     if first or last:
-        tensor = next((one for one in header.tensors if one.startswith(first) and one.endswith(last)), None)
+        tensor = next((key for key in header.tensors if key.startswith(first) and key.endswith(last)), None)
         if tensor:
             return f"it holds the tensor {tensor}"
-    return _sign_of_its_own(name, header)
+    return _special_evidence(name, header)
 
 
-def _sign_of_its_own(name: str, header: Header) -> str:
-    """What no list can say."""
+def _special_evidence(name: str, header: Header) -> str:
+    """Return evidence that needs more than a list."""
     tensors, values = header.tensors, header.values
     if name == "lfm2" and "output_norm.weight" in tensors and "token_embd_norm.weight" not in tensors:
         return "its last norm is called output_norm"
     if name == "gemma3n":
-        words, layers = (tensors.get(f"{one}.weight", ()) for one in ("token_embd", "per_layer_token_embd"))
+        words, layers = (tensors.get(f"{tensor}.weight", ()) for tensor in ("token_embd", "per_layer_token_embd"))
         if words and layers and words[1:2] != layers[1:2]:
             return "its embeddings are of two vocabularies"
     if name == "gemma4" and header.text("tokenizer.ggml.model") == "llama":

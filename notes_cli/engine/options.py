@@ -1,4 +1,4 @@
-"""How a context is made: the options, what they may be, and llama.cpp's parameters for them."""
+"""Defines the options of a context, checks them, and converts them to llama.cpp's parameters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from notes_cli.engine.native import llama
 from notes_cli.errors import EngineError
 
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
-THREAD_WEIGHTS = 16 << 20  # bytes of weights that are worth a thread of their own (docs/LOG.md)
+THREAD_WEIGHTS = 16 << 20  # bytes of weights that justify one more thread (docs/LOG.md)
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    """How a context is made. None and 0 leave llama.cpp's or the model's own value, as its command line does."""
+    """Options of a context. None and 0 leave the default of llama.cpp or the model, as on its command line."""
 
     n_ctx: int = 4096
     n_batch: int = 2048
@@ -41,25 +41,25 @@ class ContextOptions:
 
     @property
     def cache(self) -> str:
-        """K and V as the cache keeps them, "q8_0/f16"."""
+        """Types of K and V in the cache, "q8_0/f16"."""
         return f"{self.type_k}/{self.type_v}"
 
     @property
     def compiled(self) -> tuple[str, str]:
-        """The types of K and V that segments for such a cache keep: rows are quantized once, where they are spliced."""
+        """Types of K and V in segments for such a cache: K/V is quantized once, when it is spliced."""
         k, v = ("f32" if kind == "f32" else "f16" for kind in (self.type_k, self.type_v))
         return k, v
 
 
 def context_params(model: Model, options: ContextOptions) -> Any:
-    """llama.cpp's parameters of a context. Raise EngineError for options with which none can be made."""
+    """Build llama.cpp's context parameters. Raises EngineError for invalid options."""
     _check(options)
     params = llama.llama_context_default_params()
-    # Where the sequence cannot go back, a second one is there to be spoilt (Context.lookahead_sequence).
+    # A recurrent sequence cannot be rolled back: a spare one takes lookaheads (Context.lookahead_sequence).
     spare = model.recurrent and options.n_sequences == 1
     params.n_seq_max = options.n_sequences + spare
-    # llama.cpp keeps an output for each sequence and as many as a batch has tokens, or the context before it is
-    # rounded up, and aborts where these are fewer (llama_context::output_reserve).
+    # llama.cpp reserves one output per sequence and as many as n_ctx before rounding, or a batch, has tokens; it aborts
+    # where the latter are fewer (llama_context::output_reserve).
     params.n_ctx = max(options.n_ctx, params.n_seq_max) if options.n_ctx else 0
     params.n_batch = max(options.n_batch, params.n_seq_max)
     params.n_ubatch = min(options.n_ubatch, options.n_batch)
@@ -91,7 +91,7 @@ def _check(options: ContextOptions) -> None:
             raise EngineError(f"{name} is {value}: it must be from {low} to {high:,}")
     for name in ("rope_freq_base", "rope_freq_scale", "yarn_attn_factor"):
         value = getattr(options, name)
-        if value is not None and not 0 <= value < math.inf:  # nor NaN
+        if value is not None and not 0 <= value < math.inf:  # excludes NaN
             raise EngineError(f"{name} is {value}: it must be a number of 0 or more")
     for name, known in (
         *(("type_k", KV_TYPES), ("type_v", KV_TYPES), ("flash_attention", _FLASH)),
@@ -102,8 +102,8 @@ def _check(options: ContextOptions) -> None:
 
 
 def _threads(model: Model) -> int:
-    """Threads to use: physical cores, as two hyper-threads of one core only slow each other down, and no more than the
-    weights keep busy: those of a tiny model mostly wait for each other, very long on a busy machine."""
+    """Choose the number of threads: physical cores, since hyper-threads of a core only slow each other down, and no
+    more than the weights keep busy: a tiny model's threads mostly wait for each other."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     cores = usable if usable <= 2 else usable // 2
     return max(1, min(cores, int(llama.llama_model_size(model.handle)) // THREAD_WEIGHTS))

@@ -1,6 +1,6 @@
-"""Patches: tokens that take the place of others in a sequence, and where everything is afterwards.
+"""Computes the effect of replacing tokens in a sequence: new tokens, moved positions, and positions to recompute.
 
-Plain arithmetic over positions; it knows neither llama.cpp nor files. Patches ascend and do not overlap (`ascending`).
+Plain arithmetic over positions, without llama.cpp and files. Patches ascend and do not overlap (`ascending`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Range = tuple[int, int]  # positions [first, last)
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """Tokens [first, last) are to become `tokens`."""
+    """Replaces tokens [first, last) by `tokens`."""
 
     first: int
     last: int
@@ -26,24 +26,24 @@ class Patch:
 
     @property
     def grows(self) -> int:
-        """How many positions everything after it moves by."""
+        """Number of positions by which everything after it moves."""
         return len(self.tokens) - (self.last - self.first)
 
     def offset(self, by: int) -> Patch:
-        """The same patch of a sequence that has `by` more tokens before it."""
+        """Return the same patch for a sequence with `by` more tokens before it."""
         return replace(self, first=self.first + by, last=self.last + by)
 
 
 class Aligned(NamedTuple):
-    """Neighbouring positions before the patches, and those that they become."""
+    """A range of positions before and after the patches."""
 
     before: Range
     after: Range
-    patch: Patch | None  # None: the tokens are the same
+    patch: Patch | None  # None: unchanged tokens
 
 
 def is_ascending(ranges: Iterable[Range], length: int) -> bool:
-    """Whether ranges ascend without overlap inside a sequence of `length` tokens. They may be empty."""
+    """True if ranges, possibly empty, ascend without overlap within `length` tokens."""
     end = 0
     for first, last in ranges:
         if not end <= first <= last:
@@ -53,8 +53,8 @@ def is_ascending(ranges: Iterable[Range], length: int) -> bool:
 
 
 def position_map(patches: Sequence[Patch]) -> Callable[[int], int]:
-    """Where a position is after the patches. One inside a patch stays inside the patch's tokens, or at their end where
-    they are fewer; the first stays the first."""
+    """Return a function that maps positions before the patches to positions after them. Within a patch a position stays
+    in the patch's tokens, or moves to their end where they are fewer; the first stays the first."""
 
     def shift(position: int) -> int:
         moved = position
@@ -69,51 +69,51 @@ def position_map(patches: Sequence[Patch]) -> Callable[[int], int]:
 
 
 def align(patches: Sequence[Patch], length: int) -> list[Aligned]:
-    """The whole sequence of `length` tokens, in its order: each patch, and what lies between them."""
-    found: list[Aligned] = []
+    """Split a sequence of `length` tokens into its patches and the ranges between them."""
+    parts: list[Aligned] = []
     done = grown = 0
 
-    def keep(last: int) -> None:
+    def add_unchanged(last: int) -> None:
         if done < last:
-            found.append(Aligned((done, last), (done + grown, last + grown), None))
+            parts.append(Aligned((done, last), (done + grown, last + grown), None))
 
     for patch in patches:
-        keep(patch.first)
+        add_unchanged(patch.first)
         start = patch.first + grown
-        found.append(Aligned(patch.span, (start, start + len(patch.tokens)), patch))
+        parts.append(Aligned(patch.span, (start, start + len(patch.tokens)), patch))
         done, grown = patch.last, grown + patch.grows
-    keep(length)
-    return found
+    add_unchanged(length)
+    return parts
 
 
 def apply_patches(tokens: Sequence[int], patches: Sequence[Patch]) -> list[int]:
-    """The tokens after the patches."""
-    found: list[int] = []
+    """Return the tokens after the patches."""
+    result: list[int] = []
     for part in align(patches, len(tokens)):
-        found += part.patch.tokens if part.patch else tokens[slice(*part.before)]
-    return found
+        result += part.patch.tokens if part.patch else tokens[slice(*part.before)]
+    return result
 
 
 def new_positions(patches: Sequence[Patch]) -> set[int]:
-    """The positions that hold tokens of a patch afterwards."""
-    parts = align(patches, 0)  # what lies after the last patch does not matter
+    """Return the positions of patched tokens, after the patches."""
+    parts = align(patches, 0)  # the length does not matter: no patch is beyond it
     return {position for part in parts if part.patch for position in range(*part.after)}
 
 
 def changed_ranges(patches: Sequence[Patch], length: int, also: Iterable[int] = ()) -> list[Range]:
-    """The positions afterwards whose rows are not what they were: those of new tokens, of the tokens `also` that were
-    computed again (counted before the patches), and of all that moved, in a sequence of `length` tokens before."""
+    """Return the ranges, after the patches, whose K/V differs from before: new tokens, the recomputed positions `also`
+    (counted before the patches), and all that moved. `length`: tokens before."""
     parts, shift = align(patches, length), position_map(patches)
     moved = next((part.after[0] for part in parts if part.patch and part.patch.grows), shift(length))
     return merge_ranges(new_positions(patches) | set(map(shift, also)) | set(range(moved, shift(length))))
 
 
 def merge_ranges(positions: Iterable[int]) -> list[Range]:
-    """Positions as ranges, ascending."""
-    found: list[Range] = []
+    """Merge positions into ascending ranges."""
+    result: list[Range] = []
     for position in sorted(set(positions)):
-        if found and found[-1][1] == position:
-            found[-1] = found[-1][0], position + 1
+        if result and result[-1][1] == position:
+            result[-1] = result[-1][0], position + 1
         else:
-            found.append((position, position + 1))
-    return found
+            result.append((position, position + 1))
+    return result

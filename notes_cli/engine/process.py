@@ -1,7 +1,4 @@
-"""What llama.cpp has one of in a process: its log, its crash handler, and interrupts that came while it called Python.
-
-Nothing here is about one model or context: these take from it what they need while they need it.
-"""
+"""Holds llama.cpp's process-wide state: its log, its crash message, and exceptions raised in callbacks from C."""
 
 from __future__ import annotations
 
@@ -17,16 +14,15 @@ from typing import Any
 from notes_cli.engine import native
 from notes_cli.engine.native import llama
 
-KEPT = 50  # lines of the log that are collected at most, the latest
+KEPT = 50  # collected lines of the log at most, the latest
 _CRASHED = ". The file is damaged, or llama.cpp has a bug: compare its SHA-256 with the one it was published with"
 
 
 class Interrupts:
-    """What a signal's handler raises in a function that C called: a KeyboardInterrupt, or what others have it raise.
-    Nothing can be raised there."""
+    """Keeps exceptions that a signal handler raises in a function called from C, where nothing can be raised."""
 
     def __init__(self) -> None:
-        self._kept: tuple[int, BaseException] | None = None  # by thread
+        self._kept: tuple[int, BaseException] | None = None  # (thread, exception)
 
     @property
     def came(self) -> bool:
@@ -36,22 +32,22 @@ class Interrupts:
         self._kept = get_ident(), error
 
     def raise_kept(self) -> None:
-        """Raise what came in this thread, if something did."""
+        """Raise the exception kept for this thread, if any."""
         if self._kept and self._kept[0] == get_ident():
             error, self._kept = self._kept[1], None
             raise error
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Keep what is raised before the first line of `_hear`, which Python would print and forget, while the block
-        runs. A computation that a signal stops is logged, and so its handler runs there."""
+        """Also keep an exception raised before the first line of `_on_log`, which Python would print and drop. An
+        aborted computation is logged, so that the signal's handler runs there."""
         before = sys.unraisablehook
 
-        def hook(found: sys.UnraisableHookArgs) -> None:
-            if found.object is _on_log and found.exc_value is not None:
-                self.keep(found.exc_value)
+        def hook(args: sys.UnraisableHookArgs) -> None:
+            if args.object is _on_log and args.exc_value is not None:
+                self.keep(args.exc_value)
             else:
-                before(found)
+                before(args)
 
         sys.unraisablehook = hook
         try:
@@ -61,28 +57,28 @@ class Interrupts:
 
 
 class Log:
-    """llama.cpp's log. Its lines are passed on only where that was asked for."""
+    """llama.cpp's log, dropped unless `set_output` or `collected` takes it."""
 
     def __init__(self) -> None:
         self._shown: Callable[[str], object] | None = None
-        self._collecting: list[tuple[int, deque[str]]] = []  # by thread
+        self._collecting: list[tuple[int, deque[str]]] = []  # (thread, lines)
 
     def set_output(self, write: Callable[[str], object] | None) -> None:
-        """Hand all of it to `write` as it comes, in parts of lines; None: drop it."""
+        """Pass all output to `write` as it arrives, in parts of lines; None drops it."""
         self._shown = write
 
     @contextmanager
     def collected(self) -> Iterator[deque[str]]:
-        """The last lines that llama.cpp logs in this thread while the block runs, for the message of an error."""
-        one: tuple[int, deque[str]] = (get_ident(), deque(maxlen=KEPT))
-        self._collecting.append(one)
+        """Collect the last lines logged in this thread during the block, for an error message."""
+        entry: tuple[int, deque[str]] = (get_ident(), deque(maxlen=KEPT))
+        self._collecting.append(entry)
         try:
-            yield one[1]
+            yield entry[1]
         finally:
-            self._collecting = [other for other in self._collecting if other is not one]
+            self._collecting = [item for item in self._collecting if item is not entry]
 
     def add(self, part: str) -> None:
-        """What llama.cpp says now."""
+        """Handle a part of a line."""
         if self._shown:
             self._shown(part)
         if part.strip(" .\n"):
@@ -92,22 +88,20 @@ class Log:
 
 
 class Guard:
-    """What a crash of llama.cpp ends the process with: one line about what it worked on last, and status 1. A damaged
-    model makes it run into assertions and bad memory, from which nothing can go on. Whoever handles such signals keeps
-    them, and with NOTES_DEBUG nothing is changed."""
+    """Ends the process with one line about the current work and status 1 when llama.cpp crashes: a damaged model makes
+    it run into assertions and bad memory. Existing signal handlers are kept; off with NOTES_DEBUG."""
 
     def __init__(self) -> None:
-        self._working: list[str] = []  # the latest last
+        self._working: list[str] = []  # latest last
 
-    def add(self, what: str) -> None:
-        """From now on `what` is worked on."""
-        self._working.append(what)
+    def add(self, work: str) -> None:
+        """Register `work` as current work."""
+        self._working.append(work)
         self._set()
 
-    def remove(self, what: str) -> None:
-        """`what` is no longer worked on."""
-        if what in self._working:
-            self._working.remove(what)
+    def remove(self, work: str) -> None:
+        if work in self._working:
+            self._working.remove(work)
             self._set()
 
     def _set(self) -> None:
@@ -131,15 +125,15 @@ log_callback = llama.llama_log_callback(_on_log)  # must live as long as the lib
 llama.llama_log_set(log_callback, ctypes.c_void_p(0))
 
 
-def loading(told: Callable[[float], object] | None) -> Any:
-    """What llama.cpp calls while it loads a model: `told` gets the part that is there, 0 to 1. An interrupt ends the
-    load."""
+def loading(on_progress: Callable[[float], object] | None) -> Any:
+    """Make llama.cpp's progress callback for loading: `on_progress` is called with the loaded fraction, 0 to 1. An
+    interrupt ends the load."""
 
     @llama.llama_progress_callback  # type: ignore[untyped-decorator]
     def step(part: float, _data: object) -> bool:
         try:
-            if told:
-                told(part)
+            if on_progress:
+                on_progress(part)
         except KeyboardInterrupt as error:
             interrupts.keep(error)
         return not interrupts.came

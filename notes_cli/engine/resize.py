@@ -1,4 +1,4 @@
-"""Rows of the sequences of a context, taken out and put back: one that is made again with more room keeps them."""
+"""Saves and restores the K/V of all sequences while a context is recreated with more capacity."""
 
 from __future__ import annotations
 
@@ -20,92 +20,92 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SavedEntries:
-    """Rows of a sequence from position `first` on, one for each of the tokens: as they were read, or the number of the
-    sequence that it shares them with. Those of images are not shared again."""
+    """Entries of a sequence from position `first` on, one per token: their K/V, or the id of the sequence that they are
+    shared with. Images are stored for each sequence."""
 
     seq_id: int
     first: int
     tokens: Tokens
     rows: tuple[LayerRows, ...] | int
-    axes: NDArray[np.int32] | None = None  # of all rows, where images share positions
+    axes: NDArray[np.int32] | None = None  # positions of all rows, where images share them
 
 
 def save_sequences(context: Context, pool: Pool) -> list[SavedEntries]:
-    """The rows of every sequence that has some, those that several share once."""
-    kept: list[SavedEntries] = []
-    shared: dict[object, int] = {}  # what of a sequence others may have, too, and its number
-    for number in range(pool.size):
-        count = context.length(number)
+    """Read the K/V of every sequence; entries that several share are read once."""
+    result: list[SavedEntries] = []
+    shared: dict[object, int] = {}  # cell, or tuple of all cells -> id of a sequence
+    for seq_id in range(pool.size):
+        count = context.length(seq_id)
         if not count:
             continue
-        cells = context.cells_of(number)
+        cells = context.cells_of(seq_id)
         images = len(cells) > count  # rows that share positions (M-RoPE)
-        tokens = np.array(pool.tokens(number)[: max(count, len(cells))], np.int32)
+        tokens = np.array(pool.tokens(seq_id)[: max(count, len(cells))], np.int32)
         reason = context.supports("read") or context.supports("restore")
         if reason is None and len(tokens) < max(count, len(cells)):
             reason = "it has rows of unknown tokens"
         try:
             if reason is None and not images:
                 try:
-                    kept += _read_runs(context, number, tokens[:count], shared)
+                    result += _read_runs(context, seq_id, tokens[:count], shared)
                 except EngineError:
-                    images = context.several_axes and len(cells) == count  # in one line: as many positions as rows
+                    images = context.several_axes and len(cells) == count  # a one-row image: as many positions as rows
                     if not images:
                         raise
             if reason is None and images:
-                found, axes = context.read_axes(number, 0, len(cells), base=0, dtype=context.lossless_type)
-                kept.append(SavedEntries(number, 0, tokens, found, axes))
+                rows, axes = context.read_axes(seq_id, 0, len(cells), base=0, dtype=context.lossless_type)
+                result.append(SavedEntries(seq_id, 0, tokens, rows, axes))
         except EngineError as error:
             reason = error.what
         if reason:
-            raise UnsupportedError(f"the context cannot be made larger while sequence {number} has rows: {reason}")
-    needed = sum(len(one.tokens) for one in kept if not isinstance(one.rows, int))
-    # With a state, what goes on from one text needs its own.
+            raise UnsupportedError(f"the context cannot be made larger while sequence {seq_id} has rows: {reason}")
+    needed = sum(len(entry.tokens) for entry in result if not isinstance(entry.rows, int))
+    # With recurrent state, sequences that shared a prefix each need their own cells.
     if context.unified and context.used and needed > context.cells:
         raise UnsupportedError(
             f"the context cannot be made larger: its sequences share rows, without which they need {needed} cells, "
             f"and it has {context.cells}"
         )
-    return kept
+    return result
 
 
-def restore_sequences(context: Context, kept: Iterable[SavedEntries]) -> None:
-    """Put them into the same sequences, which are empty."""
-    for one in kept:
-        if isinstance(one.rows, int):
-            last = -1 if context.model.recurrent else one.first + len(one.tokens)
-            context.copy(one.rows, one.seq_id, one.first, last)
+def restore_sequences(context: Context, saved_entries: Iterable[SavedEntries]) -> None:
+    """Write saved entries into the same sequences, which are empty."""
+    for entry in saved_entries:
+        if isinstance(entry.rows, int):
+            last = -1 if context.model.recurrent else entry.first + len(entry.tokens)
+            context.copy(entry.rows, entry.seq_id, entry.first, last)
         else:
-            context.splice(one.seq_id, one.first, one.tokens, one.rows, one.first, axes=one.axes)
+            context.splice(entry.seq_id, entry.first, entry.tokens, entry.rows, entry.first, axes=entry.axes)
 
 
-def _read_runs(context: Context, number: int, tokens: Tokens, shared: dict[object, int]) -> list[SavedEntries]:
-    """The rows of a sequence, one a position, those that it shares with another by the number of that one."""
-    found = []
-    for first, last, other in _runs(context, number, len(tokens), shared):
-        rows: tuple[LayerRows, ...] | int | None = other
+def _read_runs(context: Context, seq_id: int, tokens: Tokens, shared: dict[object, int]) -> list[SavedEntries]:
+    """Read the K/V of a sequence in runs, with references for shared ones."""
+    result = []
+    for first, last, owner in _runs(context, seq_id, len(tokens), shared):
+        rows: tuple[LayerRows, ...] | int | None = owner
         if rows is None:
-            rows = context.read(number, first, last - first, base=first, dtype=context.lossless_type)
-        found.append(SavedEntries(number, first, tokens[first:last], rows))
-    return found
+            rows = context.read(seq_id, first, last - first, base=first, dtype=context.lossless_type)
+        result.append(SavedEntries(seq_id, first, tokens[first:last], rows))
+    return result
 
 
 def _runs(
-    context: Context, number: int, count: int, shared: dict[object, int]
+    context: Context, seq_id: int, count: int, shared: dict[object, int]
 ) -> Iterator[tuple[int, int, int | None]]:
-    """Stretches of the positions of a sequence, and the sequence before it that has the same rows, if one has.
-    `shared`: of the sequences before; of this one, too, when all have been taken."""
-    cells = context.cells_of(number)
-    # Not one a position; or with a state, which belongs to them all.
+    """Yield runs (first, last, id of an earlier sequence with the same cells or None), and add the cells to
+    `shared`."""
+    cells = context.cells_of(seq_id)
+    # Several rows per position, or a state that belongs to all of them: shared as a whole.
     if len(cells) != count or context.model.recurrent:
         whole = tuple(cells)
         yield 0, count, shared.get(whole) if cells else None
-        shared.setdefault(whole, number)
+        shared.setdefault(whole, seq_id)
         return
     first = 0
-    for other, run in groupby(cells, shared.get):
+    for owner, run in groupby(cells, shared.get):
         last = first + len(list(run))
-        yield first, last, other
+        yield first, last, owner
         first = last
     for cell in cells:
-        shared.setdefault(cell, number)
+        shared.setdefault(cell, seq_id)

@@ -1,7 +1,7 @@
-"""Whether keys rotate as native/notes_graph.cpp says: measured on the model and the context at hand.
+"""Verifies by measurement that this model's keys rotate as native/notes_graph.cpp declares.
 
-The table there was made by reading llama.cpp's graphs and measuring random models of each architecture. A file that
-says something else of itself, or a llama.cpp whose graph has changed, would make every splice silently wrong.
+That table was made from llama.cpp's graphs and random models of each architecture. A file with unusual metadata, or a
+changed llama.cpp graph, would make every splice silently wrong.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from notes_cli.engine.segment import Tokens
 
 TOKENS = 8
 TEXT = "On 2026-06-01 the rule was: 14 days, paid in euros."
-ROUNDING = 5e-5  # of rows in f16, squared and relative: 1e-7, and room for what a steep model makes of it in K alone
-AMPLIFIED = 4.0  # what rounding grows to in a layer shows in its V, which is not rotated; in K it is up to twice that
-FLOATS = 8 / 2**24  # radians a position by which llama.cpp's angles, floats, may be off
+# squared relative rounding of f16 rows: 1e-7, plus a margin for steep models, where it grows in K alone
+ROUNDING = 5e-5
+AMPLIFIED = 4.0  # V is not rotated and shows the rounding of a layer; K has up to twice that
+FLOATS = 8 / 2**24  # radians per position by which llama.cpp's float angles may be off
 
 
 @dataclass(frozen=True, slots=True)
 class RotationCheck:
-    """The layer whose keys are farthest off: computed at position 0, and `distance` positions on and rotated back."""
+    """The layer with the largest error of its keys, computed `distance` positions on and rotated back to 0."""
 
     distance: int
     layer: int
-    error: float  # the squared difference, relative to the squares of the keys
-    bound: float  # what rounding can explain
+    error: float  # squared difference, relative to the squared keys
+    bound: float  # explained by rounding
 
     @property
     def right(self) -> bool:
-        return self.error <= self.bound  # NaN is not
+        return self.error <= self.bound  # false for NaN
 
     @property
     def reason(self) -> str:
-        """Why no rows may be moved."""
+        """Why no K/V may be moved."""
         return (
             f"its keys do not rotate as notes expects: those of layer {self.layer} are off by {self.error:.2g} after "
             f"{self.distance} positions, where rounding explains {self.bound:.2g}. "
@@ -45,33 +46,30 @@ class RotationCheck:
 
 
 def measure_rotation(context: Context, seq_id: int) -> RotationCheck | None:
-    """Decode a few tokens at the start and near the middle of the context, rotate the latter back, and compare.
-
-    The sequence is empty before and afterwards. None where the context moves no rows anyway, or has no room to move
-    them in.
-    """
+    """Decode a few tokens at the start and near the middle of the context, rotate the latter back, and compare. The
+    sequence is empty before and after. Returns None where the context cannot move K/V, or has no room to."""
     distance = _distance(context)
     if context.supports("splice") is not None or not distance:
         return None
     tokens = _tokens(context)
     try:
         context.decode_at(seq_id, 0, tokens)
-        here = context.read(seq_id, 0, TOKENS, base=0, dtype="f32")
+        at_start = context.read(seq_id, 0, TOKENS, base=0, dtype="f32")
         context.truncate(seq_id, 0)
         context.decode_at(seq_id, distance, tokens)
-        there = context.read(seq_id, distance, TOKENS, base=0, dtype="f32")
+        moved = context.read(seq_id, distance, TOKENS, base=0, dtype="f32")
     finally:
         context.truncate(seq_id, 0)
     floats = (FLOATS * distance) ** 2
-    found = []
-    for one, other in zip(here, there, strict=True):
-        bound = ROUNDING + floats + AMPLIFIED * _difference(one.v, other.v)
-        found.append(RotationCheck(distance, one.layer, _difference(one.k, other.k), bound))
-    return max(found, key=lambda check: check.error / check.bound if check.bound > 0 else np.inf)
+    checks = []
+    for layer, moved_layer in zip(at_start, moved, strict=True):
+        bound = ROUNDING + floats + AMPLIFIED * _difference(layer.v, moved_layer.v)
+        checks.append(RotationCheck(distance, layer.layer, _difference(layer.k, moved_layer.k), bound))
+    return max(checks, key=lambda check: check.error / check.bound if check.bound > 0 else np.inf)
 
 
 def _distance(context: Context) -> int:
-    """Half of the context, or as far as this model lets rows go; 0 if nowhere."""
+    """Return half of the context or the largest distance that this model allows; 0 if none."""
     distance = context.n_ctx // 2
     while distance >= TOKENS and context.can_move(0, distance, TOKENS) is not None:
         distance //= 2
@@ -79,14 +77,14 @@ def _distance(context: Context) -> int:
 
 
 def _tokens(context: Context) -> Tokens:
-    """Some of a text, as a tokenizer may be of any kind; of the first ones if it has too few."""
+    """Return tokens of a sample text, or the first ids of a vocabulary in which it has too few."""
     tokens = context.model.tokenize(TEXT)[:TOKENS]
     return tokens if len(tokens) == TOKENS else np.arange(TOKENS, dtype=np.int32) % context.model.n_vocab
 
 
-def _difference(here: NDArray[np.floating], there: NDArray[np.floating]) -> float:
-    one, other = here.astype(np.float64), there.astype(np.float64)
-    squares = float((one**2).sum())
+def _difference(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    squares = float((a**2).sum())
     if not squares:
-        return float((other**2).sum() > 0)
-    return float(((one - other) ** 2).sum() / squares)
+        return float((b**2).sum() > 0)
+    return float(((a - b) ** 2).sum() / squares)

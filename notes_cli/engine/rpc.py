@@ -1,7 +1,6 @@
-"""Servers of llama.cpp's RPC backend (its ggml-rpc-server): their addresses, and whether one is there.
+"""Checks servers of llama.cpp's RPC backend (ggml-rpc-server) before llama.cpp connects to them.
 
-llama.cpp ends the process where nobody answers, and waits for ever where another client has the server, which takes
-one at a time. So it is asked before.
+llama.cpp aborts where no server answers, and waits forever for one that is busy with another client.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ PROTOCOL = 7, 0  # of ggml-rpc.h: a server's first number must be this one, its 
 _ADDRESS = re.compile(r"([^\s:,/\[\]]+):([0-9]{1,5})")
 # Close with a reset: a server that has time for us when we have gone would end by SIGPIPE, answering nobody.
 _RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
-_HELLO, _CAPABILITIES = 14, 24  # a command, and the bytes of what a side can do beside TCP: nothing
+_HELLO, _CAPABILITIES = 14, 24  # a command, and the size of its capabilities, all zero: TCP only
 
 
 def address(server: str) -> tuple[str, int]:
-    """Host and port. Raise EngineError where there are none."""
+    """Parse "host:port". Raises EngineError for anything else."""
     match = _ADDRESS.fullmatch(server)
     if not match or not 0 < int(match[2]) < 1 << 16:
         raise EngineError(f"{server!r} is no address of an RPC server: a host, or its IPv4 number, a colon and a port")
@@ -33,17 +32,18 @@ def address(server: str) -> tuple[str, int]:
 
 
 def check(server: str) -> tuple[str, int]:
-    """Where it is: its number and port, whatever its name. Raise EngineError unless the server shakes hands, as
-    llama.cpp will ask it to."""
-    import socket  # 3 ms, for those who name a server
+    """Return the IPv4 address and port of a server. Raises EngineError unless it completes llama.cpp's handshake."""
+    import socket  # takes 3 ms
 
     host, port = address(server)
     try:
-        where = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]  # llama.cpp knows no other
-        with socket.create_connection((str(where[0]), port), PATIENCE) as connection:
+        target = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][
+            4
+        ]  # llama.cpp supports IPv4 only
+        with socket.create_connection((str(target[0]), port), PATIENCE) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
-            answer = _received(connection, 8 + 4 + _CAPABILITIES)
+            answer = _receive(connection, 8 + 4 + _CAPABILITIES)
     except TimeoutError as error:
         raise EngineError(
             f"the RPC server {server} does not answer within {PATIENCE:g} seconds. It serves one client at a time: "
@@ -56,16 +56,16 @@ def check(server: str) -> tuple[str, int]:
     if len(answer) < 12 or size != 4 + _CAPABILITIES:
         raise EngineError(f"what answers at {server} is no RPC server of llama.cpp, or one of a much older version")
     if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
-        theirs, ours = (".".join(map(str, one)) for one in (version, (*PROTOCOL, 0)))
+        theirs, ours = (".".join(map(str, numbers)) for numbers in (version, (*PROTOCOL, 0)))
         raise EngineError(
             f"the RPC server {server} speaks version {theirs} of the protocol, notes {ours}: build the server from the "
             "llama.cpp that notes is built from"
         )
-    return str(where[0]), port
+    return str(target[0]), port
 
 
-def _received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes, or fewer where it ends before."""
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Receive so many bytes, or fewer at the end of the stream."""
     data = b""
     while len(data) < size and (part := connection.recv(size - len(data))):
         data += part

@@ -1,7 +1,6 @@
-"""Sequences: who holds which of a context's, and giving them back.
+"""Manages the sequence ids of a context: leases them exclusively and takes them back.
 
-A context has a number of sequences. Whoever wants to keep rows takes one and has it alone until it is closed; a second
-one may go on from the same rows without copying them (Context.share).
+A lease keeps its sequence until it is closed; a second sequence may share the entries without a copy (Context.share).
 """
 
 from __future__ import annotations
@@ -14,28 +13,28 @@ from notes_cli.errors import EngineError
 
 
 class Lease:
-    """One sequence of a context, for whoever holds it. Close it, or use it as a context manager."""
+    """An exclusive lease of one sequence of a context. Close it, or use it as a context manager."""
 
-    def __init__(self, pool: Pool, number: int, ticket: int) -> None:
-        self.tokens: list[int] = []  # of its rows, and of those that are to come
-        self._pool, self._number, self._ticket = pool, number, ticket
+    def __init__(self, pool: Pool, seq_id: int, ticket: int) -> None:
+        self.tokens: list[int] = []  # of its entries, decoded or pending
+        self._pool, self._seq_id, self._ticket = pool, seq_id, ticket
 
     @property
     def id(self) -> int:
-        """Its number in the context. Raise EngineError if it is no longer held."""
+        """The sequence id. Raises EngineError if the lease has ended."""
         if not self.held:
             raise EngineError("this sequence was given back, or its context was cleared: its rows are gone")
-        return self._number
+        return self._seq_id
 
     @property
     def held(self) -> bool:
-        """Whether it is still ours: not closed, and the context not cleared since."""
-        return self._pool.is_leased_by(self._number, self._ticket)
+        """True if the lease is valid: not closed, and the context not cleared since."""
+        return self._pool.is_leased_by(self._seq_id, self._ticket)
 
     def close(self) -> None:
-        """Give it back; its rows are gone."""
+        """End the lease; the entries are gone."""
         if self.held:
-            self._pool.release(self._number)
+            self._pool.release(self._seq_id)
 
     def __enter__(self) -> Lease:
         return self
@@ -44,21 +43,21 @@ class Lease:
         self.close()
 
     def __del__(self) -> None:
-        # In whatever thread this runs, the context may be computing: it takes the sequence back when it is next asked.
-        self._pool.note_dropped(self._number, self._ticket)
+        # May run in any thread while the context computes: only note it, `collect` releases the sequence later.
+        self._pool.note_dropped(self._seq_id, self._ticket)
 
 
 class Pool:
-    """The sequences 0 to `size` - 1 of a context: which are held, and by whom. `empty` forgets the rows of one."""
+    """The sequences 0 to `size` - 1 of a context and their leases. `empty` drops the entries of a sequence."""
 
     def __init__(self, size: int, empty: Callable[[int], object]) -> None:
         self.size = size
         self._empty = empty
         self._tickets = count()
-        self._held: dict[int, int] = {}  # ticket of whoever holds it
+        self._held: dict[int, int] = {}  # sequence id -> ticket of its lease
         self._tokens: dict[int, list[int]] = {}
         self._dropped: list[tuple[int, int]] = []
-        self._waits = False  # what is given back is taken back later
+        self._waits = False  # whether releases are deferred
 
     @property
     def held(self) -> list[int]:
@@ -70,27 +69,27 @@ class Pool:
     def free(self) -> list[int]:
         """Sequences that are not leased."""
         self.collect()
-        return [number for number in range(self.size) if number not in self._held]
+        return [seq_id for seq_id in range(self.size) if seq_id not in self._held]
 
-    def lease(self, number: int) -> Lease:
-        """Hold a free sequence."""
-        self._held[number] = ticket = next(self._tickets)
-        lease = Lease(self, number, ticket)
-        self._tokens[number] = lease.tokens
+    def lease(self, seq_id: int) -> Lease:
+        """Lease a free sequence."""
+        self._held[seq_id] = ticket = next(self._tickets)
+        lease = Lease(self, seq_id, ticket)
+        self._tokens[seq_id] = lease.tokens
         return lease
 
-    def tokens(self, number: int) -> list[int]:
-        """The tokens of a sequence; none where it is not leased."""
-        return self._tokens.get(number, [])
+    def tokens(self, seq_id: int) -> list[int]:
+        """Return the tokens of a sequence; empty if it is not leased."""
+        return self._tokens.get(seq_id, [])
 
-    def is_leased_by(self, number: int, ticket: int) -> bool:
-        """Whether the sequence is held by this ticket."""
-        return self._held.get(number) == ticket
+    def is_leased_by(self, seq_id: int, ticket: int) -> bool:
+        """True if this ticket leases the sequence."""
+        return self._held.get(seq_id) == ticket
 
     @contextmanager
     def deferring_releases(self) -> Iterator[None]:
-        """Within the block nothing is taken back: rows are on their way, and a collected generator may close a lease
-        at any time."""
+        """Defer releases during the block, in which K/V is moved: a collected generator may close a lease at any
+        time."""
         self._waits = True
         try:
             yield
@@ -98,26 +97,26 @@ class Pool:
             self._waits = False
             self.collect()
 
-    def release(self, number: int) -> None:
-        """End its lease; its rows are gone."""
+    def release(self, seq_id: int) -> None:
+        """End the lease of a sequence and drop its entries."""
         if self._waits:
-            self.note_dropped(number, self._held[number])
+            self.note_dropped(seq_id, self._held[seq_id])
             return
-        del self._held[number], self._tokens[number]
-        self._empty(number)
+        del self._held[seq_id], self._tokens[seq_id]
+        self._empty(seq_id)
 
-    def note_dropped(self, number: int, ticket: int) -> None:
-        """Whoever held it is gone and did not give it back."""
-        self._dropped.append((number, ticket))
+    def note_dropped(self, seq_id: int, ticket: int) -> None:
+        """Note that a lease was garbage-collected."""
+        self._dropped.append((seq_id, ticket))
 
     def clear(self) -> None:
-        """End all leases. The rows are left to the caller."""
+        """End all leases. The caller drops the entries."""
         self._held.clear()
         self._tokens.clear()
 
     def collect(self) -> None:
-        """Take back what was dropped."""
+        """Release the sequences of garbage-collected leases."""
         while self._dropped and not self._waits:
-            number, ticket = self._dropped.pop()
-            if self.is_leased_by(number, ticket):
-                self.release(number)
+            seq_id, ticket = self._dropped.pop()
+            if self.is_leased_by(seq_id, ticket):
+                self.release(seq_id)

@@ -1,8 +1,8 @@
-"""A sequence: one sequence in a context, an ordered list of pieces with their tokens, positions and K/V.
+"""Holds one sequence of a context: its pieces, tokens and positions, and the operations that change its K/V.
 
-Pieces are text that is decoded, segments that are spliced in, errata and answers. Decoding is put off until a
-splice or logits need it, so that neighbouring pieces share one pass over the weights. Which tokens share a batch
-changes the last bits of their rows, so it follows from the tokens and splices alone (`divide`).
+Pieces are decoded text, spliced segments, errata and answers. Decoding is deferred until a splice or logits need it, so
+that neighbouring pieces share a batch. Which tokens share a batch changes the last bits of their K/V, so it depends on
+the tokens and splices alone (`divide`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from notes_cli.engine.vision import ImageEmbeddings
 
 
-Stopped = Literal["end", "length", "context"]  # why an answer ends: by itself, at max_tokens, or with the context
+Stopped = Literal["end", "length", "context"]  # why generation ended: an end token, max_tokens, or a full context
 
 
 class _Tail(NamedTuple):
-    """Rows [start, end) of a sequence that are moved: the positions of the first, and axes where images share them."""
+    """Rows [start, end) to move from position `at` to `to`; `axes` where images share positions."""
 
     start: int
     end: int
@@ -45,20 +45,17 @@ class _Tail(NamedTuple):
 
 
 class KVSequence:
-    """One sequence of a context. Rows are counted 0, 1, ..., in the order of the pieces, one for each token; so are
-    positions, but for images whose rows share them (places.py).
-
-    Close it, or use it as a context manager, and its sequence is free for others.
-    """
+    """One sequence of a context. Rows count tokens from 0 in the order of the pieces; positions equal rows except after
+    images under M-RoPE (image_positions.py). Closing it, or leaving it as a context manager, frees its sequence."""
 
     def __init__(self, context: Context, lease: Lease | None = None, *, dry: bool = False) -> None:
-        """An empty sequence in a sequence of its own: `lease`, or one that the context has free. `dry`: keep the list
-        of pieces but compute nothing, to tell beforehand what would be done."""
+        """Create an empty sequence with this lease, or a new one. `dry`: keep the list of pieces without computing, to
+        plan a prompt."""
         self.context = context
         self.dry = dry
         self.pieces: list[Piece] = []
         self.seconds = {"splice": 0.0, "decode": 0.0}
-        self.stopped: Stopped = "end"  # why the last answer ends
+        self.stopped: Stopped = "end"  # why the last generation ended
         self._lease = None if dry else lease or context.lease()
         self._tokens: list[int] = self._lease.tokens if self._lease else []
         self._images: list[Image] = []
@@ -76,13 +73,13 @@ class KVSequence:
 
     @property
     def seq_id(self) -> int:
-        """The number of its sequence. Raise EngineError if that is not its own any more."""
+        """The sequence id. Raises EngineError if the lease has ended."""
         if self._lease is None:
             raise EngineError("a dry sequence has no place in the cache")
         return self._lease.id
 
     def close(self) -> None:
-        """Give its sequence back; the rows are gone."""
+        """End the lease; the K/V is gone."""
         if self._lease is not None:
             self._lease.close()
 
@@ -101,33 +98,32 @@ class KVSequence:
 
     @property
     def intact(self) -> bool:
-        """Whether the context still holds the rows of this sequence: it has not been closed, nor its rows changed by
-        other code."""
-        held = self._lease is not None and self._lease.held
-        return held and self.context.length(self.seq_id) == self.length(self._done)
+        """True if the context still holds this sequence's K/V, unchanged by other code."""
+        leased = self._lease is not None and self._lease.held
+        return leased and self.context.length(self.seq_id) == self.length(self._done)
 
     def position(self, row: int) -> int:
-        """The position of a row, or of what comes after the last."""
+        """Return the position of a row, or of the next one after the last."""
         return position(self._images, row) if self._images else row
 
     def length(self, rows: int) -> int:
-        """What the context has as the length of its sequence when so many rows are there."""
+        """Return llama.cpp's length of the sequence with so many rows."""
         return length(self._images, rows) if self._images else rows
 
     @property
     def images(self) -> Sequence[Image]:
-        """The rows of images among its rows."""
+        """Images among its rows."""
         return self._images
 
     @property
     def rows(self) -> int:
-        """How many of its tokens have rows; the rest is pending."""
+        """Number of tokens that have K/V; the rest is pending."""
         return self._done
 
     def share(self, length: int | None = None, *, dry: bool = False) -> KVSequence:
-        """A second sequence that goes on from here, or after the first `length` tokens, whose rows are there. It has
-        the same rows in the same cells, until one of the two is rewritten; a `dry` one has none. Raise UnsupportedError
-        where sequences cannot share, EngineError for more rows than there are."""
+        """Fork the sequence after `length` tokens (default: all, decoded first), sharing cells until one of the two is
+        rewritten; a `dry` fork has no K/V. Raises UnsupportedError where sequences cannot share, EngineError for more
+        rows than are decoded."""
         dry = dry or self.dry
         if length is None:
             self.flush()
@@ -135,27 +131,27 @@ class KVSequence:
         elif not 0 <= length <= self._done:
             raise EngineError(f"{length} rows cannot be shared, the sequence has {self._done}")
         at = self.position(length)
-        other = KVSequence(self.context, None if dry else self.context.share(self.seq_id, at), dry=dry)
-        other._tokens += self._tokens[:length]
-        other._images = [image for image in self._images if image.last <= length]
-        other._done, other._logits = length, self._logits if length == len(self) else None
-        other.pieces = self._cut_pieces(length)
-        return other
+        fork = KVSequence(self.context, None if dry else self.context.share(self.seq_id, at), dry=dry)
+        fork._tokens += self._tokens[:length]
+        fork._images = [image for image in self._images if image.last <= length]
+        fork._done, fork._logits = length, self._logits if length == len(self) else None
+        fork.pieces = self._cut_pieces(length)
+        return fork
 
     def share_rows(self) -> KVSequence:
-        """A second sequence with the same tokens, which shares the rows that are there; what is pending each decodes by
-        itself. Raise UnsupportedError where sequences cannot share."""
+        """Fork the sequence with its pending tokens, which each decodes by itself. Raises UnsupportedError where
+        sequences cannot share."""
         rows = self.length(self._done)
-        other = KVSequence(self.context, self.context.share(self.seq_id, rows) if rows else None, dry=self.dry)
-        other._tokens += self._tokens
-        other._images, other.pieces = [*self._images], [*self.pieces]
-        other._done, other._divided, other._logits = self._done, self._divided, self._logits
-        return other
+        fork = KVSequence(self.context, self.context.share(self.seq_id, rows) if rows else None, dry=self.dry)
+        fork._tokens += self._tokens
+        fork._images, fork.pieces = [*self._images], [*self.pieces]
+        fork._done, fork._divided, fork._logits = self._done, self._divided, self._logits
+        return fork
 
     def _cut_pieces(self, length: int) -> list[Piece]:
-        """Those of the first `length` tokens."""
-        kept = [piece for piece in self.pieces if piece.position < length]
-        return [piece.resized(min(piece.tokens, length - piece.position), piece.rewritten) for piece in kept]
+        """Return the pieces of the first `length` tokens."""
+        pieces = [piece for piece in self.pieces if piece.position < length]
+        return [piece.resized(min(piece.tokens, length - piece.position), piece.rewritten) for piece in pieces]
 
     def append(
         self,
@@ -166,7 +162,7 @@ class KVSequence:
         reason: Reason = Reason.PLAIN,
         detail: str = "",
     ) -> None:
-        """Add tokens at the end; `reason` and `detail` as a Piece has them."""
+        """Append tokens as a piece with this reason and detail."""
         new = [int(token) for token in tokens]
         if not new:
             return
@@ -176,18 +172,15 @@ class KVSequence:
         self._logits = None
 
     def open_splice(self, segment: Segment, seam: int) -> None:
-        """Put the first `seam` tokens of a segment at the end, which are decoded again; `splice` goes on from there.
-        The rows of an image are not decoded again: the seam ends before them."""
+        """Append the first `seam` tokens of a segment, which are decoded again, before `splice` places the rest. The
+        seam ends before an image."""
         seam = min(seam, segment.max_seam)
         self._check_room(len(segment))
         self.append(segment.tokens[:seam], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
     def splice(self, segment: Segment, *, seam: int = 0, rotate: bool = True, opened: bool = False) -> None:
-        """Put a segment at the end: its first `seam` tokens are decoded again, the rows of the rest are placed.
-
-        `opened`: the seam is there already. The caller has compared identities. `rotate=False` is the control, which
-        must give wrong rows.
-        """
+        """Append a segment: decode its first `seam` tokens again, place the K/V of the rest. `opened`: `open_splice`
+        was called. The caller has compared identities. `rotate=False` is the control, with wrong K/V by design."""
         seam = min(seam, segment.max_seam)
         if not opened:
             self.open_splice(segment, seam)
@@ -201,9 +194,9 @@ class KVSequence:
             try:
                 tokens, base = segment.tokens[seam:], segment.base + seam
                 axes = None if segment.axes is None else segment.axes[seam:] + segment.base
-                where = self.seq_id, position, tokens, segment.layers, base
-                self.context.splice(*where, first=seam, rotate=rotate, axes=axes)
-            except BaseException:  # an interrupt comes after the call that it waited for: those rows are there
+                target = self.seq_id, position, tokens, segment.layers, base
+                self.context.splice(*target, first=seam, rotate=rotate, axes=axes)
+            except BaseException:  # an interrupt is raised after the call, with the entries in place
                 self.context.truncate(self.seq_id, position)
                 raise
         self.seconds["splice"] += time.perf_counter() - started
@@ -213,7 +206,7 @@ class KVSequence:
             placed = replace(placed, reason=Reason.NOT_ROTATED, detail=f"{moved:+d}")
         else:
             placed = replace(placed, moved=moved)
-        self.pieces.append(replace(placed, blocks=len(segment.blocks), **_kept(segment)))
+        self.pieces.append(replace(placed, blocks=len(segment.blocks), **_storage(segment)))
         self._images += images_of(segment.media, at - seam, segment.axes)
         self._tokens += [int(token) for token in segment.tokens[seam:]]
         self._done = len(self)
@@ -221,40 +214,40 @@ class KVSequence:
 
     def append_image(
         self,
-        seen: ImageEmbeddings,
+        embeddings: ImageEmbeddings,
         kind: str = "image",
         name: str = "",
         reason: Reason = Reason.PLAIN,
         detail: str = "",
     ) -> None:
-        """Put an image at the end, looked at just now: the tokens around its rows, and the rows, are decoded."""
-        self._check_room(len(seen.tokens))
-        self.pieces.append(Piece(kind, name, len(self), len(seen.tokens), "decoded", reason, detail))
-        start, begin, done = len(self), self.position(len(self)), 0
-        rows = iter(seen.rows)
+        """Append an encoded image: decode its embeddings and the tokens around them."""
+        self._check_room(len(embeddings.tokens))
+        self.pieces.append(Piece(kind, name, len(self), len(embeddings.tokens), "decoded", reason, detail))
+        start, base, done = len(self), self.position(len(self)), 0
+        rows = iter(embeddings.rows)
         try:
-            for image in images_of(seen.media, start, seen.axes):
-                self._tokens += [int(token) for token in seen.tokens[done : image.first - start]]
+            for image in images_of(embeddings.media, start, embeddings.axes):
+                self._tokens += [int(token) for token in embeddings.tokens[done : image.first - start]]
                 self.flush()
                 began = time.perf_counter()
                 inside = slice(image.first - start, image.last - start)
                 if not self.dry:
                     at = self.position(len(self))
-                    axes = None if seen.axes is None else seen.axes[inside] + begin - at
-                    self.context.decode_embeddings(self.seq_id, at, next(rows), axes, whole=seen.whole)
+                    axes = None if embeddings.axes is None else embeddings.axes[inside] + base - at
+                    self.context.decode_embeddings(self.seq_id, at, next(rows), axes, whole=embeddings.whole)
                 self._images.append(image)
-                self._tokens += [int(token) for token in seen.tokens[inside]]
+                self._tokens += [int(token) for token in embeddings.tokens[inside]]
                 self._done = len(self)
                 self.seconds["decode"] += time.perf_counter() - began
                 done = inside.stop
         except BaseException:
             self.truncate(start)
             raise
-        self._tokens += [int(token) for token in seen.tokens[done:]]
+        self._tokens += [int(token) for token in embeddings.tokens[done:]]
         self._logits = None
 
     def open_carry(self, segment: Segment) -> None:
-        """Put the first tokens of a segment at the end, which are decoded again; `carry` goes on from there."""
+        """Append the first tokens of a segment, which are decoded again, before `carry` places the rest."""
         assert segment.carry is not None
         self.open_splice(segment, segment.carry.seam)
 
@@ -273,12 +266,12 @@ class KVSequence:
         started = time.perf_counter()
         if not self.dry:
             cut = slice(base - segment.first, segment.base + last - segment.first)
-            rows = [one if one.part == "state" else one.cut(cut) for one in segment.layers]
+            rows = [layer if layer.part == "state" else layer.cut(cut) for layer in segment.layers]
             transitions = segment.carry.load()
             where = self.seq_id, position, segment.tokens[seam:last]
             recurrent.carry(self.context, *where, rows, transitions, base if rotate else position)
         self.seconds["splice"] += time.perf_counter() - started
-        piece = Piece("splice", segment.name, at, last - seam, "spliced", Reason.CARRIED, **_kept(segment))
+        piece = Piece("splice", segment.name, at, last - seam, "spliced", Reason.CARRIED, **_storage(segment))
         moved = position - base
         if moved and not rotate:
             piece = replace(piece, reason=Reason.NOT_ROTATED, detail=f"{moved:+d}")
@@ -291,7 +284,8 @@ class KVSequence:
         self.append(segment.tokens[last:], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
     def restore(self, segment: Segment) -> None:
-        """Put back a segment whose rows begin at position 0. The sequence holds its left context and nothing more."""
+        """Restore a segment whose K/V begins at position 0. Raises EngineError unless the sequence is exactly its left
+        context, not decoded yet."""
         if self._done or not (self.dry or self.intact) or not np.array_equal(self.tokens, segment.context):
             raise EngineError(f"{segment.name} can only be restored at the start of a sequence, after its left context")
         self._check_room(len(segment))
@@ -307,33 +301,33 @@ class KVSequence:
                 self.context.truncate(self.seq_id, 0)
                 raise
         self.seconds["splice"] += time.perf_counter() - started
-        with_it = {"how": "spliced", "reason": Reason.RESTORED_CONTEXT, "detail": segment.name}
-        self.pieces = [replace(piece, **with_it) for piece in self.pieces]  # type: ignore[arg-type]
+        changes = {"how": "spliced", "reason": Reason.RESTORED_CONTEXT, "detail": segment.name}
+        self.pieces = [replace(piece, **changes) for piece in self.pieces]  # type: ignore[arg-type]
         restored = Piece("splice", segment.name, len(self), len(segment), "spliced", Reason.RESTORED)
-        self.pieces.append(replace(restored, **_kept(segment)))
+        self.pieces.append(replace(restored, **_storage(segment)))
         self._images += images_of(segment.media, len(self), segment.axes)
         self._tokens += [int(token) for token in segment.tokens]
         self._done = len(self)
         self._logits = None
 
-    # Decoding. A loop asks a sequence what is pending, decodes it, perhaps with that of others, and tells it.
+    # Decoding. A loop takes the pending tokens, decodes them, possibly with those of others, and calls `advance`.
 
     @property
     def pending(self) -> Sequence[int]:
-        """The tokens that wait to be decoded."""
+        """Tokens that are not decoded yet."""
         return self._tokens[self._done :]
 
     def divide(self) -> None:
-        """End the batch here: later tokens are not decoded with those that are pending now."""
+        """End the batch here: later tokens are not decoded together with the tokens pending now."""
         self._divided = len(self)
 
     @property
     def batch(self) -> int:
-        """How many of the pending tokens may go into the next batch."""
+        """Number of pending tokens that may go into the next batch."""
         return len(self.pending) if self._done >= self._divided else self._divided - self._done
 
     def flush_divided(self, progress: Progress | None = None) -> None:
-        """Decode what is pending before the place where it was divided, as `flush` does, and leave the rest pending."""
+        """Decode the pending tokens before the division as `flush` does, and leave the rest pending."""
         total = max(0, self._divided - self._done)
         while self._done < self._divided:
             decode([self], self.context.n_ubatch if progress else None)
@@ -341,23 +335,23 @@ class KVSequence:
                 progress(total - max(0, self._divided - self._done), total)
 
     def advance(self, count: int, logits: NDArray[np.float32] | EngineError | None = None) -> None:
-        """The first `count` pending tokens have rows now; `logits` are those after the last of all tokens, or why there
-        are none."""
+        """Record that the first `count` pending tokens are decoded; `logits`: after the last token of all, or an
+        error."""
         self._done += count
         self._logits = logits if self._done == len(self) else None
 
     def resync(self) -> None:
-        """A decode has failed or was interrupted: what of it is there counts, the rest is still pending."""
+        """Resynchronise after a failed or interrupted decode: decoded tokens count, the rest stays pending."""
         self._done = min(len(self), self._row(self.context.length(self.seq_id)))
         self._logits = None
 
     def _row(self, position: int) -> int:
-        """The row at a position."""
+        """Return the row at a position."""
         return row(self._images, position) if self._images else position
 
     def preempt(self, length: int) -> None:
-        """Give up the rows from position `length` on, so that others have their cells; their tokens are pending
-        again. They must have been decoded. Raise EngineError where rows cannot go back."""
+        """Preempt: drop the K/V from position `length` on to free its cells; the tokens are pending again. Raises
+        EngineError where the sequence cannot be rolled back."""
         if length < self._done:
             if any(image.last > length for image in self._images):
                 raise EngineError("the rows of an image cannot be decoded again as tokens")
@@ -365,33 +359,31 @@ class KVSequence:
             self._done, self._logits = length, None
 
     def check_intact(self) -> None:
-        """Raise EngineError unless decoding can go on from the rows that there are."""
+        """Raise EngineError unless decoding can continue from the present K/V."""
         if not self.intact:
             raise EngineError("the sequence of this sequence was closed, or changed by other code: assemble it again")
 
     def try_logits(self) -> NDArray[np.float32] | None:
-        """The logits after the last token if they are there; else see to it that some token is pending whose decoding
-        gives them. Raise EngineError where the last token was spliced, or what it gives are not numbers."""
+        """Return the logits after the last token, or None if decoding the pending tokens will give them. Raises
+        EngineError where the last token was spliced, or its logits are NaN."""
         if isinstance(self._logits, EngineError):
             raise self._logits
         if not self.pending and self._logits is None:
             image = bool(self._images) and self._images[-1].last == len(self)
             if self.dry or not self.pieces or self.pieces[-1].how == "spliced" or image:
                 raise EngineError("a spliced row has no logits: append a token after it")
-            self._step_back()  # its row is there, its logits are not: after truncate, rewrite or an interrupt
+            self._step_back()  # decoded, but without logits: after truncate, rewrite or an interrupt
         return None if self.pending else self._logits
 
     def _step_back(self) -> None:
-        """Have the last token decoded once more."""
+        """Make the last token pending again."""
         self.check_intact()
         self.context.truncate(self.seq_id, self.position(len(self) - 1))
         self._done = len(self) - 1
 
     def flush(self, progress: Progress | None = None, first: Sequence[int] = ()) -> None:
-        """Decode what is pending. If that fails or is interrupted, what has been decoded stays, the rest is pending.
-
-        `progress` is told of each micro-batch; `first`: tokens of the first ones, by which a speed is known early.
-        """
+        """Decode all pending tokens. After a failure or an interrupt, decoded tokens stay and the rest is pending.
+        `progress` is called per micro-batch; `first`: sizes of the first ones, to measure the speed early."""
         if self.dry:
             self._done = len(self)
             return
@@ -405,89 +397,90 @@ class KVSequence:
             raise self._logits
 
     def rewrite(self, positions: list[int], tokens: Tokens) -> None:
-        """Replace tokens inside the sequence and recompute their rows, and only theirs, in place."""
+        """Replace single tokens and recompute their K/V in place."""
         self.replace(
             [Patch(position, position + 1, (int(token),)) for position, token in zip(positions, tokens, strict=True)]
         )
 
     def replace(self, patches: Sequence[Patch], also: Sequence[int] = ()) -> int:
-        """Put other tokens in place of some, in one pass; returns how many were decoded.
-
-        Patches ascend. What follows one of another length is moved, its keys rotated. An image gives way as a whole.
-        `also`: rows outside of the patches that are recomputed with them.
-        """
+        """Replace token ranges in one pass; returns the number of tokens decoded. Patches ascend. Everything after a
+        patch of another length is moved, its keys rotated. An image is removed as a whole. `also`: rows outside the
+        patches to recompute, too."""
         self.flush()
-        inside = is_ascending([patch.span for patch in patches], len(self))
-        if not patches or not inside or any(patch.first == patch.last for patch in patches):
+        valid = is_ascending([patch.span for patch in patches], len(self))
+        if not patches or not valid or any(patch.first == patch.last for patch in patches):
             raise EngineError(f"changes must ascend inside of the sequence, which has {len(self)} tokens")
         check_no_images(self._images, also)
-        out = removed_images(self._images, [patch.span for patch in patches])
+        removed = removed_images(self._images, [patch.span for patch in patches])
         self._check_room(sum(patch.grows for patch in patches))
-        moves = bool(out) or any(patch.grows for patch in patches)
+        moves = bool(removed) or any(patch.grows for patch in patches)
         tokens, shift, new = apply_patches(self._tokens, patches), position_map(patches), new_positions(patches)
-        places = new | set(map(shift, also))
-        left = [one for one in self._images if one not in out]
-        images = [replace(one, first=shift(one.first), last=shift(one.first) + one.last - one.first) for one in left]
+        recomputed = new | set(map(shift, also))
+        remaining = [image for image in self._images if image not in removed]
+        images = [
+            replace(image, first=shift(image.first), last=shift(image.first) + image.last - image.first)
+            for image in remaining
+        ]
         tails = self._tails(patches, images) if moves else []
         started = time.perf_counter()
         try:
             if moves and not self.dry:
-                # Rewriting fills gaps between rows: at position 0 the old one stays until then.
-                self._spread(max(patches[0].first, 1 if 0 in new else 0), tails)
+                # Rewriting fills gaps between entries, so at position 0 the old entry stays until then.
+                self._move_tails(max(patches[0].first, 1 if 0 in new else 0), tails)
             self._done = len(tokens) if self.dry else row(images, self.context.length(self.seq_id))
-            ready = sorted(place for place in places if place < self._done)
-            if ready and not self.dry:  # the rest is at the end, and is decoded with what comes after it
-                where = [position(images, place) for place in ready] if images else ready
-                self.context.rewrite(self.seq_id, where, np.array([tokens[place] for place in ready], np.int32))
+            ready = sorted(row_index for row_index in recomputed if row_index < self._done)
+            if ready and not self.dry:  # the rest is at the end and stays pending
+                at = [position(images, row_index) for row_index in ready] if images else ready
+                self.context.rewrite(self.seq_id, at, np.array([tokens[row_index] for row_index in ready], np.int32))
         except BaseException as error:
             self._done = min(self._done, len(self))
-            if moves or not isinstance(error, EngineError):  # an interrupt: who can say before or after?
-                self.truncate(patches[0].first)  # what precedes the first patch is right
+            if moves or not isinstance(error, EngineError):  # after an interrupt the state is unknown
+                self.truncate(patches[0].first)  # everything before the first patch is valid
             raise
         finally:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
         self._logits = None
-        amended = (self._amended(piece, shift, places) for piece in self.pieces)
-        self.pieces = [piece for piece in amended if piece.tokens]
-        return len(places)
+        shifted_pieces = (self._shift_piece(piece, shift, recomputed) for piece in self.pieces)
+        self.pieces = [piece for piece in shifted_pieces if piece.tokens]
+        return len(recomputed)
 
     @staticmethod
-    def _amended(piece: Piece, shift: Callable[[int], int], places: Iterable[int]) -> Piece:
+    def _shift_piece(piece: Piece, shift: Callable[[int], int], recomputed: Iterable[int]) -> Piece:
         start, end = shift(piece.position), shift(piece.position + piece.tokens)
-        again = sum(start <= place < end for place in places)
-        return replace(piece, position=start).resized(end - start, piece.rewritten + again)
+        count = sum(start <= row_index < end for row_index in recomputed)
+        return replace(piece, position=start).resized(end - start, piece.rewritten + count)
 
     def _tails(self, patches: Sequence[Patch], images: Sequence[Image]) -> list[_Tail]:
-        """What follows each patch, with the `images` that are left. Raise UnsupportedError if it cannot be moved."""
+        """Return the moved ranges after the patches. Raises UnsupportedError if one cannot be moved."""
         parts = [part for part in align(patches, len(self)) if not part.patch and part.before[0] >= patches[0].last]
-        found = []
+        moves = []
         for part in parts:
             start, end = part.before
             at, to = self.position(start), position(images, part.after[0])
             reason = self.context.can_move(at, to, self.position(end) - at)
             if reason:
                 raise UnsupportedError(f"what follows the change cannot be moved: {reason}")
-            found.append((start, end, at, to))
-        return [] if self.dry else [_Tail(*one, *self.read(*one[:2], self.context.lossless_type)) for one in found]
+            moves.append((start, end, at, to))
+        return [] if self.dry else [_Tail(*move, *self.read(*move[:2], self.context.lossless_type)) for move in moves]
 
-    def _spread(self, keep: int, tails: Sequence[_Tail]) -> None:
-        """Keep the first rows, put what follows each patch where it will be, and leave the rest vacant."""
+    def _move_tails(self, keep: int, tails: Sequence[_Tail]) -> None:
+        """Keep the first rows, splice the tails at their new positions, and leave the gaps vacant."""
         self.context.truncate(self.seq_id, self.position(keep))
         for tail in tails:
             tokens = np.array(self._tokens[tail.start : tail.end], np.int32)
             self.context.splice(self.seq_id, tail.to, tokens, tail.rows, tail.at, axes=tail.axes)
 
     def read(self, start: int, end: int, dtype: str) -> tuple[tuple[LayerRows, ...], NDArray[np.int32] | None]:
-        """Rows [start, end), rotated as they are, and their positions on three axes where images share them."""
+        """Read the K/V of rows [start, end) without rotating it, and positions on three axes if images share them."""
         at = self.position(start)
         if any(start <= image.first < end and image.grid is not None for image in self._images):
             return self.context.read_axes(self.seq_id, at, end - start, base=at, dtype=dtype)
         return self.context.read(self.seq_id, at, end - start, base=at, dtype=dtype), None
 
     def truncate(self, length: int) -> None:
-        """Go back to the first `length` tokens. Raise EngineError for a cut inside of an image."""
+        """Drop all but the first `length` tokens. Raises EngineError for a cut within an image."""
         if not 0 <= length <= len(self):
             raise EngineError(f"cannot go back to {length} tokens, the sequence has {len(self)}")
         self._divided = min(self._divided, length)
@@ -502,54 +495,55 @@ class KVSequence:
         self._logits = None
 
     def logits(self) -> NDArray[np.float32]:
-        """Logits after the last token, [n_vocab]. The last token must have been decoded, not spliced."""
-        found = self.try_logits()
-        while found is None:
+        """Return the logits after the last token, [n_vocab]. Raises EngineError if that was spliced."""
+        result = self.try_logits()
+        while result is None:
             decode([self])
-            found = self.try_logits()
+            result = self.try_logits()
         self.check_intact()
-        return found
+        return result
 
     def lookahead(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits after each of these tokens if they came next, [len(tokens), n_vocab]; the sequence stays as it is."""
+        """Return the logits after each of these tokens as a continuation, [len(tokens), n_vocab], leaving the sequence
+        unchanged."""
         self.flush()
         self._check_room(len(tokens))
         with self.context.lookahead_sequence(self.seq_id) as seq_id:
-            found = []
+            rows = []
             for first in range(0, len(tokens), self.context.n_batch):
                 part = tokens[first : first + self.context.n_batch]
                 self.context.append({seq_id: np.array(part)}, "all")
-                found += [self.context.logits(index) for index in range(len(part))]
-            return np.array(found, np.float32).reshape(len(found), self.context.model.n_vocab)
+                rows += [self.context.logits(index) for index in range(len(part))]
+            return np.array(rows, np.float32).reshape(len(rows), self.context.model.n_vocab)
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
-        """Write an answer of at most `limit` tokens, yielding each as it is chosen; stops before an end token, and
-        where the context is full: `stopped` says why. Raise EngineError where there is no room for the first one."""
-        writer = TokenGenerator(self, sampler, limit)
-        while writer.active:
-            token = writer.choose(self.logits())
+        """Generate at most `limit` tokens, yielding each; stops before an end token or at a full context, see
+        `stopped`. Raises EngineError without space for the first token."""
+        generator = TokenGenerator(self, sampler, limit)
+        while generator.active:
+            token = generator.choose(self.logits())
             if token is not None:
                 yield token
 
     @property
     def decoded(self) -> int:
-        """Tokens that were computed: all but the spliced ones, and of these what was recomputed in place."""
-        there = ("spliced", "live")
-        return len(self) - sum(piece.tokens - piece.rewritten for piece in self.pieces if piece.how in there)
+        """Number of tokens computed: all but the spliced ones, plus those recomputed in place."""
+        reused = ("spliced", "live")
+        return len(self) - sum(piece.tokens - piece.rewritten for piece in self.pieces if piece.how in reused)
 
     def count(self, how: How) -> int:
-        """Tokens of all pieces that came about this way."""
+        """Return the number of tokens of all pieces with this `how`."""
         return sum(piece.tokens for piece in self.pieces if piece.how == how)
 
     @property
     def room(self) -> int:
-        """How many more tokens there is room for, those that are pending counted as there."""
+        """Number of tokens that can still be appended; pending ones are counted as present."""
         if self.dry:
             return self.size - len(self)
         return min(self.size - len(self), self.context.room(self.seq_id) - len(self.pending))
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Add tokens at the end of the last piece. Raise EngineError where there is no room for them."""
+        """Append tokens to the last piece. Raises EngineError without space for them."""
         new = [int(token) for token in tokens]
         self._check_room(len(new))
         self._tokens += new
@@ -574,8 +568,8 @@ class KVSequence:
         )
 
 
-def _kept(segment: Segment) -> dict[str, Any]:
-    """What a piece tells of how its rows were kept."""
+def _storage(segment: Segment) -> dict[str, Any]:
+    """Return the fields of a Piece for a quantized segment."""
     return {"kept": segment.kv, "nbytes": segment.nbytes} if any(quantized(segment.kv)) else {}
 
 

@@ -1,7 +1,7 @@
-"""The files of a model, opened once: what is loaded and what is hashed are the same bytes.
+"""Opens the files of a model once, so that the loaded and the hashed bytes are the same.
 
-A path may name another file a moment later (an update, a link that is changed), a descriptor does not. What is written
-into a file while it is open shows in its times.
+A path may refer to another file later (an update, a changed link), a descriptor does not. Writes to an open file show
+in its timestamps.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ _SPLIT = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 
 
 class Source:
-    """One file of a model, open until it is closed."""
+    """One open file of a model."""
 
     def __init__(self, path: Path) -> None:
-        """Raise OSError if it cannot be read."""
+        """Raises OSError if it cannot be read."""
         self.path = path
         self.file: BinaryIO = path.open("rb", buffering=0)
         self._stamp = stamp(self.file)
 
     @property
     def changed(self) -> bool:
-        """Whether the file may have other content than when it was opened, or last settled."""
+        """True if the content may have changed since it was opened, or since `accept_content`."""
         return stamp(self.file) != self._stamp
 
     def accept_content(self) -> None:
-        """Its content has been found to be the same."""
+        """Accept the present content as unchanged."""
         self._stamp = stamp(self.file)
 
     @property
     def loadable(self) -> str:
-        """A name by which C opens this very file, whatever its path names by then."""
+        """A path by which C opens this very file, even if `path` refers to another one now."""
         name = f"/proc/self/fd/{self.file.fileno()}"
         return name if os.path.exists(name) else str(self.path)
 
@@ -45,16 +45,15 @@ class Source:
 
 
 def stamp(file: BinaryIO) -> tuple[int, ...]:
-    """What of an open file does not stay if its content changes. Its modification time alone can be set to anything."""
+    """Return the attributes of an open file that change with its content. The modification time alone can be set to
+    anything."""
     stat = os.fstat(file.fileno())
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def open_sources(path: Path) -> list[Source]:
-    """All files of the model: a split one (name-00001-of-00003.gguf) has several.
-
-    Raise ModelError for the mistakes that people make, before llama.cpp says something longer about them.
-    """
+    """Open all files of the model: a split one (name-00001-of-00003.gguf) has several. Raises ModelError for common
+    mistakes with a shorter message than llama.cpp's."""
     if path.is_dir():
         raise ModelError(f"{path}: is a folder", "Name the GGUF file in it")
     if path.exists() and not path.is_file():
@@ -80,15 +79,16 @@ def open_sources(path: Path) -> list[Source]:
 
 
 def parts(path: Path) -> list[Path]:
-    """All files of the model of which this is the first, by its name. A lone file of such a name is the model."""
-    if not path.name:  # "." and "/" have none
+    """Return all files of the model with this first file, by name. A single file with such a name is the whole
+    model."""
+    if not path.name:  # "." and "/" have no name
         return [path]
-    first, *others = (path.with_name(name) for name in part_names(path.name))
-    return [first, *others] if any(part.exists() for part in others) else [path]
+    first, *rest = (path.with_name(name) for name in part_names(path.name))
+    return [first, *rest] if any(part.exists() for part in rest) else [path]
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of a split model, from that of the first; of another model its own name."""
+    """Return the names of all parts of a split model from its first; otherwise the name itself."""
     match = _SPLIT.fullmatch(name)
     if match is None:
         return [name]

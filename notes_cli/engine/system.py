@@ -1,4 +1,4 @@
-"""What notes runs on: the native library and its versions, devices, CPU features. For bug reports."""
+"""Reports versions, devices and CPU features of the native library, for bug reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from notes_cli.engine import devices, native
 
 
 def library() -> Path:
-    """The file of the native library."""
     return native.LIBRARY_PATH
 
 
@@ -24,15 +23,15 @@ def versions() -> dict[str, str]:
 
 
 def build() -> str:
-    """Changes whenever the native library does: what was measured of it holds no longer."""
+    """Return a string that changes with the native library, to invalidate measurements."""
     return f"{native.UPSTREAM} {native.LIBRARY_PATH.stat().st_mtime_ns}"
 
 
 def features() -> str:
-    """Of the CPU and the backends, as llama.cpp lists them."""
+    """Return the CPU and backend features that llama.cpp lists."""
     return str(native.llama.llama_print_system_info().decode().strip(" |"))
 
 
 def available(servers: Sequence[str] = ()) -> list[str]:
-    """The backends' devices, also those of these RPC servers, as "name: description (free of total MiB)"."""
+    """Return the devices of the backends and of these RPC servers, as "name: description (free of total MiB)"."""
     return [str(device) for device in (*devices.remote_devices(servers), *devices.local_devices())]

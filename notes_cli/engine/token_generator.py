@@ -1,4 +1,4 @@
-"""Writing an answer: choose a token from logits, add it to the sequence, and know when to stop."""
+"""Samples tokens from logits, appends them to a sequence, and decides when generation stops."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class TokenGenerator:
-    """An answer of at most `limit` tokens at the end of a sequence. Whoever drives it gives it the sequence's logits
-    for as long as it goes on."""
+    """Generates at most `limit` tokens at the end of a sequence. The caller computes the logits and calls `choose`
+    while `active` is true."""
 
     def __init__(self, sequence: KVSequence, sampler: Sampler, limit: int) -> None:
         self.sequence, self.sampler, self.limit = sequence, sampler, limit
-        self.count = 0  # tokens that were written
+        self.count = 0  # tokens generated
         self.active = limit > 0
         sequence.stopped = "length"
 
     def choose(self, logits: NDArray[np.float32]) -> int | None:
-        """The next token, which is in the sequence now; None where the answer ends before it: `sequence.stopped` says
-        why. Raise EngineError where there is no room for the first one."""
+        """Sample the next token and append it; None if generation ends, see `sequence.stopped`. Raises EngineError
+        without space for the first token."""
         seq, ends = self.sequence, self.sequence.context.model.ends
-        if self.count == self.limit:  # has it said all?
+        if self.count == self.limit:  # would the next token be an end token?
             self.active = False
             if ends(self.sampler.likeliest(logits)):
                 seq.stopped = "end"

@@ -1,1 +1,1 @@
-"""A model at work: its context and the user's library, compiling, assembling a prompt, answering."""
+"""Runs a model: its context, the user's library, compiling, prompt assembly and answering."""

@@ -1,6 +1,6 @@
-"""Asking: a request is settled, assembled in a sequence and answered. Every edge asks in this one way.
+"""Answers one request: resolves its settings, assembles the prompt in a sequence, decodes and generates.
 
-A session assembles its own sequence (sessions/session.py) and is settled and answered by the same functions.
+A session assembles its own sequence (sessions/session.py) and uses the same functions for the rest.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from notes_cli.runtime.resolve import ResolvedRequest, Settings, resolve_request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import of_fields
 
-PARALLEL = 16  # questions at once of many
-UNLIMITED = 2**31 - 1  # tokens: no limit but the context's
+PARALLEL = 16  # concurrent questions
+UNLIMITED = 2**31 - 1  # tokens: limited by the context only
 
 
 def freeze_lists(of: object, *names: str) -> None:
@@ -52,32 +52,31 @@ def freeze_lists(of: object, *names: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question and how it is to be answered. What is None goes by what was measured of the model. Raise NotesError
-    where one text is given for a list of them, and for less than no tokens. The options:
+    """One question and all options for its answer. None means the model's calibrated value, else the default. Raises
+    NotesError for an option of the wrong type, and for a negative number of tokens.
 
+    Options:
     splice: Names of compiled skills, segment files or texts, or segments.
-    errata: Corrections that the model reads: `field=value` or free words, or a mapping of fields and values.
-    fields: New values of fields, brought in by `method`.
+    errata: Corrections that the model reads: `field=value` or free text, or a mapping of fields and values.
+    fields: New values of fields, applied by `method`.
     method: The edit method for `fields`, by name.
     system: Text before the skills.
     think: Reason first.
-    max_think: Tokens to reason with at most.
+    max_think: Tokens of the reasoning at most.
     choices: Decide among these answers, at least two.
-    max_tokens: Tokens to answer with at most.
-    sampling: All options of sampling at once, as SamplerOptions.
-    json_schema: The answer is JSON that is valid by this schema (JSON, read).
-    grammar: What the answer is held to instead, in GBNF.
-    images: Files of images, or names and segments as of `splice`, that are shown with the question.
-    results: In a session, in the place of a question: the name of each tool that the last answer called, and what the
-      tool has returned.
+    max_tokens: Tokens of the answer at most.
+    sampling: All sampling options, as SamplerOptions.
+    json_schema: The answer is JSON that is valid by this schema (parsed JSON).
+    grammar: The answer is constrained by this grammar instead, in GBNF.
+    images: Files of images, or names and segments as for `splice`, shown with the question.
+    results: In a session, instead of a question: the name of each tool that the last answer called, and its result.
     seam: Tokens to recompute where a skill follows another context than at compile time.
     place: Skills in the system message ("early"), or right before the question ("late").
     wording: Of errata, as prompts/errata.json names it.
     recompute: Decode the very same tokens instead of splicing, to compare.
     decode: Of `splice`: decode these, so that they see what precedes them.
     strict: Refuse a skill that cannot be spliced, instead of decoding it.
-    exact: Reuse rows only where they are those of a prefill of the whole prompt, and decode what would have to be
-      moved.
+    exact: Reuse K/V only where it equals that of a prefill of the whole prompt, and decode the rest.
     """
 
     question: str
@@ -111,7 +110,7 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Tokens that there must be room for when the answer begins."""
+        """Tokens to reserve for the answer."""
         return UNLIMITED_RESERVE if self.max_tokens == UNLIMITED else self.max_tokens
 
 
@@ -152,25 +151,25 @@ class Asking(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Who is told what happens on the way, and gets texts as they come. By default nobody is."""
+    """Callbacks for notices, progress and streamed text; no-ops by default."""
 
     on_notice: Callable[[Notice], object] = lambda notice: None
     progress: Watch = no_progress
     on_reasoning: Callable[[str], None] | None = None
-    on_reasoning_end: Callable[[ReasoningTrace, bool], object] = lambda thought, asked: (
-        None
-    )  # asked for, or begun unasked
+    # (trace, whether reasoning was requested)
+    on_reasoning_end: Callable[[ReasoningTrace, bool], object] = lambda thought, asked: None
     on_text: Callable[[str], object] | None = None
-    on_token: Chosen | None = None  # each token of an answer, before its text is told
+    on_token: Chosen | None = None  # each token of an answer, before its text
     on_answer: Callable[[Answer], object] = lambda answer: None
 
     def __repr__(self) -> str:
-        return f"Callbacks({', '.join(one.name for one in fields(self) if getattr(self, one.name) is not one.default)})"
+        changed = (item.name for item in fields(self) if getattr(self, item.name) is not item.default)
+        return f"Callbacks({', '.join(changed)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of a prompt by how their rows come about. A seam, an erratum and what is rewritten are decoded, too."""
+    """Tokens of a prompt by origin of their K/V. Seam, erratum and rewritten tokens are also decoded."""
 
     total: int
     spliced: int
@@ -178,7 +177,7 @@ class Counts:
     decoded: int
     rewritten: int
     erratum: int
-    shared: int = 0  # in cells of a stem (runtime/batch.py), which were computed or placed once for many
+    shared: int = 0  # in cells shared with other requests (runtime/batch.py), computed or spliced once for all
 
     @classmethod
     def of(cls, sequence: KVSequence) -> Counts:
@@ -190,7 +189,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A prompt, assembled: its sequence, what held for it, and when it was asked and its skills were there
+    """An assembled prompt: its sequence, its settings, and when the request started and its skills were ready
     (time.perf_counter)."""
 
     sequence: KVSequence
@@ -198,8 +197,8 @@ class Plan:
     counts: Counts
     begun: float
     ready: float
-    saved: float | None  # seconds of prefill (assembling.py)
-    grammar: str | None = None  # what the answer is held to
+    saved: float | None  # seconds of prefill (assemble.py)
+    grammar: str | None = None  # constraint of the answer
 
     def __repr__(self) -> str:
         counts = self.counts
@@ -207,30 +206,30 @@ class Plan:
 
     @classmethod
     def of(cls, draft: ResolvedRequest, sequence: KVSequence) -> Plan:
-        """Its prompt is in this sequence."""
+        """Make the plan of a resolved request whose prompt is in this sequence."""
         gain = saved_seconds(sequence.pieces, draft.segments)
         return cls(sequence, draft.settings, Counts.of(sequence), draft.begun, draft.ready, gain, draft.grammar)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was answered, and how it was come to. Times are seconds; `prompt` and `first_token` count from the end of
+    """An answer, its prompt's statistics, and timings in seconds; `prompt` and `first_token` count from the end of
     `load`."""
 
     text: str
-    tokens: int  # that were written
+    tokens: int  # generated
     settings: Settings
     counts: Counts  # of the prompt
     pieces: tuple[Piece, ...]
     thought: ReasoningTrace | None = None
     decision: Decision | None = None
-    stopped: Stopped | None = None  # why it ends; None for a choice
-    begun: float = 0.0  # when it was asked (time.perf_counter)
-    load: float = 0.0  # from then until model, segments and context were ready
+    stopped: Stopped | None = None  # why generation ended; None for a choice
+    begun: float = 0.0  # start of the request (time.perf_counter)
+    load: float = 0.0  # until model, segments and context were ready
     splice: float = 0.0
     prompt: float = 0.0
     first_token: float = 0.0  # or the choice
-    # What a prefill of the spliced tokens takes on this machine, as it took when they were compiled; None: not known.
+    # Time that a prefill of the spliced tokens took on this machine when they were compiled; None if unknown.
     saved: float | None = None
 
     def __str__(self) -> str:
@@ -238,12 +237,12 @@ class Answer:
 
     def __repr__(self) -> str:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
-        how = f"{self.tokens} token{'s' * (self.tokens != 1)}"
+        summary = f"{self.tokens} token{'s' * (self.tokens != 1)}"
         if self.decision:
-            how = f"probability {self.probabilities[self.text]:.2f}"
+            summary = f"probability {self.probabilities[self.text]:.2f}"
         cut = {"length": ", cut off at max_tokens", "context": ", cut off by the context's end"}
         counts = f"{self.counts.spliced} spliced, {self.counts.decoded} decoded"
-        return f"Answer({shown!r}, {how}, {counts}{cut.get(self.stopped or '', '')})"
+        return f"Answer({shown!r}, {summary}, {counts}{cut.get(self.stopped or '', '')})"
 
     def _repr_markdown_(self) -> str:
         """Notebooks show the text."""
@@ -251,51 +250,52 @@ class Answer:
 
     @property
     def choice(self) -> str | None:
-        """The one of the choices that the model prefers; None without choices."""
+        """The preferred choice; None without choices."""
         return self.decision.choice if self.decision else None
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """That of each of the choices, together 1; none without choices."""
+        """Probability of each choice, with a sum of 1; empty without choices."""
         return self.decision.probabilities if self.decision else {}
 
     @property
     def unwritten(self) -> str:
-        """A choice that is nowhere in the sequence; empty where the answer is, if only at the end of a chain."""
+        """A choice that is not in the sequence; empty if it is, possibly as the end of the reasoning."""
         at_the_end = self.thought is not None and self.thought.answer.casefold() == self.text.casefold()
         return self.text if self.decision and not at_the_end else ""
 
 
-Stream = Generator[str, None, Answer]  # texts as they come, and the answer that they come to
+Stream = Generator[str, None, Answer]  # yields texts, returns the answer
 NO_CALLBACKS = Callbacks()
 
 
 def ask(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
-    """Answer one question. Raise NotesError where that cannot be."""
+    """Answer one question. Raises NotesError."""
     plan = prepare(workspace, request, callbacks)
     with plan.sequence:
         return answer(workspace, request, plan, callbacks)
 
 
 def ask_stream(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
-    """`ask`, step by step. It begins when the first text is asked for; closing it gives back what it holds."""
+    """As `ask`, yielding texts as they are generated. Starts at the first `next`; closing it frees its sequence."""
     plan = prepare(workspace, request, callbacks)
     with plan.sequence:
         return (yield from stream(workspace, request, plan, callbacks))
 
 
 def explain(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Plan:
-    """What asking would do: the pieces of the prompt, and how each would be made. Nothing is computed."""
+    """Plan a request: the pieces of its prompt and how each would be made, without computing."""
     return prepare(workspace, request, callbacks, dry=True)
 
 
 def prepare(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> Plan:
-    """Open the skills, settle what holds and assemble the prompt, with room for what will be written."""
+    """Resolve the request and assemble its prompt, with capacity for the answer."""
     try:
         draft = resolve_request(workspace, request, callbacks, dry=dry)
     except EngineError as error:
         if not dry and error.remedy and error.remedy.help is Help.LARGER_CONTEXT:
-            explain(workspace, request)  # of a compile, whose remedy has no room for the rest of the prompt
+            # replaces an error of a compile, whose remedy does not count the rest of the prompt
+            explain(workspace, request)
         raise
     sequence = assemble(
         workspace,
@@ -308,46 +308,46 @@ def prepare(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry
 
 
 def max_new_tokens(workspace: Workspace, request: Request, think: bool) -> int:
-    """Tokens that will be written at most. `think`: the model is asked for a chain of thought."""
-    thinks = think or workspace.reasoning.open  # some begin one unasked
+    """Return the maximum number of tokens to generate. `think`: reasoning is requested."""
+    thinks = think or workspace.reasoning.open  # such models may reason without a request
     return request.room + (request.max_think + ANSWER_RESERVE if thinks else 0)
 
 
 def answer(workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
-    """Decode the prompt and answer it. The sequence ends with the answer, unless that is a choice."""
-    _read(plan, callbacks)
-    found = run(answer_task(workspace, request, plan, callbacks))
-    callbacks.on_answer(found)
-    return found
+    """Decode the prompt and answer it. The sequence then ends with the answer, unless that is a choice."""
+    _decode_prompt(plan, callbacks)
+    result = run(answer_task(workspace, request, plan, callbacks))
+    callbacks.on_answer(result)
+    return result
 
 
 def stream(workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
-    """`answer`, step by step: the text as it comes, a choice whole."""
-    _read(plan, callbacks)
-    heard: list[str] = []
+    """As `answer`, yielding texts as they are generated; a choice as a whole."""
+    _decode_prompt(plan, callbacks)
+    texts: list[str] = []
 
-    def hear(text: str) -> None:
-        heard.append(text)
+    def on_text(text: str) -> None:
+        texts.append(text)
         if callbacks.on_text:
             callbacks.on_text(text)
 
-    with closing(run_stepwise(answer_task(workspace, request, plan, replace(callbacks, on_text=hear)))) as going:
-        found: Answer | None = None
-        while found is None:
+    with closing(run_stepwise(answer_task(workspace, request, plan, replace(callbacks, on_text=on_text)))) as pauses:
+        result: Answer | None = None
+        while result is None:
             try:
-                next(going)
+                next(pauses)
             except StopIteration as done:
-                found = done.value
-            yield from heard
-            heard.clear()
-    if found.decision:
-        yield found.text
-    callbacks.on_answer(found)
-    return found
+                result = done.value
+            yield from texts
+            texts.clear()
+    if result.decision:
+        yield result.text
+    callbacks.on_answer(result)
+    return result
 
 
-def _read(plan: Plan, callbacks: Callbacks) -> None:
-    """Decode the prompt, telling what of it could not be spliced, and how far it has come."""
+def _decode_prompt(plan: Plan, callbacks: Callbacks) -> None:
+    """Decode the prompt, with warnings for skills that were not spliced, and progress."""
     warn_unspliced(plan.sequence, callbacks.on_notice)
     with callbacks.progress("reading the prompt", plan.counts.decoded) as update:
         plan.sequence.flush(update)
@@ -356,27 +356,28 @@ def _read(plan: Plan, callbacks: Callbacks) -> None:
 def answer_task(
     workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS
 ) -> Task[Answer]:
-    """`answer` as a task of a loop: think if that is asked for, then decide or write."""
+    """As `answer`, as a task of a loop: reason if requested, then decide or generate."""
     sequence = plan.sequence
     yield [sequence]
-    read = time.perf_counter()
+    prompt_decoded = time.perf_counter()
     first: list[float] = []
 
-    def hear(text: str) -> None:
+    def on_text(text: str) -> None:
         first.append(time.perf_counter())
         if callbacks.on_text:
             callbacks.on_text(text)
 
-    speaker = ReplyGenerator(
+    generator = ReplyGenerator(
         *(workspace, request.sampling, request.max_tokens, request.max_think),
-        on_text=hear,
-        on_reasoning=(callbacks.on_reasoning if plan.settings.think else None) or ignore_text,  # one that was asked for
+        on_text=on_text,
+        # only requested reasoning is streamed
+        on_reasoning=(callbacks.on_reasoning if plan.settings.think else None) or ignore_text,
         on_token=callbacks.on_token,
         grammar=plan.grammar,
     )
     thought, decision, stopped, text, tokens = None, None, None, "", 0
     if plan.settings.think:
-        thought = yield from speaker.reason(sequence)
+        thought = yield from generator.reason(sequence)
         callbacks.on_reasoning_end(thought, True)
     if request.choices is not None:
         if thought:
@@ -385,8 +386,8 @@ def answer_task(
             decision = yield from decide_task(sequence, request.choices)
         text = decision.choice
     else:
-        reply = yield from speaker.reply(sequence, thought)
-        if thought is None and reply.thought:  # one that nobody had asked for
+        reply = yield from generator.reply(sequence, thought)
+        if thought is None and reply.thought:  # reasoning without a request
             callbacks.on_reasoning_end(reply.thought, False)
         thought, text, tokens, stopped = reply.thought, reply.text, reply.tokens, reply.stopped
     return Answer(
@@ -401,7 +402,7 @@ def answer_task(
         begun=plan.begun,
         load=plan.ready - plan.begun,
         splice=sequence.seconds["splice"],
-        prompt=read - plan.ready,
+        prompt=prompt_decoded - plan.ready,
         first_token=(first[0] if first else time.perf_counter()) - plan.ready,
         saved=plan.saved,
     )

@@ -1,4 +1,4 @@
-"""From a prompt to a sequence: each of its parts comes to the end of it, a skill by its rows wherever that is right."""
+"""Assembles a prompt in a sequence: appends its parts, and splices each skill's K/V wherever that is valid."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from notes_cli.engine.context import Context
     from notes_cli.engine.vision import ImageEmbeddings
 
-APART = 64  # pending tokens before what is asked that are decoded apart from it: more take as long by themselves
+APART = 64  # more pending tokens than this before the question are decoded separately from it, at no extra cost
 _OTHER_LEFT = "preceded by a different context than at compile time"
 
 
 class AssembleOptions(TypedDict):
-    """How skills come to a prompt; `assemble` says what each of these is."""
+    """Options of `assemble`."""
 
     seam: int
     splice: bool
@@ -52,18 +52,15 @@ def assemble(
     parts: Parts | None = None,
     counted: bool = False,
 ) -> KVSequence:
-    """Put the prompt into a fresh sequence of the workspace, with room for `room` more tokens.
-
-    `splice=False` decodes the very same tokens instead: the full recompute that everything is compared with.
-    `rotate=False` places rows without turning them: the control that must go wrong. `dry` computes nothing. `strict`:
-    raise UnsupportedError for a skill whose rows cannot be placed, which is decoded otherwise (`warn_unspliced`).
-    `exact`: place rows only where they are those of a prefill of the whole prompt, and decode all others.
-    `parts`: these of the prompt's, if not all. `counted`: somebody asks, so that what is spliced, and saved, goes into
-    the records of uses.
-    """
+    """Assemble the prompt in a new sequence of the workspace, with capacity for `room` more tokens. `splice=False`
+    decodes the same tokens instead: the full recompute that everything is compared with. `rotate=False` places K/V
+    without rotating keys: the control, with wrong results by design. `dry`: compute nothing. `strict`: raise
+    UnsupportedError for a skill whose K/V cannot be placed, instead of decoding it (`warn_unspliced`). `exact`: place
+    K/V only where it equals that of a prefill of the whole prompt. `parts`: assemble only these. `counted`: record the
+    use of skills and the time saved."""
     parts = parts_of(workspace, prompt) if parts is None else parts
     workspace.make_room(parts.count + temporary_cells(prompt, parts), room)
-    going = assemble_task(
+    task = assemble_task(
         *(workspace, prompt, parts),
         seam=seam,
         splice=splice,
@@ -73,7 +70,7 @@ def assemble(
         exact=exact,
         counted=counted,
     )
-    return run(going)
+    return run(task)
 
 
 def assemble_task(
@@ -90,12 +87,11 @@ def assemble_task(
     begun: KVSequence | None = None,
     counted: bool = False,
 ) -> Task[KVSequence]:
-    """`assemble` as a task of a loop, in the room that there is: what precedes a splice is decoded with what others
-    decode. `begun`: a sequence with the first tokens of it already, up to the beginning or the end of a skill or to
-    anywhere between; it is closed where this fails."""
+    """As `assemble`, as a task of a loop without growing the context: tokens before a splice are decoded together with
+    those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed on failure."""
     by_name = {segment.name: segment for segment in prompt.segments}
     if splice:
-        for segment in prompt.segments:  # again: a larger context may rotate otherwise (LongRoPE)
+        for segment in prompt.segments:  # again: a larger context may rotate differently (LongRoPE)
             workspace.check(segment)
 
     try:
@@ -110,12 +106,12 @@ def assemble_task(
     place = SegmentPlacer(seam, rotate, strict, exact, partial(workspace.encode_images, dry=dry))
     sequence = workspace.sequence(dry=dry) if begun is None else begun
     try:
-        there, last = len(sequence), len(parts.chunks) - parts.asking
-        for number, (chunk, ids) in enumerate(parts.all_chunks, -1):  # BOS is the one before the first
+        present, last = len(sequence), len(parts.chunks) - parts.asking
+        for number, (chunk, ids) in enumerate(parts.all_chunks, -1):  # BOS is the chunk before the first
             if number == last:
                 divide_before_question(sequence)
-            done, there = min(there, len(ids)), max(0, there - len(ids))
-            ids = ids[done:]
+            skipped, present = min(present, len(ids)), max(0, present - len(ids))
+            ids = ids[skipped:]
             if not len(ids):
                 continue
             if chunk.kind != "splice":
@@ -123,15 +119,15 @@ def assemble_task(
                 continue
             segment, changed = by_name[chunk.name], parts.changes.get(chunk.name)
             if segment.media and (not splice or chunk.name in prompt.decoded):
-                if len(ids) < len(segment):  # a sequence that begins within it
+                if len(ids) < len(segment):  # `begun` ends within it
                     raise NotesError(f"{chunk.name} is an image, which is there as a whole or not")
                 if sequence.pending and not dry:
                     yield [sequence]
-                seen = workspace.encode_images(segment, dry=dry)
-                sequence.append_image(seen, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+                embeddings = workspace.encode_images(segment, dry=dry)
+                sequence.append_image(embeddings, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif not splice or chunk.name in prompt.decoded:
-                text = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
-                sequence.append(text[done:], chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+                tokens_ = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
+                sequence.append(tokens_[skipped:], chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif changed and prompt.method.record.edits_rows:
                 amend(sequence, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
@@ -147,50 +143,49 @@ def assemble_task(
 
 
 def divide_before_question(sequence: KVSequence) -> None:
-    """Mark the beginning of the question for batching. Many tokens that are pending before it are decoded apart from
-    it, few together with it: as for the same prompt whose beginning several questions share (runtime/batch.py)."""
+    """Mark the start of the question for batching. Many tokens pending before it are decoded separately, few together
+    with it, as in a batch whose questions share the prefix (runtime/batch.py)."""
     if len(sequence.pending) > APART:
         sequence.divide()
 
 
 def spliced_tokens(pieces: Sequence[Piece], name: str) -> int:
-    """Tokens whose rows a prompt got from the segment of this name, those of its left context among them."""
-    return sum(one.tokens for one in _placed(pieces, name))
+    """Return the number of prompt tokens whose K/V came from this segment, including its left context."""
+    return sum(piece.tokens for piece in _spliced_pieces(pieces, name))
 
 
 def saved_seconds(pieces: Sequence[Piece], segments: Sequence[Segment]) -> float | None:
-    """Seconds that a prefill of what these segments brought into a prompt takes on this machine, as it took when they
-    were compiled; None if that is not known, as of the rows that a session keeps on disk. What an edit computed again,
-    or went over, was not saved."""
-    if any(one.reason is Reason.RESTORED_SESSION for one in pieces):
+    """Return the seconds that a prefill of the spliced tokens took on this machine when they were compiled; None if
+    unknown, as for sessions restored from disk. Tokens recomputed or passed over by an edit do not count as saved."""
+    if any(piece.reason is Reason.RESTORED_SESSION for piece in pieces):
         return None
     total = 0.0
     for segment in segments:
-        placed = _placed(pieces, segment.name)
-        count = sum(one.tokens - max(one.rewritten, one.passed if one.selected else 0) for one in placed)
+        placed = _spliced_pieces(pieces, segment.name)
+        count = sum(piece.tokens - max(piece.rewritten, piece.passed if piece.selected else 0) for piece in placed)
         if count > 0 and segment.prefill is None:
             return None
         total += segment.prefill.share(count) if count > 0 and segment.prefill else 0.0
     return total
 
 
-def _placed(pieces: Sequence[Piece], name: str) -> list[Piece]:
-    there = [one for one in pieces if one.how == "spliced"]
-    left = [one for one in there if one.reason is Reason.RESTORED_CONTEXT and one.detail == name]
-    return left + [one for one in there if one.kind == "splice" and one.name == name]
+def _spliced_pieces(pieces: Sequence[Piece], name: str) -> list[Piece]:
+    all_spliced = [piece for piece in pieces if piece.how == "spliced"]
+    left = [piece for piece in all_spliced if piece.reason is Reason.RESTORED_CONTEXT and piece.detail == name]
+    return left + [piece for piece in all_spliced if piece.kind == "splice" and piece.name == name]
 
 
 def temporary_cells(prompt: Prompt, parts: Parts) -> int:
-    """Cells that are needed while the prompt is assembled, and free again afterwards."""
+    """Return the number of cells that assembling needs temporarily."""
     by_name = {segment.name: segment for segment in prompt.segments}
     return sum(free_cells(by_name[name], changed, prompt.method) for name, changed in parts.changes.items())
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlacer:
-    """How a segment comes to a sequence's end, the best that is right: restored, spliced, or decoded where its rows
-    cannot be placed, and why. `strict`: raise UnsupportedError instead of decoding it. `exact`: decode it also where
-    its rows would not be those of a prefill. `look` at the images of a segment where its rows cannot be placed."""
+    """Appends a segment to a sequence by the best valid way: restored, spliced, or decoded with the reason recorded.
+    `strict`: raise UnsupportedError instead of decoding. `exact`: decode it also where its K/V would differ from a
+    prefill's. `encode_images` encodes a segment's images again."""
 
     seam: int
     rotate: bool = True
@@ -202,18 +197,18 @@ class SegmentPlacer:
         run(self.task(sequence, segment))
 
     def task(self, sequence: KVSequence, segment: Segment) -> Task[None]:
-        """The same as a task of a loop."""
+        """As `__call__`, as a task of a loop."""
         same_left = np.array_equal(sequence.tokens, segment.context)
         context = sequence.context
         inexact = _inexact(context, segment, same_left) if self.exact else None
-        decoded = Reason.INEXACT if inexact else Reason.REFUSED  # if it has to be
+        decoded = Reason.INEXACT if inexact else Reason.REFUSED  # if it has to be decoded
         if inexact:
             refusal: str | None = inexact
         elif segment.prefix_only and same_left:
             sequence.restore(segment)
             return
         elif segment.prefix_only:
-            reason = _uncarried(sequence, segment)
+            reason = _carry_refusal(sequence, segment)
             refusal = f"{_OTHER_LEFT}; {reason}" if reason else None
         else:
             refusal = context.can_move(segment.base, sequence.position(len(sequence)), segment.positions)
@@ -243,9 +238,8 @@ class SegmentPlacer:
 
 
 def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
-    """Why the rows of a segment, placed at a sequence's end, would not be those of a prefill of what is there, but for
-    the last bits that the size of a batch decides; None if they would. `same_left`: what is there is what preceded the
-    segment when it was compiled."""
+    """Return why a segment's K/V, placed at the sequence's end, would differ from a prefill's by more than batching
+    does; None if it would not. `same_left`: the sequence equals the segment's left context."""
     if not same_left:
         return _OTHER_LEFT
     if segment.blocks:
@@ -261,7 +255,7 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
     return None
 
 
-def _uncarried(sequence: KVSequence, segment: Segment) -> str | None:
+def _carry_refusal(sequence: KVSequence, segment: Segment) -> str | None:
     """None if the state of recurrent layers can be carried through this segment here, else the reason it cannot."""
     from notes_cli.engine import recurrent
     from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED  # what most prompts never say
@@ -279,21 +273,21 @@ def _uncarried(sequence: KVSequence, segment: Segment) -> str | None:
 
 
 def warn_unspliced(sequence: KVSequence, say: Say) -> None:
-    """Warn of each skill that was to be spliced and is decoded: which, how many tokens, why, and what helps."""
+    """Warn of each skill that was decoded instead of spliced: name, tokens, reason, remedy."""
     tokens: dict[tuple[str, str], int] = {}
     for piece in sequence.pieces:
         if piece.refused:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
-    chain = _chain(sequence.pieces)
-    together = repair("together", chain) if len(chain) > 1 else None
+    leading = _leading_skills(sequence.pieces)
+    joint_remedy = repair("together", leading) if len(leading) > 1 else None
     for (name, why), count in tokens.items():
-        remedy = together if together and name in chain else Help.STRICT()
+        remedy = joint_remedy if joint_remedy and name in leading else Help.STRICT()
         say(Notice(f"{name} is not spliced, its {count} tokens are decoded: {why}", remedy, warning=True))
 
 
-def _chain(pieces: Sequence[Piece]) -> list[str]:
-    """The skills with which a prompt begins, if the first of them was restored: as one all of them could be."""
+def _leading_skills(pieces: Sequence[Piece]) -> list[str]:
+    """Return the skills at the beginning of a prompt whose first was restored: compiled as one, all could be."""
     opening = takewhile(lambda piece: piece.kind in ("text", "splice"), pieces)
     skills = [piece for piece in opening if piece.kind == "splice"]
     restored = bool(skills) and skills[0].reason is Reason.RESTORED

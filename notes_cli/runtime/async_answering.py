@@ -1,4 +1,4 @@
-"""asyncio: compute answers in one worker thread for each model, and stop when the task is cancelled."""
+"""Runs answers for asyncio in one worker thread per model, and stops the computation when a task is cancelled."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from notes_cli.engine.interrupts import Stop
 from notes_cli.runtime.answering import Answer, Stream
 from notes_cli.runtime.workspace import Workspace
 
-_threads: WeakKeyDictionary[Workspace, tuple[int, ThreadPoolExecutor]] = WeakKeyDictionary()  # with their processes
+# workspace -> (process id, thread)
+_threads: WeakKeyDictionary[Workspace, tuple[int, ThreadPoolExecutor]] = WeakKeyDictionary()
 
 
 def _thread_of(workspace: Workspace) -> ThreadPoolExecutor:
-    """The worker thread of a workspace, which answers in the order of the calls. A forked process makes its own."""
+    """Return the workspace's worker thread, which runs calls in order. A forked process creates its own."""
     process, thread = _threads.get(workspace, (0, None))
     if thread is None or process != os.getpid():
         thread = ThreadPoolExecutor(1, thread_name_prefix="notes")
@@ -26,22 +27,21 @@ def _thread_of(workspace: Workspace) -> ThreadPoolExecutor:
 
 
 async def answer(
-    workspace: Workspace, begin: Callable[[], Stream], on_text: Callable[[str], object] = lambda text: None
+    workspace: Workspace, start: Callable[[], Stream], on_text: Callable[[str], object] = lambda text: None
 ) -> Answer:
-    """The answer of a stream, begun and driven in the workspace's thread, without others in between. `on_text` is
-    called there with each text. When the task is cancelled, the stream is closed, in the middle of a batch if need be.
-    """
+    """Start and drain a stream in the workspace's thread without interleaving other calls. `on_text` is called there
+    with each text. Cancelling the task closes the stream, within a batch if need be."""
     stop = Stop()
 
     def compute() -> Answer:
         with workspace.lock, stop:
-            stream = begin()
+            stream = start()
             try:
                 while True:
                     on_text(next(stream))
             except StopIteration as end:
-                found: Answer = end.value
-                return found
+                result: Answer = end.value
+                return result
             finally:
                 stream.close()
 
@@ -52,11 +52,12 @@ async def answer(
         stop.ask()
 
 
-async def texts(workspace: Workspace, begin: Callable[[], Stream]) -> AsyncGenerator[str, None]:
-    """The texts of a stream as they come. It is not held up by a slow reader; closing the generator ends it."""
+async def texts(workspace: Workspace, start: Callable[[], Stream]) -> AsyncGenerator[str, None]:
+    """Yield the texts of a stream as they are generated. A slow reader does not block it; closing the generator ends
+    it."""
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[str | None] = asyncio.Queue()
-    task = loop.create_task(answer(workspace, begin, lambda text: loop.call_soon_threadsafe(waiting.put_nowait, text)))
+    task = loop.create_task(answer(workspace, start, lambda text: loop.call_soon_threadsafe(waiting.put_nowait, text)))
     task.add_done_callback(lambda _: waiting.put_nowait(None))
     try:
         while (text := await waiting.get()) is not None:

@@ -1,9 +1,9 @@
-"""Many questions at once: what their prompts have in common is put together once, and they are decoded side by side.
+"""Answers many questions concurrently: decodes their shared prefix once, and the questions in joint batches.
 
-Requests that differ in the question and in how it is answered share a *stem*: all of the prompt that precedes the words
-of the question. Each goes on from there in a sequence of its own, in the same cells as the others (copy on write). Of
-the stem's end it decodes again what `notes ask` would decode in one batch with the question, so that a question that
-is decoded alone has the very logits of `notes ask`.
+Requests that differ only in the question and its answer share a *stem*: the prompt before the question. Each continues
+from it in a sequence of its own that shares the stem's cells (copy on write), and decodes again those of its last
+tokens that `notes ask` would decode in one batch with the question. So a question that is decoded alone has exactly the
+logits of `notes ask`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk, at_question
 
 AT_MOST = 64
-STEMS = 4  # that are kept
-WAITING = 16  # answers for each of the parallel ones that may wait for an earlier one
-# What requests of one stem may differ in.
-_OWN = {
+STEMS = 4  # stems kept
+WAITING = 16  # answers per concurrent request that may wait for an earlier one
+# Fields in which requests of one stem may differ.
+_PER_REQUEST = {
     "question",
     "choices",
     "max_tokens",
@@ -63,15 +63,15 @@ _OWN = {
 
 @dataclass(slots=True, eq=False)
 class _Stem:
-    """What some requests have in common, and the sequence of it, once one of them is asked."""
+    """The shared prefix of some requests, and its sequence once the first of them starts."""
 
-    wanted: Sequence[SkillRef]  # skills and images, as they were called
+    wanted: Sequence[SkillRef]  # skills and images, as given
     settings: Settings
-    prompt: Prompt  # of the first of them
+    prompt: Prompt  # of the first request
     how: AssembleOptions
     chunks: Sequence[Chunk] = ()
     sequence: KVSequence | None = None
-    saved: float | None = 0.0  # seconds of prefill, until an answer has them
+    saved: float | None = 0.0  # seconds of prefill, until an answer reports them
 
     @property
     def tokens(self) -> int:
@@ -79,16 +79,15 @@ class _Stem:
 
     @property
     def rows(self) -> int:
-        """Tokens of it whose rows are shared."""
+        """Number of shared tokens."""
         return 0 if self.sequence is None else self.sequence.rows
 
     def ready(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether its sequence is there, and is the beginning of a prompt of these chunks (some templates tell the
-        time)."""
+        """True if its sequence is a prefix of a prompt of these chunks (some templates contain the time)."""
         return self.sequence is not None and self.sequence.intact and list(chunks[:-1]) == list(self.chunks)
 
     def assemble(self, workspace: Workspace, place: _Place, callbacks: Callbacks) -> None:
-        """Put the sequence together, if it is not there, and decode what of it is decoded apart from a question."""
+        """Assemble the sequence unless it exists, and decode the part that is decoded separately from questions."""
         parts = place.parts
         if parts is None:
             return
@@ -96,7 +95,7 @@ class _Stem:
         self.chunks = parts.chunks[:-1]
         self.sequence = assemble(workspace, self.prompt, **self.how, parts=parts.stem)
         self.saved = saved_seconds(self.sequence.pieces, self.prompt.segments)
-        if not parts.stem.asking:  # else it was divided there
+        if not parts.stem.asking:  # otherwise divided by `assemble`
             divide_before_question(self.sequence)
         warn_unspliced(self.sequence, callbacks.on_notice)
         try:
@@ -114,24 +113,24 @@ class _Stem:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A question that is being answered, and what is kept free for it."""
+    """A request in progress, and the cells reserved for it."""
 
     request: Request
     stem: _Stem
     question: Tokens
-    bound: int  # tokens of its sequence at most
-    looks: int  # cells for what it tries out, before it chooses
+    bound: int  # maximum tokens of its sequence
+    looks: int  # cells for lookaheads before a choice
     begun: float
     before: int  # tokens of the stem
-    again: int  # of them, those that it decodes itself at most
-    parts: Parts | None  # of the whole prompt, where the stem is not there yet
-    meanwhile: int  # cells that it takes to put the stem together
+    redecoded: int  # how many of them it decodes again at most
+    parts: Parts | None  # of the whole prompt, while the stem is missing
+    meanwhile: int  # cells to assemble the stem
     grammar: str | None
     sequence: KVSequence | None = None
 
     @property
     def cells(self) -> int:
-        """Cells that it is still going to take at most."""
+        """Cells that it will still take at most."""
         assert self.sequence is not None
         return max(0, self.bound - self.sequence.rows) + self.looks
 
@@ -158,25 +157,25 @@ def ask_many(
             for number, outcome in outcomes:
                 done[number] = outcome
                 while batch.told in done:
-                    told = done.pop(batch.told)
+                    outcome_ = done.pop(batch.told)
                     batch.told += 1
-                    yield batch.told - 1, told
+                    yield batch.told - 1, outcome_
     finally:
         batch.close()
 
 
 class _Batch:
-    """The questions that are being answered, and the stems that they go on from."""
+    """The requests in progress and their stems."""
 
     def __init__(self, workspace: Workspace, parallel: int, callbacks: Callbacks) -> None:
-        self.told = 0  # answers that were yielded
+        self.told = 0  # answers yielded
         self._begun = time.perf_counter()
         self._workspace, self._parallel = workspace, parallel
         self._notices: set[str] = set()
         self._callbacks = replace(NO_CALLBACKS, on_notice=self._notice, progress=callbacks.progress)
         self._notice_to = callbacks.on_notice
-        self._stems: dict[object, _Stem] = {}  # the latest last
-        self._segments: dict[str, list[Segment]] = {}  # of the stems, by what they were called
+        self._stems: dict[object, _Stem] = {}  # latest last
+        self._segments: dict[str, list[Segment]] = {}  # of the stems, by the reference they were opened with
         self._places: list[_Place] = []
         self._grows = True
 
@@ -190,29 +189,29 @@ class _Batch:
             self._notice_to(notice)
 
     def tasks(self, requests: Iterable[Request | NotesError]) -> Iterator[Task[Answer] | None]:
-        """A task for each request; None while there is no room for the next one."""
+        """Yield a task per request; None while the next one has no capacity."""
         for number, request in enumerate(requests):
             while number - self.told >= WAITING * self._parallel:
                 yield None
             if isinstance(request, NotesError):
-                yield _failing(request)
+                yield _raise_task(request)
                 continue
             try:
                 place = self._place(request)
-                while not self._seen_to(place):
+                while not self._reserve(place):
                     yield None
                 place.stem.assemble(self._workspace, place, self._callbacks)
             except NotesError as error:
-                yield _failing(error)
+                yield _raise_task(error)
             except OSError as error:
                 where = f"{error.filename}: " if error.filename else ""
-                yield _failing(NotesError(f"{where}{reason_of(error)}"))
+                yield _raise_task(NotesError(f"{where}{reason_of(error)}"))
             else:
                 self._places.append(place)
-                yield self._answering(place)
+                yield self._answer_request(place)
 
-    def _answering(self, place: _Place) -> Task[Answer]:
-        """Go on from the stem with the question, and answer it."""
+    def _answer_request(self, place: _Place) -> Task[Answer]:
+        """Fork the stem, append the question and answer it."""
         stem = place.stem
         assert stem.sequence is not None
         try:
@@ -220,9 +219,9 @@ class _Batch:
             with stem.sequence.share_rows() as sequence:
                 place.sequence, sequence.token_limit = sequence, place.bound
                 sequence.seconds["splice"] = stem.sequence.seconds["splice"]
-                stem.sequence.seconds["splice"] = 0.0  # it was the first one's, and so is what it saved
+                stem.sequence.seconds["splice"] = 0.0  # reported with the first answer only, as is the saved time
                 gain, stem.saved = stem.saved, 0.0
-                if stem.chunks and stem.chunks[-1].kind == "question":  # the template's words before it
+                if stem.chunks and stem.chunks[-1].kind == "question":  # template text before the question
                     sequence.extend(place.question)
                 else:
                     sequence.append(place.question, "question")
@@ -233,7 +232,7 @@ class _Batch:
             self._places.remove(place)
 
     def _place(self, request: Request) -> _Place:
-        """What is needed for the request. Raise NotesError where it cannot be answered at all."""
+        """Compute the needs of a request. Raises NotesError where it can never be answered."""
         begun, workspace = time.perf_counter(), self._workspace
         grammar = constraint_of(workspace, request)
         stem = self._stem(request)
@@ -241,47 +240,48 @@ class _Batch:
         chunks = chunks_of(workspace, prompt)
         whole, chunks = len(chunks), at_question(chunks)
         if stem.ready(chunks):
-            parts, before, again, meanwhile = None, stem.tokens, stem.tokens - stem.rows, 0
+            parts, before, redecoded, meanwhile = None, stem.tokens, stem.tokens - stem.rows, 0
             question = workspace.tokenize(chunks[-1])
             question = question if len(chunks) > 1 else workspace.with_bos(question)
         else:
             parts = replace(parts_of(workspace, prompt, chunks), asking=1 + len(chunks) - whole)
             before, meanwhile, question = parts.stem.count, temporary_cells(prompt, parts), parts.tokens[-1]
-            again = min(before, APART + sum(len(tokens) for tokens in parts.tokens[whole - 1 : -1]))
+            redecoded = min(before, APART + sum(len(tokens) for tokens in parts.tokens[whole - 1 : -1]))
         total = before + len(question)
         workspace.check_length(total + 1)
         return _Place(
             *(request, stem, question),
-            bound=min(total + _written(workspace, request, stem.settings), workspace.longest or UNLIMITED),
-            looks=sum(map(len, _looks(workspace, request.choices))),
+            bound=min(total + _max_generated(workspace, request, stem.settings), workspace.longest or UNLIMITED),
+            looks=sum(map(len, _lookahead_tokens(workspace, request.choices))),
             begun=begun,
             before=before,
-            again=again,
+            redecoded=redecoded,
             parts=parts,
             meanwhile=meanwhile,
             grammar=grammar,
         )
 
-    def _seen_to(self, place: _Place) -> bool:
-        """Whether there is room for the place, and for its stem. Raise EngineError where there will never be."""
-        own, stem = (
-            place.bound - place.before + place.again + place.looks,
+    def _reserve(self, place: _Place) -> bool:
+        """Reserve capacity for the request and its stem; False if it has to wait. Raises EngineError if it will never
+        fit."""
+        request_cells, stem_cells = (
+            place.bound - place.before + place.redecoded + place.looks,
             0 if place.parts is None else place.before + place.meanwhile,
         )
-        beside = (place.parts is not None) + (AHEAD if place.looks else 0)  # sequences
-        fits = self._fits(stem + own, beside + 1)
+        extra_sequences = (place.parts is not None) + (AHEAD if place.looks else 0)  # sequences
+        fits = self._fits(stem_cells + request_cells, extra_sequences + 1)
         if self._grows and not (self._places and fits):
-            self._grow(stem, own, beside)
-            fits = self._fits(stem + own, beside + 1)
+            self._grow(stem_cells, request_cells, extra_sequences)
+            fits = self._fits(stem_cells + request_cells, extra_sequences + 1)
         if fits:
             return True
         if self._places:
             return False
-        for other in self._stems.values():
-            if other is not place.stem:
-                other.close()
+        for stem in self._stems.values():
+            if stem is not place.stem:
+                stem.close()
         if self._workspace.grows:
-            self._workspace.reserve(stem + own, beside + 1)
+            self._workspace.reserve(stem_cells + request_cells, extra_sequences + 1)
         else:
             tokens = place.before + place.meanwhile + len(place.question)
             spare = place.bound - place.before - len(place.question) + place.looks
@@ -289,60 +289,67 @@ class _Batch:
         return True
 
     @property
-    def _promised(self) -> int:
-        """Cells that are kept for those that are being answered."""
+    def _reserved(self) -> int:
+        """Cells reserved for requests in progress."""
         return sum(place.cells for place in self._places)
 
     def _fits(self, cells: int, sequences: int) -> bool:
-        """Whether so much is free beside what was promised."""
+        """True if so many cells and sequences are free beside the reserved ones."""
         context = self._workspace.context
-        return sequences <= context.n_free and context.used + self._promised + cells <= context.cells
+        return sequences <= context.n_free and context.used + self._reserved + cells <= context.cells
 
-    def _grow(self, stem: int, cells: int, beside: int) -> None:
-        """See to room for as many like this as may still begin, or for fewer where there cannot be so much."""
+    def _grow(self, stem: int, cells: int, extra_sequences: int) -> None:
+        """Enlarge the context for all requests like this that may run concurrently, or for fewer if that fails."""
         slots = self._parallel - len(self._places)
         while slots:
             try:
-                self._workspace.reserve(self._promised + stem + slots * cells, beside + slots)
+                self._workspace.reserve(self._reserved + stem + slots * cells, extra_sequences + slots)
                 return
             except EngineError:
-                self._grows = False  # not again: each time takes a context
+                self._grows = False  # do not try again: each attempt recreates the context
                 slots //= 2
 
     def _stem(self, request: Request) -> _Stem:
-        """What the request has in common with others. Raise NotesError where a skill or a field is not there."""
+        """Return the stem of a request, resolved or cached. Raises NotesError for an unknown skill or field."""
         check_no_results(request)
         key = _key(request)
         if key in self._stems:
             self._stems[key] = self._stems.pop(key)
             return self._stems[key]
-        wanted = (*request.splice, *request.images)
-        skills = [segment for word in request.splice for segment in self._open(word)]
-        images = [segment for word in request.images for segment in self._open(word, image=True)]
+        references = (*request.splice, *request.images)
+        skills = [segment for reference in request.splice for segment in self._open(reference)]
+        images = [segment for reference in request.images for segment in self._open(reference, image=True)]
         draft = resolve(self._workspace, request, [*skills, *images], self._callbacks)
-        stem = _Stem(wanted, draft.settings, draft.prompt, draft.how)
+        stem = _Stem(references, draft.settings, draft.prompt, draft.how)
         busy = [place.stem for place in self._places]
-        for other in [one for one, found in self._stems.items() if found not in busy][: 1 - STEMS or None]:
-            self._stems.pop(other).close()
+        for unused in [candidate for candidate, segments in self._stems.items() if segments not in busy][
+            : 1 - STEMS or None
+        ]:
+            self._stems.pop(unused).close()
         self._stems[key] = stem
-        words = {word for one in self._stems.values() for word in one.wanted if isinstance(word, str)}
-        self._segments = {word: found for word, found in self._segments.items() if word in words}
+        used = {
+            reference
+            for candidate in self._stems.values()
+            for reference in candidate.wanted
+            if isinstance(reference, str)
+        }
+        self._segments = {reference: segments for reference, segments in self._segments.items() if reference in used}
         return stem
 
-    def _open(self, word: SkillRef, *, image: bool = False) -> list[Segment]:
-        """The segment, which another stem may have opened already."""
-        known = self._segments.get(word) if isinstance(word, str) else None
-        if known is None or image:
-            say, watch = self._callbacks.on_notice, self._callbacks.progress
-            known = open_segments(self._workspace, known or [word], say, image=image, watch=watch)
-        if isinstance(word, str):
-            self._segments[word] = known
-        return known
+    def _open(self, reference: SkillRef, *, image: bool = False) -> list[Segment]:
+        """Open a skill, reusing the segments of other stems."""
+        segments = self._segments.get(reference) if isinstance(reference, str) else None
+        if segments is None or image:
+            on_notice, watch = self._callbacks.on_notice, self._callbacks.progress
+            segments = open_segments(self._workspace, segments or [reference], on_notice, image=image, watch=watch)
+        if isinstance(reference, str):
+            self._segments[reference] = segments
+        return segments
 
 
 def _key(request: Request) -> object:
-    """The same for requests of one stem."""
-    values = [getattr(request, one.name) for one in fields(request) if one.name not in _OWN]
+    """Return a key that is equal for requests of one stem."""
+    values = [getattr(request, field_.name) for field_ in fields(request) if field_.name not in _PER_REQUEST]
     return request.max_think > 0, *(_hashable(value) for value in values)
 
 
@@ -350,21 +357,21 @@ def _hashable(value: object) -> object:
     if isinstance(value, Mapping):
         return tuple(value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(one if isinstance(one, str) else id(one) for one in value)  # a segment is itself alone
+        return tuple(item if isinstance(item, str) else id(item) for item in value)  # segments are compared by identity
     return value
 
 
-def _written(workspace: Workspace, request: Request, settings: Settings) -> int:
-    """Tokens that will be written at most: a choice is not."""
+def _max_generated(workspace: Workspace, request: Request, settings: Settings) -> int:
+    """Return the maximum number of tokens to generate; a choice generates none."""
     return max_new_tokens(workspace, request, settings.think) - (request.room if request.choices is not None else 0)
 
 
-def _looks(workspace: Workspace, choices: Sequence[str] | None) -> list[tuple[int, ...]]:
-    """The tokens of what is tried out before one of the choices is taken."""
+def _lookahead_tokens(workspace: Workspace, choices: Sequence[str] | None) -> list[tuple[int, ...]]:
+    """Return the tokens of all lookaheads for these choices."""
     return [tokens for options in variants_of(workspace.model, choices or ()).values() for tokens in options]
 
 
-def _failing(error: NotesError) -> Task[Answer]:
-    """A task that fails."""
+def _raise_task(error: NotesError) -> Task[Answer]:
+    """Make a task that raises."""
     raise error
     yield

@@ -1,16 +1,15 @@
-"""The rows of a segment, compared with a recompute: K and V of every layer and every token.
+"""Verifies a segment's K/V against a recompute: every layer, every token.
 
-Checksums find damage. Whether rows are those that this model computes only a prefill of the same tokens after the same
-left context can tell, so that is what they are compared with, each row with its own bar:
+Checksums detect damage. Whether K/V is what this model computes only a prefill of the same tokens after the same left
+context can show. Each row is compared with its own bar:
 
-    bar = TOLERANCE + rounding of the type that the row is kept as + SPREAD * scale * noise
+    bar = TOLERANCE + rounding of the stored type + SPREAD * scale * noise
 
-A row that was computed on this machine differs by what the order of a batch changes, which is far below TOLERANCE. With
-flash attention the other way, or on another device, deep layers of a quantized model differ by more. So where a row
-exceeds its bar, a second prefill is made in another way (flash attention, size of the micro-batches). `noise` is how
-far the two prefills of this machine are apart in that layer and tensor, and `scale` how many times that the segment is
-away from the nearer one, in the tensors that are nearest: it is 0 for a segment that one of the two explains. One
-broken tensor, or half of them, do not raise it.
+A row computed on this machine differs by the effect of batching, far below TOLERANCE. With the other flash attention
+setting, or on another device, deep layers of a quantized model differ by more. So where a row exceeds its bar, a second
+prefill is made in another way (flash attention, size of the micro-batches). `noise` is the distance of the two prefills
+in that layer and tensor; `scale` is the segment's distance from the nearer one in multiples of that, over the nearest
+tensors: 0 for a segment that one of the two explains. One broken tensor, or half of them, does not raise it.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Progress
 from notes_cli.runtime.workspace import Workspace
 
-TOLERANCE = 0.02  # of a row: twice what other batches change on the models that ship (docs/reliability.md)
-SPREAD = 3.0  # a row may be as many times as far away as half of the rows of its tensor are
-FARTHEST = 1.5  # the greatest `scale`: two prefills in different ways are 1 apart
-NEAREST = 0.25  # the part of the tensors that `scale` goes by
-FAINT = 0.00001  # noise below it says nothing about how a segment was computed
-LITTLE = 0.01  # of the size of all channels: what a smaller one is measured by
-SHORT = 0.1  # a row shorter than this part of the others is compared with them: little of it is left to be exact
-SMALL = 0.25  # and a channel that is smaller than this part of the median one is measured by that
-STEPS = 16  # of a quantized number that a channel is measured by at least
-OTHER_BATCH = 61  # tokens of a micro-batch of the second prefill
+TOLERANCE = 0.02  # of a row: twice the effect of batching on the models that ship (docs/reliability.md)
+SPREAD = 3.0  # allowed distance of a row, in multiples of its tensor's median
+FARTHEST = 1.5  # maximum `scale`: two prefills in different ways are 1 apart
+NEAREST = 0.25  # quantile of the tensors for `scale`
+FAINT = 0.00001  # noise below this does not show how a segment was computed
+LITTLE = 0.01  # floor of a channel's unit, relative to the mean size of all channels
+SHORT = 0.1  # floor of a row's length, relative to the mean: little of a shorter row is exact
+SMALL = 0.25  # floor of a channel's unit, relative to the median channel
+STEPS = 16  # floor of a channel's unit, in quantization steps
+OTHER_BATCH = 61  # micro-batch size of the second prefill
 TRANSITION = "transition"
-NAMES = {  # of K and V
+NAMES = {  # names of K and V
     "attention": ("K", "V"),
     "indexer": ("K of the indexer", "V of the indexer"),
     "state": ("state of the convolution", "state of the recurrence"),
@@ -53,13 +52,10 @@ NAMES = {  # of K and V
 
 @dataclass(frozen=True, slots=True)
 class WrongRows:
-    """Rows of one tensor of one layer that are not what this model computes.
-
-    `tensor` is one of NAMES, or TRANSITION for how a recurrent state goes on through the segment. `first`, `last`: from
-    which token to which they are, the last one excluded; those of the left context are negative. `count`: how many of
-    these are wrong. `error`: the farthest one's distance, relative to its length, and `bar`: how far rounding can move
-    it. `position`: where the segment was placed; None for its rows as the file has them.
-    """
+    """Rows of one tensor of one layer that differ from this model's. `tensor`: one of NAMES, or TRANSITION for the
+    state transition of a recurrent layer. `first`, `last`: token range, end excluded; tokens of the left context are
+    negative. `count`: number of wrong rows in it. `error`: the largest relative distance, and `bar`: the part that
+    rounding explains. `position`: of a splice; None for the rows in the file."""
 
     layer: int
     tensor: str
@@ -73,7 +69,7 @@ class WrongRows:
     def __str__(self) -> str:
         tokens = f", token {self.first}" if self.count == 1 else f", tokens {self.first} to {self.last - 1}"
         if self.tensor in (TRANSITION, *NAMES["state"]):
-            tokens = ""  # those of the last token, or of all
+            tokens = ""  # rows of the last token, or of all
         some = "" if self.count == self.last - self.first else f" ({self.count} of them)"
         place = "" if self.position is None else f", placed at position {self.position:,}"
         far = f"off by {self.error:.2g}, where rounding explains {self.bar:.2g}"
@@ -84,8 +80,8 @@ class WrongRows:
 
 @dataclass(frozen=True, slots=True)
 class RowCheck:
-    """The result of comparing a segment's rows. `tokens` have been compared in `layers` layers; `farthest`:
-    the largest relative distance of a row in the file. `unchecked`: what could not be compared, and why, in words."""
+    """Result of a check: `tokens` were compared in `layers` layers; `farthest`: largest relative distance of a row in
+    the file. `unchecked`: parts that could not be compared, with reasons."""
 
     tokens: int
     layers: int
@@ -99,7 +95,7 @@ class RowCheck:
 
     @property
     def reason(self) -> str:
-        """The wrong rows in one line; empty if all are right."""
+        """The wrong rows in one line; empty if there are none."""
         more = f", and {len(self.wrong) - 1} more" if len(self.wrong) > 1 else ""
         return f"{self.wrong[0]}{more}" if self.wrong else ""
 
@@ -107,37 +103,34 @@ class RowCheck:
 def check_rows(
     workspace: Workspace, segment: Segment, places: Sequence[int] = (), progress: Progress | None = None
 ) -> RowCheck:
-    """Compare all rows of a segment with a prefill of its tokens, and its rows spliced at other positions with tokens
-    decoded there.
-
+    """Compare all K/V of a segment with a prefill of its tokens, and with tokens decoded at the positions in `places`.
     The segment fits the workspace (`Workspace.check`). `places`: positions of its first token. `progress` counts tokens
-    of each prefill: one, a second one where a row exceeds its bar, and one for each place. Raise SegmentError for rows
-    that are damaged, EngineError where the tokens do not fit the context, UnsupportedError where rows cannot be read.
-    """
+    of each prefill: one, a second one if a row exceeds its bar, and one per place. Raises SegmentError for damaged
+    rows, EngineError where the tokens do not fit the context, UnsupportedError where K/V cannot be read."""
     workspace.make_room(segment.base + len(segment))
     unchecked = []
     with workspace.scratch(segment.base + len(segment)) as sequence:
-        computed = _computed(workspace, sequence, segment, progress)
+        computed = _prefill_segment(workspace, sequence, segment, progress)
     if segment.carry and not computed.transitions:
         unchecked.append("how the recurrent state goes on through it cannot be computed in this context")
-    found = _Found(segment)
-    wrong = found.beyond(found.tensors(computed))
+    stored = _StoredRows(segment)
+    wrong = stored.beyond(stored.tensors(computed))
     if wrong:
-        with _another_way(workspace, segment) as sequence:
-            other = _computed(workspace, sequence, segment, progress)
-        wrong = found.unexplained(computed, other)
+        with _second_context(workspace, segment) as sequence:
+            second = _prefill_segment(workspace, sequence, segment, progress)
+        wrong = stored.unexplained(computed, second)
     for position in dict.fromkeys(places):
-        reason = _unplaceable(workspace, segment, position)
+        reason = _place_refusal(workspace, segment, position)
         if reason:
             unchecked.append(f"position {position:,}: {reason}")
         else:
-            wrong += _check_place(workspace, segment, computed, position, progress)
-    return RowCheck(len(segment), len(segment.layers), found.farthest, tuple(wrong), tuple(unchecked))
+            wrong += _check_splice(workspace, segment, computed, position, progress)
+    return RowCheck(len(segment), len(segment.layers), stored.farthest, tuple(wrong), tuple(unchecked))
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """The result of a prefill: the rows that the segment should have, and its transitions if it has some."""
+    """Result of a prefill: the expected K/V, and transitions if the segment has some."""
 
     layers: Sequence[LayerRows]
     transitions: Sequence[Transition] = ()
@@ -145,8 +138,8 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How far the rows of one tensor are from those computed, relative to their length, and what of it the type of the
-    file explains: [rows] each."""
+    """Relative distances of one tensor's rows from the computed ones, and the part that the stored type explains:
+    [rows] each."""
 
     layer: int
     name: str
@@ -159,12 +152,12 @@ class _Tensor:
 
     @property
     def noise(self) -> NDArray[np.float64]:
-        """Of each row of two prefills: how far such rows are apart, at least as far as half of them."""
+        """Distance of each row between two prefills, at least the median."""
         return np.maximum(self.errors, self.median)
 
     def wrong(self, bars: NDArray[np.float64], offset: int, position: int | None = None) -> WrongRows | None:
-        """The rows beyond their bars, the first row being token -offset."""
-        beyond = np.flatnonzero(~(self.errors <= bars))  # NaN is not
+        """Return the rows beyond their bars; the first row is token -offset."""
+        beyond = np.flatnonzero(~(self.errors <= bars))  # includes NaN
         if not len(beyond):
             return None
         worst = beyond[np.argmax(np.nan_to_num(self.errors[beyond], nan=np.inf))]
@@ -172,8 +165,8 @@ class _Tensor:
         return WrongRows(self.layer, self.name, *tokens, float(self.errors[worst]), float(bars[worst]), position)
 
 
-class _Found:
-    """The rows of a segment, as its file has them."""
+class _StoredRows:
+    """The segment's stored rows."""
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
@@ -181,35 +174,37 @@ class _Found:
         self.farthest = 0.0
 
     def tensors(self, computed: _Computed) -> list[_Tensor]:
-        """Their distances from what was computed."""
-        found = compare_layers(self._segment.layers, computed.layers)
-        return [*found, *_compared_transitions(self._transitions, computed.transitions)]
+        """Compare them with computed rows."""
+        tensors = compare_layers(self._segment.layers, computed.layers)
+        return [*tensors, *_compare_transitions(self._transitions, computed.transitions)]
 
     def beyond(self, tensors: Sequence[_Tensor], apart: Sequence[_Tensor] = (), scale: float = 0.0) -> list[WrongRows]:
-        """The rows of these that exceed their bars. `apart`: how far two prefills are."""
-        self.farthest = float(np.max([one.errors.max() for one in tensors], initial=0.0))
-        found = []
-        for one, far in zip_longest(tensors, apart):
-            bars = TOLERANCE + one.rounding + (SPREAD * scale * far.noise if far else 0.0)
-            wrong = one.wrong(bars, self._offset(one))
-            found += [wrong] if wrong else []
-        return found
+        """Return the rows that exceed their bars. `apart`: distances of two prefills."""
+        self.farthest = float(np.max([tensor.errors.max() for tensor in tensors], initial=0.0))
+        result = []
+        for tensor, distance in zip_longest(tensors, apart):
+            bars = TOLERANCE + tensor.rounding + (SPREAD * scale * distance.noise if distance else 0.0)
+            wrong = tensor.wrong(bars, self._offset(tensor))
+            result += [wrong] if wrong else []
+        return result
 
-    def unexplained(self, computed: _Computed, other: _Computed) -> list[WrongRows]:
-        """The rows that neither of two prefills explains, nor what is between them."""
-        apart = compare_layers(computed.layers, other.layers)
-        apart += _compared_transitions(computed.transitions, other.transitions)
+    def unexplained(self, computed: _Computed, second: _Computed) -> list[WrongRows]:
+        """Return the rows that neither of two prefills, nor their distance, explains."""
+        apart = compare_layers(computed.layers, second.layers)
+        apart += _compare_transitions(computed.transitions, second.transitions)
         ways = []
-        for far, near in ((computed, other), (other, computed)):
-            tensors, others = self.tensors(near), self.tensors(far)
-            # Where two experts are almost tied, a row may be that of either prefill.
+        for farther, nearer in ((computed, second), (second, computed)):
+            tensors, farther_tensors = self.tensors(nearer), self.tensors(farther)
+            # With two experts almost tied, a row may match either prefill.
             either = [
-                replace(one, errors=np.where(second.errors <= TOLERANCE + second.rounding, 0.0, one.errors))
-                for one, second in zip(tensors, others, strict=True)
+                replace(
+                    tensor, errors=np.where(alternative.errors <= TOLERANCE + alternative.rounding, 0.0, tensor.errors)
+                )
+                for tensor, alternative in zip(tensors, farther_tensors, strict=True)
             ]
             scale = _scale(tensors, apart)
             ways.append((scale, self.beyond(either, apart, scale), self.farthest))
-        _, wrong, self.farthest = min(ways, key=lambda way: (way[0], sum(one.count for one in way[1])))
+        _, wrong, self.farthest = min(ways, key=lambda way: (way[0], sum(tensor.count for tensor in way[1])))
         return wrong
 
     def _offset(self, tensor: _Tensor) -> int:
@@ -217,37 +212,42 @@ class _Found:
 
 
 def _scale(tensors: Sequence[_Tensor], apart: Sequence[_Tensor]) -> float:
-    """How many times as far as two prefills are apart the nearest of the tensors are away."""
-    times = [one.median / far.median for one, far in zip(tensors, apart, strict=True) if far.median > FAINT]
+    """Return the distance of the nearest tensors in multiples of the distance of two prefills."""
+    times = [
+        tensor.median / distance.median
+        for tensor, distance in zip(tensors, apart, strict=True)
+        if distance.median > FAINT
+    ]
     return min(FARTHEST, float(np.nan_to_num(np.quantile(times, NEAREST, method="lower")))) if times else 0.0
 
 
-def compare_layers(found: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[_Tensor]:
-    """The distance of each row of each tensor from the one computed. Raise EngineError for rows of other shapes."""
-    if [(one.layer, one.part) for one in found] != [(one.layer, one.part) for one in computed]:
+def compare_layers(stored_layers: Sequence[LayerRows], computed: Sequence[LayerRows]) -> list[_Tensor]:
+    """Compare each row of each tensor with the computed one. Raises EngineError for other shapes."""
+    if [(layer.layer, layer.part) for layer in stored_layers] != [(layer.layer, layer.part) for layer in computed]:
         raise EngineError("the segment has rows of other layers than this model")
     tensors = []
-    for mine, right in zip(found, computed, strict=True):
-        for name, rows, wanted in zip(NAMES[mine.part], (mine.k, mine.v), (right.k, right.v), strict=True):
-            a, b = to_float32(rows), to_float32(wanted)
+    for stored, expected in zip(stored_layers, computed, strict=True):
+        for name, rows, expected_rows in zip(
+            NAMES[stored.part], (stored.k, stored.v), (expected.k, expected.v), strict=True
+        ):
+            a, b = to_float32(rows), to_float32(expected_rows)
             if a.shape != b.shape:
-                raise EngineError(f"the segment has {name} of shape {a.shape} in layer {mine.layer}, not {b.shape}")
+                raise EngineError(f"the segment has {name} of shape {a.shape} in layer {stored.layer}, not {b.shape}")
             if a.size:
-                unit = _units(b, rows) if mine.part != "state" else np.ones(b.shape[1])
+                unit = _units(b, rows) if stored.part != "state" else np.ones(b.shape[1])
                 length = _lengths(b / unit)
                 distance = np.linalg.norm((a - b) / unit, axis=1) / length
-                tensors.append(_Tensor(mine.layer, name, distance, _rounding(rows, unit) / length))
+                tensors.append(_Tensor(stored.layer, name, distance, _rounding(rows, unit) / length))
     return tensors
 
 
-def _units(computed: NDArray[np.float32], kept: RowArray) -> NDArray[np.float64]:
-    """The unit of each channel: the mean size of its numbers, so that a few channels of K that are
-    a hundred times as large, as some models have them, do not hide all others; but no less than rounding leaves of
-    them, if rows are `kept` quantized."""
+def _units(computed: NDArray[np.float32], stored: RowArray) -> NDArray[np.float64]:
+    """Return the unit of each channel: its root mean square, so that a few channels of K that are a hundred times as
+    large do not hide the others; at least the rounding, if `kept` is quantized."""
     sizes: NDArray[np.float64] = np.sqrt((computed.astype(np.float64) ** 2).mean(axis=0))
     least = max(SMALL * float(np.median(sizes)), LITTLE * float(np.sqrt((sizes**2).mean())), 1e-9)
-    if kept.dtype == Q8_0:
-        blocks: Any = kept
+    if stored.dtype == Q8_0:
+        blocks: Any = stored
         steps = np.abs(blocks["scale"].astype(np.float64)).mean(axis=0)
         sizes = np.maximum(sizes, STEPS * np.repeat(steps, BLOCK))
     sizes[:] = np.maximum(sizes, least)
@@ -255,14 +255,14 @@ def _units(computed: NDArray[np.float32], kept: RowArray) -> NDArray[np.float64]
 
 
 def _lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The length of each row, at least a part of what they have in the mean."""
+    """Return the length of each row, at least a fraction of the mean."""
     length: NDArray[np.float64] = np.linalg.norm(rows.astype(np.float64), axis=1)
     length[:] = np.maximum(length, max(SHORT * float(np.sqrt((length**2).mean())), 1e-9))
     return length
 
 
 def _rounding(rows: RowArray, unit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far quantizing has moved each row, and half as much again; f16 is within TOLERANCE."""
+    """Return 1.5 times the distance by which quantizing moved each row; f16 is within TOLERANCE."""
     if rows.dtype != Q8_0:
         return np.zeros(len(rows))
     blocks: Any = rows
@@ -271,25 +271,27 @@ def _rounding(rows: RowArray, unit: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1.5 * moved
 
 
-def _compared_transitions(found: Sequence[Transition], computed: Sequence[Transition]) -> list[_Tensor]:
-    """How far transitions are apart, each as one row; nothing where there are none to compare them with."""
-    pairs = zip(found, computed, strict=True) if found and computed else ()
+def _compare_transitions(stored_transitions: Sequence[Transition], computed: Sequence[Transition]) -> list[_Tensor]:
+    """Compare transitions, each as one row; empty if either side has none."""
+    pairs = zip(stored_transitions, computed, strict=True) if stored_transitions and computed else ()
     tensors = []
-    for mine, right in pairs:
-        for a, b in ((mine.a, right.a), (mine.b, right.b), (mine.r, right.r)):
-            if a.shape != b.shape or mine.layer != right.layer:
-                raise EngineError(f"the segment has a transition of another shape in layer {mine.layer}")
+    for stored, expected in pairs:
+        for a, b in ((stored.a, expected.a), (stored.b, expected.b), (stored.r, expected.r)):
+            if a.shape != b.shape or stored.layer != expected.layer:
+                raise EngineError(f"the segment has a transition of another shape in layer {stored.layer}")
             if a.size:
                 distance = np.linalg.norm((a - b)[None].astype(np.float64), axis=1) / _lengths(b[None])
-                tensors.append(_Tensor(mine.layer, TRANSITION, distance, np.zeros(1)))
+                tensors.append(_Tensor(stored.layer, TRANSITION, distance, np.zeros(1)))
     return tensors
 
 
-def _computed(workspace: Workspace, sequence: KVSequence, segment: Segment, progress: Progress | None) -> _Computed:
-    """A prefill of the segment's tokens in an empty sequence, as it is compiled."""
+def _prefill_segment(
+    workspace: Workspace, sequence: KVSequence, segment: Segment, progress: Progress | None
+) -> _Computed:
+    """Prefill the segment's tokens in an empty sequence, as a compile does."""
     context, dtype = sequence.context, segment.row_type
     if segment.blocks:
-        _put_blocks(sequence, segment, progress)
+        _splice_blocks(sequence, segment, progress)
         rows = context.read(sequence.seq_id, segment.base, len(segment), base=segment.base, dtype=dtype)
         return _Computed(rows)
     sequence.append(segment.context)
@@ -318,8 +320,8 @@ def _computed(workspace: Workspace, sequence: KVSequence, segment: Segment, prog
     return _Computed(rows, transitions)
 
 
-def _put_blocks(sequence: KVSequence, segment: Segment, progress: Progress | None) -> None:
-    """Prefill each block after the left context alone, and put them side by side, as a compile does."""
+def _splice_blocks(sequence: KVSequence, segment: Segment, progress: Progress | None) -> None:
+    """Prefill each block after the left context alone and splice them together, as a compile does."""
     parts = [segment.tokens[first:last] for first, last in segment.spans]
     rows = list(prefill(sequence, segment.context, parts, segment.row_type, progress))
     plain = replace(segment, fields=(), influence={}, blocks=(), moves=())
@@ -329,7 +331,7 @@ def _put_blocks(sequence: KVSequence, segment: Segment, progress: Progress | Non
         sequence.splice(replace(plain, tokens=tokens, layers=layers))
 
 
-def _decoded_at(
+def _decode_at(
     context: Context,
     seq_id: int,
     left: Tokens,
@@ -338,7 +340,8 @@ def _decoded_at(
     dtype: str,
     progress: Progress | None = None,
 ) -> tuple[LayerRows, ...]:
-    """Rows of the tokens after the left context, whose first token is at position `start`, in an empty sequence."""
+    """Decode the left context from position `start` on and then the tokens, in an empty sequence; return the tokens'
+    rows."""
     both, step = np.concatenate([left, tokens]), min(context.n_ubatch, context.n_batch)
     try:
         for first in range(0, len(both), step):
@@ -352,32 +355,34 @@ def _decoded_at(
         context.truncate(seq_id, 0)
 
 
-def _joined(parts: Sequence[Sequence[LayerRows]]) -> list[LayerRows]:
+def _concatenate(parts: Sequence[Sequence[LayerRows]]) -> list[LayerRows]:
     return [
-        replace(layers[0], k=np.concatenate([one.k for one in layers]), v=np.concatenate([one.v for one in layers]))
+        replace(
+            layers[0], k=np.concatenate([layer.k for layer in layers]), v=np.concatenate([layer.v for layer in layers])
+        )
         for layers in zip(*parts, strict=True)
     ]
 
 
 @contextmanager
-def _another_way(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
-    """An empty sequence in a context that computes the same in another order."""
-    own = workspace.context.compile_options
-    options = replace(own, n_sequences=1, unified=False)
-    if not segment.media:  # whose rows may have to be in one micro-batch
+def _second_context(workspace: Workspace, segment: Segment) -> Iterator[KVSequence]:
+    """Yield an empty sequence in a context that computes in another order."""
+    base_options = workspace.context.compile_options
+    options = replace(base_options, n_sequences=1, unified=False)
+    if not segment.media:  # which may need a single micro-batch
         options = replace(options, n_ubatch=OTHER_BATCH)
-    flash = replace(options, flash_attention="auto" if own.flash_attention == "off" else "off")
+    flash = replace(options, flash_attention="auto" if base_options.flash_attention == "off" else "off")
     try:
         context = Context(workspace.model, flash)
-    except EngineError:  # flash attention cannot be left out, or there is none
+    except EngineError:  # flash attention is required, or unavailable
         context = Context(workspace.model, options)
     with context:
         context.carries = workspace.context.carries
         yield KVSequence(context)
 
 
-def _unplaceable(workspace: Workspace, segment: Segment, position: int) -> str | None:
-    """Why a splice at this position cannot be compared, in words."""
+def _place_refusal(workspace: Workspace, segment: Segment, position: int) -> str | None:
+    """Return why a splice at this position cannot be compared; None if it can."""
     context, base = workspace.context, segment.base
     if segment.prefix_only or segment.axes is not None or segment.media:
         return "its rows are compared where they were compiled only"
@@ -390,47 +395,52 @@ def _unplaceable(workspace: Workspace, segment: Segment, position: int) -> str |
     return context.can_move(base, position, len(segment))
 
 
-def _check_place(
+def _check_splice(
     workspace: Workspace, segment: Segment, computed: _Computed, position: int, progress: Progress | None
 ) -> list[WrongRows]:
-    """The wrong rows of a splice at a position.
-
-    Each row is read back, rotated to where it was compiled, and compared with the file's: is it there? And half of the
-    keys of each layer must be as near to those of the same tokens decoded there as the file's are to the computed ones:
-    all are rotated by the same distance. What that prefill differs by from the one at the segment's own position shows
-    in V, which is not rotated. The type of the cache rounds rows by as much as it rounds the computed ones.
-    """
-    there = []
+    """Check a splice at a position. Each row is read back, rotated to its compiled position, and compared with the
+    file's. Also, the median key of each layer must be as near to tokens decoded at that position as the file's keys are
+    to computed ones, since all rotate by the same distance. The difference of the prefills at the two positions shows
+    in V, which is not rotated. The cache's type rounds both sides alike."""
+    decoded = []
     with workspace.scratch(segment.base + len(segment)) as sequence:
         for first, last in segment.spans:
             start, tokens = position - segment.base + first, segment.tokens[first:last]
-            where = sequence.context, sequence.seq_id, segment.context, tokens
-            there.append(_decoded_at(*where, start, segment.row_type, progress))
-    right = _joined(there)
-    spliced, back = _placed(workspace, segment.tokens, segment.layers, segment.base, position)
-    rounded, _ = _placed(workspace, segment.tokens, right, position, position)
-    v_noise = {one.layer: one.median for one in compare_layers(right, computed.layers) if one.name == "V"}
-    own = [replace(one, k=to_float32(one.k), v=to_float32(one.v)) for one in segment.layers]
+            args = sequence.context, sequence.seq_id, segment.context, tokens
+            decoded.append(_decode_at(*args, start, segment.row_type, progress))
+    expected = _concatenate(decoded)
+    spliced, back = _splice_and_read(workspace, segment.tokens, segment.layers, segment.base, position)
+    rounded, _ = _splice_and_read(workspace, segment.tokens, expected, position, position)
+    v_noise = {
+        restored.layer: restored.median
+        for restored in compare_layers(expected, computed.layers)
+        if restored.name == "V"
+    }
+    stored_rows = [replace(restored, k=to_float32(restored.k), v=to_float32(restored.v)) for restored in segment.layers]
     wrong = []
-    kept = compare_layers(own, computed.layers)
+    stored_errors = compare_layers(stored_rows, computed.layers)
     rows = zip(
-        compare_layers(back, own), compare_layers(spliced, right), compare_layers(rounded, right), kept, strict=True
+        compare_layers(back, stored_rows),
+        compare_layers(spliced, expected),
+        compare_layers(rounded, expected),
+        stored_errors,
+        strict=True,
     )
-    for one, turned, type_, before in rows:
+    for restored, spliced_tensor, rounding, stored_tensor in rows:
         bar = TOLERANCE + FLOATS * (position + len(segment))
-        found = one.wrong(bar + 2 * type_.noise, 0, position)
-        if not found and turned.name.startswith("K"):
-            bar += before.median + 2 * type_.median + SPREAD * v_noise.get(one.layer, TOLERANCE)
-            middle = replace(turned, errors=np.full(len(segment), turned.median))
-            found = middle.wrong(np.full(len(segment), bar), 0, position)
-        wrong += [found] if found else []
+        result = restored.wrong(bar + 2 * rounding.noise, 0, position)
+        if not result and spliced_tensor.name.startswith("K"):
+            bar += stored_tensor.median + 2 * rounding.median + SPREAD * v_noise.get(restored.layer, TOLERANCE)
+            middle = replace(spliced_tensor, errors=np.full(len(segment), spliced_tensor.median))
+            result = middle.wrong(np.full(len(segment), bar), 0, position)
+        wrong += [result] if result else []
     return wrong
 
 
-def _placed(
+def _splice_and_read(
     workspace: Workspace, tokens: Tokens, layers: Sequence[LayerRows], base: int, position: int
 ) -> tuple[tuple[LayerRows, ...], tuple[LayerRows, ...]]:
-    """Rows as the cache has them at a position, and as they are when they are rotated back."""
+    """Splice rows at a position and read them as stored in the cache, and rotated back."""
     context = workspace.context
     with context.lease() as lease:
         context.splice(lease.id, position, tokens, layers, base)

@@ -1,6 +1,6 @@
-"""The context of a model: made when it is wanted, enlarged for what is put into it, with scratch sequences beside it.
+"""Owns a model and its context: creates it on demand, enlarges it, and provides scratch sequences.
 
-It knows no user, and nothing of what is put into it.
+It has no knowledge of users or prompts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import ContextLengthError, EngineError, Help
 
 DEFAULT_CONTEXT = 4096
-SEQUENCES = 4  # that a context has to begin with
-MOST_SEQUENCES = 255  # of llama.cpp's 256 a rewrite parks old rows under one (native/notes_decode.cpp)
+SEQUENCES = 4  # initial number of sequences
+MOST_SEQUENCES = 255  # of llama.cpp's 256 one holds old entries during a rewrite (native/notes_decode.cpp)
 
 
 class Contexts:
-    """A model with its one context. Close it."""
+    """A model with one context. Close it."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class Contexts:
         beyond_trained: bool,
         log: Callable[[str], None] | None,
     ) -> None:
-        """It takes the model over, and closes it. The options are those of Workspace. Raise EngineError for an n_ctx
-        that was chosen beyond what the model was trained for."""
+        """Take over the model. The options are those of Workspace. Raises EngineError for a fixed n_ctx beyond the
+        trained length."""
         self.model = model
         self._lock = os.getpid(), threading.RLock()
         self._options = options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self._fixed_size, self._beyond_trained, self._log = fixed_size, beyond_trained, log
         self._context: Context | None = None
-        self._left: KVSequence | None = None  # what compiles begin with, while several are made (`compiling`)
-        self._sharing = 0  # blocks of `compiling` that are open
+        self._left: KVSequence | None = None  # left context shared by compiles within `compiling`
+        self._sharing = 0  # nesting depth of `compiling`
         trained = limits.trained_length(model, options)
-        # The most tokens that a context may have, None for any number.
+        # Maximum tokens of a sequence; None for no limit.
         self.longest = None if beyond_trained and not limits.has_learned_positions(model) else trained
         if not options.n_ctx:
             self._options = replace(options, n_ctx=trained or DEFAULT_CONTEXT)
@@ -59,8 +59,8 @@ class Contexts:
 
     @property
     def lock(self) -> threading.RLock:
-        """Held by the thread that computes (alone.py). A process that was forked has one of its own: threads that held
-        this one are not in it."""
+        """Lock of the computing thread (synchronized.py). A forked process gets a new one: its parent's threads, which
+        may hold this one, do not exist in it."""
         process, lock = self._lock
         if process != os.getpid():
             self._lock = process, lock = os.getpid(), threading.RLock()
@@ -75,54 +75,52 @@ class Contexts:
 
     @property
     def context(self) -> Context:
-        """The one context. It hands out sequences, and grows with what is put into them, unless its size was given."""
+        """The context. It grows with its sequences, unless its size is fixed."""
         if self._context is None:
             options = self.options
-            if options.n_sequences == 1 and not self.model.recurrent:  # each state takes memory, and grows on demand
+            # each recurrent state takes memory, so sequences are added on demand
+            if options.n_sequences == 1 and not self.model.recurrent:
                 options = replace(options, n_sequences=SEQUENCES, unified=True)
             self._context = Context(self.model, options)
-            self._context.longest = self.longest  # also where it has more cells, for several sequences
-            self._told()
+            self._context.longest = self.longest  # also if it has more cells, for several sequences
+            self._log_size()
         return self._context
 
-    def _told(self) -> None:
+    def _log_size(self) -> None:
         if self._log and self._context:
             options = self._context.options
             self._log(f"a context of {options.n_ctx:,} tokens: {limits.estimate_memory(self.model, options)}")
 
     @property
     def options(self) -> ContextOptions:
-        """How the context is made, as it is now."""
+        """Current options of the context."""
         return self._context.options if self._context else self._options
 
     @contextmanager
     def scratch(self, tokens: int = 0) -> Iterator[KVSequence]:
-        """An empty sequence to compute `tokens` rows in, beside those that are in use: in f16 or f32, also where the
-        cache is quantized. It is given back afterwards."""
+        """Yield an empty sequence with capacity for `tokens` tokens, in f16 or f32 even if the cache is quantized."""
         context = self.context
-        if self._beside(tokens):
+        if self._fits_beside(tokens):
             with KVSequence(context) as sequence:
                 yield sequence
         else:
-            size = context.options.n_ctx  # not less: LongRoPE goes by it
+            size = context.options.n_ctx  # not less: LongRoPE depends on it
             if not self._fixed_size:
                 size = max(size, _padded(tokens))
             options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
-            with Context(self.model, options) as other:
-                other.unmovable, other.carries = context.unmovable, context.carries
-                yield KVSequence(other)
+            with Context(self.model, options) as scratch_context:
+                scratch_context.unmovable, scratch_context.carries = context.unmovable, context.carries
+                yield KVSequence(scratch_context)
 
-    def _beside(self, tokens: int, shared: int = 0) -> bool:
-        """Whether so many rows can be computed in the context itself, beside those that are in use, of which it is to
-        share some."""
+    def _fits_beside(self, tokens: int, shared: int = 0) -> bool:
+        """True if the context itself can hold so many more tokens, of which some are shared."""
         context = self.context
         room = context.room() >= tokens - shared and context.n_ctx >= tokens
         return context.compile_options == context.options and room
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Within the block what compiles begin with is decoded once, and stays for the next one: rows are those of a
-        compile by itself."""
+        """Decode the left context of compiles once during the block; the K/V is that of separate compiles."""
         with self.lock:
             self._sharing += 1
         try:
@@ -140,18 +138,18 @@ class Contexts:
 
     @contextmanager
     def scratch_after(self, left: Tokens, tokens: int) -> Iterator[KVSequence]:
-        """A scratch sequence that begins with these tokens, for `tokens` rows in all. Within `compiling` it shares them
-        with others before and after it."""
-        there = len(self._left) if self._left and np.array_equal(self._left.tokens, left) else 0
+        """Yield a scratch sequence that begins with `left`, for `tokens` tokens in all; within `compiling` the prefix
+        is shared."""
+        present = len(self._left) if self._left and np.array_equal(self._left.tokens, left) else 0
         shares = self._sharing and not self.model.recurrent and self.context.options.unified
-        if not shares or not self._beside(tokens, there):
+        if not shares or not self._fits_beside(tokens, present):
             self._forget_left()
             with self.scratch(tokens) as sequence:
                 sequence.append(left)
                 sequence.flush()
                 yield sequence
             return
-        if self._left is None or not self._left.intact or not there:
+        if self._left is None or not self._left.intact or not present:
             self._forget_left()
             self._left = self.sequence()
             self._left.append(left)
@@ -160,36 +158,33 @@ class Contexts:
             yield sequence
 
     def make_room(self, tokens: int, spare: int = 0, held: int = 0) -> None:
-        """See to room for a sequence of so many tokens, of which it has `held` already. The context is made larger
-        where it must be; the sequences that are in use come along.
-
-        `spare` tokens more are for an answer, as many as there is room for, at least one. Raise EngineError where that
-        is more than the model was trained for, or where the tokens do not fit the size that was given: its remedy is a
-        size for all of them, those to spare included.
-        """
+        """Ensure capacity for a sequence of so many tokens, of which it has `held` already, enlarging the context if
+        needed; leased sequences are kept. `spare` more tokens are for an answer, reduced to the capacity but at least
+        one. Raises EngineError beyond the trained length, or where `tokens` do not fit a fixed size; its remedy is a
+        size that includes `spare`."""
         self.check_length(tokens + min(spare, 1))
-        wanted = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
-        beside = self._context.used if self._context else 0  # cells that are in use
-        beside -= min(beside, len(self._left) if self._left else 0)  # what is kept for compiles asks for no more room
-        size = max(wanted, beside + wanted - held)
-        if self._fixed_size and tokens > (there := self.context.n_ctx):
-            what, remedy = f"the context is too small: {tokens} tokens do not fit {there}", _padded(size)
-            raise ContextLengthError(what, Help.LARGER_CONTEXT(tokens=remedy), tokens=tokens, longest=there)
+        needed = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
+        used = self._context.used if self._context else 0  # occupied cells
+        used -= min(used, len(self._left) if self._left else 0)  # the prefix kept for compiles can be dropped
+        size = max(needed, used + needed - held)
+        if self._fixed_size and tokens > (n_ctx := self.context.n_ctx):
+            text, remedy = f"the context is too small: {tokens} tokens do not fit {n_ctx}", _padded(size)
+            raise ContextLengthError(text, Help.LARGER_CONTEXT(tokens=remedy), tokens=tokens, longest=n_ctx)
         if size <= self.options.n_ctx or self._fixed_size:
             return
         size = _padded(size)
-        if self.longest is not None and not beside:
+        if self.longest is not None and not used:
             size = min(size, self.longest)
         if self._context:
-            self._forget_left()  # nobody needs it enough to have rows come along
+            self._forget_left()  # cheaper to decode again than to move
             self._context.resize(n_ctx=size)
-            self._told()
+            self._log_size()
         else:
             self._options = replace(self._options, n_ctx=size)
 
     @property
     def grows(self) -> bool:
-        """Whether the context may be made larger: nobody chose its size."""
+        """True if the context may be enlarged: its size is not fixed."""
         return not self._fixed_size
 
     def check_length(self, tokens: int) -> None:
@@ -197,11 +192,8 @@ class Contexts:
         self._check_trained(tokens, "{:,} tokens are to be read and written")
 
     def reserve(self, tokens: int, sequences: int) -> None:
-        """See to cells for so many tokens, and sequences, beside those in use, which others are going to share.
-
-        Raise EngineError where there cannot be so many: the size was given, the memory does not suffice, or rows would
-        not fit any more (LongRoPE). Then all is as it was.
-        """
+        """Ensure free cells and sequences beside those in use. Raises EngineError, with nothing changed, where that is
+        impossible: the size is fixed, memory does not suffice, or K/V would no longer fit (LongRoPE)."""
         context = self.context
         cells = context.used + tokens
         if cells <= context.cells and sequences <= context.n_free:
@@ -214,27 +206,29 @@ class Contexts:
             )
         size = _padded(cells) if cells > context.cells else 0
         context.resize(n_ctx=size, n_sequences=context.n_leased + sequences, rotated_alike=True)
-        self._told()
+        self._log_size()
 
-    def _check_trained(self, tokens: int, what: str) -> None:
-        """Raise EngineError for more tokens than the model was trained for, RoPE scaling counted in."""
+    def _check_trained(self, tokens: int, reason: str) -> None:
+        """Raise EngineError for more tokens than the model was trained for, RoPE scaling included."""
         if self.longest is None or tokens <= self.longest:
             return
-        why = f"{what.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
+        why = f"{reason.format(tokens)}, but {self.model.name} was trained for {self.longest:,}"
         counts = {"tokens": tokens, "longest": self.longest}
         if limits.has_learned_positions(self.model):
             raise ContextLengthError(f"{why}, and has no position beyond", "Take fewer", **counts)
         scales = (1 / factor for factor in (2, 4, 8, 16, 32))
         yarn = (replace(self.options, rope_scaling="yarn", rope_freq_scale=scale) for scale in scales)
-        reach = (one.rope_freq_scale for one in yarn if (limits.trained_length(self.model, one) or 0) >= tokens)
+        reach = (
+            scaled.rope_freq_scale for scaled in yarn if (limits.trained_length(self.model, scaled) or 0) >= tokens
+        )
         scale = next(reach, None)
         raise ContextLengthError(why, Help.SCALE_ROPE(scale=scale) if scale else Help.BEYOND_TRAINED(), **counts)
 
     def sequence(self, *, dry: bool = False) -> KVSequence:
-        """An empty sequence in a sequence of its own, beside those that are in use. Close it afterwards."""
+        """Lease an empty sequence. Close it afterwards."""
         return KVSequence(self.context, dry=dry)
 
 
 def _padded(tokens: int) -> int:
-    """The size of a context for so many tokens, as llama.cpp rounds it up."""
+    """Round up as llama.cpp does."""
     return -(-tokens // 256) * 256

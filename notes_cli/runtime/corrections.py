@@ -1,4 +1,4 @@
-"""Errata and new values as users write them, and the fields of which skills they mean."""
+"""Parses errata and new field values as users write them, and resolves the fields of skills that they refer to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Fielded(Protocol):
-    """A skill with fields: a segment, or one that is in a session."""
+    """A skill with fields: a segment, or an entry of a session."""
 
     @property
     def name(self) -> str: ...
@@ -23,66 +23,63 @@ class Fielded(Protocol):
 
 
 def known_fields(*skills: Fielded) -> Known:
-    """The fields of skills, by name."""
+    """Return the fields of skills, by name."""
     return Known((skill.name, [span.name for span in skill.fields]) for skill in skills)
 
 
-def parse_errata(given: Sequence[str], segments: Sequence[Segment]) -> list[Erratum]:
-    """Errata as the user wrote them. Raise SkillError for a field that no spliced skill has, or that several have."""
-    return read_errata(given, known_fields(*segments))
+def parse_errata(texts: Sequence[str], segments: Sequence[Segment]) -> list[Erratum]:
+    """Parse errata. Raises SkillError for a field that no spliced skill has, or that several have."""
+    return read_errata(texts, known_fields(*segments))
 
 
-def describe_wildcards(given: Iterable[str], known: Known) -> list[str]:
-    """What each `*.field` among errata and references stands for, for people."""
-    names = [text.partition("=")[0].strip() for text in given]
+def describe_wildcards(texts: Iterable[str], known: Known) -> list[str]:
+    """Describe the fields that each `*.field` in errata and references stands for."""
+    names = [text.partition("=")[0].strip() for text in texts]
     return [
-        f"{name} is {', '.join(one.key for one in known.find(name))}"
+        f"{name} is {', '.join(reference.key for reference in known.find(name))}"
         for name in names
         if name.startswith(f"{ALL}.") and name in known
     ]
 
 
 def resolve_values(values: Mapping[str, str], segments: Sequence[Segment]) -> list[tuple[Reference, str]]:
-    """The field of one skill for each value, of `*.field` for each skill that has it.
-
-    Raise SkillError for a field that no skill has, for one without a skill that several have, and for one that has two
-    values, by two references to it.
-    """
+    """Return the field of one skill for each value; for `*.field`, one for each skill that has it. Raises SkillError
+    for an unknown field, for an unqualified one that several skills have, and for one with two values."""
     known = known_fields(*segments)
-    given = ((one, value) for name, value in values.items() for one in known.resolve(name))
-    return list(unique_values(given, lambda one: one.key).items())
+    pairs = ((reference, value) for name, value in values.items() for reference in known.resolve(name))
+    return list(unique_values(pairs, lambda reference: reference.key).items())
 
 
-def unique_values(given: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> dict[T, str]:
-    """The new value of each field. Raise SkillError for one that is given two, with its `key`."""
-    found: dict[T, str] = {}
-    for one, value in given:
-        if found.setdefault(one, value).strip() != value.strip():
-            raise SkillError(f"{key(one)} is given two new values, {found[one]!r} and {value!r}", Help.ONE_VALUE())
-    return found
+def unique_values(pairs: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> dict[T, str]:
+    """Return the value of each field. Raises SkillError for one with two values, naming it by `key`."""
+    values: dict[T, str] = {}
+    for field, value in pairs:
+        if values.setdefault(field, value).strip() != value.strip():
+            raise SkillError(f"{key(field)} is given two new values, {values[field]!r} and {value!r}", Help.ONE_VALUE())
+    return values
 
 
 def as_new_values(
     errata: Iterable[str], fields: Mapping[str, str], segments: Sequence[Segment]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """New values of fields, with those that errata give them (the last of a field counts), and the errata that are free
-    text. Raise SkillError as `parse_errata` and `check_values` do."""
+    """Combine field values and errata: the new value of each field (the last erratum counts), and the free-text errata.
+    Raises SkillError as `parse_errata` and `check_values` do."""
     check_values(fields, errata := tuple(errata), segments)
     values, free = dict(fields), []
     known = known_fields(*segments)
-    given = {one for name in fields for one in known.resolve(name)}
+    replaced = {reference for name in fields for reference in known.resolve(name)}
     for text in errata:
         for erratum in read_errata([text], known):
             if erratum.field is None or erratum.value is None:
                 free.append(text)
-            elif (reference := known.find(erratum.key)[0]) not in given:
+            elif (reference := known.find(erratum.key)[0]) not in replaced:
                 values[reference.key] = erratum.value
     return values, tuple(free)
 
 
 def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Sequence[Segment]) -> None:
-    """Raise SkillError where an erratum says something else of a field than its new value: they come in by different
-    ways, so neither is the later one. Of several errata of a field the last counts."""
+    """Raise SkillError where an erratum and a new value of a field differ: neither is the later one. Among errata the
+    last counts."""
     if not values:
         return
     known = known_fields(*segments)

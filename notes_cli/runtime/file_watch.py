@@ -1,6 +1,6 @@
-"""Watching files: which of them have changed, told once each has been left alone for a moment.
+"""Watches files by polling, and reports a change once a file has been stable for two polls.
 
-Files are looked at again and again; what an editor writes in several steps, or by a rename, is one change.
+Several writes by an editor, or a rename, count as one change.
 """
 
 from __future__ import annotations
@@ -9,47 +9,46 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-FileStamp = tuple[int, ...] | None  # what of a file does not stay if it changes; None: it is not there
+FileStamp = tuple[int, ...] | None  # attributes that change with the content; None if the file is missing
 
 
 class Watched:
-    """What is known of some files: as they were when they were handled last, and at the latest look."""
+    """File attributes, as last handled and as last polled."""
 
     def __init__(self) -> None:
         self._handled: dict[Path, FileStamp] = {}
         self._latest: dict[Path, FileStamp] = {}
 
     def mark_handled(self, path: Path, look: FileStamp) -> None:
-        """What this look saw has been dealt with."""
+        """Record that the file with these attributes was processed."""
         self._handled[path] = self._latest[path] = look
 
     def changed(self, paths: Iterable[Path]) -> list[tuple[Path, FileStamp]]:
-        """Those of the files that differ from what was handled, and have been the same at two looks in a row. One that
-        is looked at for the first time counts as changed, unless it is not there."""
-        found = []
+        """Return the files that differ from their handled attributes and were equal in two consecutive polls. A new
+        file counts as changed, unless it is missing."""
+        result = []
         for path in dict.fromkeys(paths):
             now = file_stamp(path)
-            settled = path in self._latest and self._latest[path] == now
+            stable = path in self._latest and self._latest[path] == now
             self._latest[path] = now
-            if settled and now != self._handled.get(path):
-                found.append((path, now))
-        return found
+            if stable and now != self._handled.get(path):
+                result.append((path, now))
+        return result
 
 
 class Files:
-    """Which skills depend on which files: each on those that it is read from, and on the images that these show. Skills
-    are called by words that mean them."""
+    """Maps files to the skills that depend on them: the files of their texts, and images in those."""
 
     def __init__(self) -> None:
         self._own: dict[Path, Sequence[str]] = {}
         self._shown: dict[Path, Collection[Path]] = {}
 
     def add(self, own: Mapping[Path, Sequence[str]]) -> None:
-        """These skills are read from these files; what is known of other files stays."""
+        """Add the files that skills are read from."""
         self._own.update(own)
 
     def set_images(self, path: Path, images: Collection[Path]) -> None:
-        """The text in a file shows these images now."""
+        """Set the images that a text file shows."""
         self._shown[path] = images
 
     @property
@@ -57,15 +56,15 @@ class Files:
         return list(dict.fromkeys([*self._own, *(image for images in self._shown.values() for image in images)]))
 
     def skills(self, path: Path) -> list[str]:
-        """The skills that depend on a file."""
+        """Return the skills that depend on a file."""
         texts = [path, *(text for text, images in self._shown.items() if path in images)]
         return list(dict.fromkeys(word for text in texts for word in self._own.get(text, ())))
 
 
 def file_stamp(path: Path) -> FileStamp:
-    """What of a file does not stay if it changes, or is replaced; None if it is not there, or cannot be looked at."""
+    """Return the attributes that change with a file's content; None if it is missing or inaccessible."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

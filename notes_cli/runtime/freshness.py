@@ -1,7 +1,7 @@
-"""What of the library is out of date, and why, as far as that can be told without loading a model.
+"""Detects outdated segments in the library, and why they are, without loading a model.
 
-A file whose size and times are those of when it was compiled is taken for unchanged; else its text is compared with the
-one in the segment. Whether the same model gives other tokens now, or runs with another RoPE, only a compile sees.
+A file with the size and times of the compile counts as unchanged; else its text is compared with the segment's. Only a
+compile detects changed tokens or RoPE of the same model.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Field, Skill, load_source, with_images
 from notes_cli.text.toolset import ToolSet, load_tools
 
-CARRIED = 16  # tokens of a skill from which on some are always left between those that are decoded anyway
+CARRIED = 16  # tokens from which on state is carried through a part of a skill
 
 
 class Stale(str, Enum):
-    """Why a segment is out of date, as JSON documents have it."""
+    """Reasons for an outdated segment, as in JSON documents."""
 
-    TEXT = "text"  # the file says something else now
-    GONE = "gone"  # the file is not there: only the segment has the text
-    MODEL = "model"  # none of this name is for the model in use
-    FORMAT = "format"  # a newer version of notes wrote it
+    TEXT = "text"  # the file has another text now
+    GONE = "gone"  # the file is gone: only the segment has the text
+    MODEL = "model"  # no segment of this name is for the model in use
+    FORMAT = "format"  # written by a newer version of notes
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
-    PROFILE = "profile"  # what was measured of its model asks for more than it has
+    PROFILE = "profile"  # the model's profile needs data that the segment lacks
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a segment is out of date, as a word and for people."""
+    """A reason, as a kind and a text."""
 
     kind: Stale
     what: str
@@ -52,68 +52,68 @@ class Reason:
 def stale_reasons(
     entry: SegmentFile, entries: Sequence[SegmentFile], profiles: Profiles | None = None, weights: str | None = None
 ) -> list[Reason]:
-    """Why a file of the library is out of date; nothing if it is not. `entries`: all of its name. `weights`: the digest
-    of the model in use, None if that is not known."""
+    """Return why a file of the library is outdated; empty if it is not. `entries`: all of its name. `weights`: digest
+    of the model in use, None if unknown."""
     info = entry.info
     if info is None:
         return [_unusable(entry.problem)]
-    found = []
+    result = []
     changed = text_changed(info)
     if changed is not None:
-        found.append(changed)
-    here = {other.info.identity.weights for other in entries if other.info}
-    if weights is not None and weights not in here:
-        made = f"{info.identity.model} {info.identity.quantization}"
-        found.append(Reason(Stale.MODEL, f"it was compiled for {made}, not for the model in use"))
+        result.append(changed)
+    all_weights = {candidate.info.identity.weights for candidate in entries if candidate.info}
+    if weights is not None and weights not in all_weights:
+        compiled_for = f"{info.identity.model} {info.identity.quantization}"
+        result.append(Reason(Stale.MODEL, f"it was compiled for {compiled_for}, not for the model in use"))
     if profiles is not None and _measurable(info) and not info.influence and wants_influence(profiles, info.identity):
-        what = "the profile of its model edits fields by their influence, which has not been measured"
-        found.append(Reason(Stale.PROFILE, what))
+        text = "the profile of its model edits fields by their influence, which has not been measured"
+        result.append(Reason(Stale.PROFILE, text))
     uncaptured = info.states and not info.carried and len(info.tokens) >= CARRIED
-    if profiles is not None and uncaptured and any(one.carries for one in _profiles(profiles, info.identity)):
-        what = "the profile of its model carries recurrent states through skills, which has not been captured"
-        found.append(Reason(Stale.PROFILE, what))
-    return found
+    if profiles is not None and uncaptured and any(profile.carries for profile in _profiles(profiles, info.identity)):
+        text = "the profile of its model carries recurrent states through skills, which has not been captured"
+        result.append(Reason(Stale.PROFILE, text))
+    return result
 
 
 def _measurable(info: SegmentInfo) -> bool:
-    """Whether it has fields whose influence can be measured."""
+    """True if it has fields whose influence can be measured."""
     return bool(info.fields) and not info.media
 
 
 def text_changed(info: SegmentInfo) -> Reason | None:
-    """Whether the file that a segment's text came from says something else now, or is gone; None if neither, or if
-    nobody can tell: it came from standard input, or the segment does not say."""
+    """Return a reason if the segment's source has changed or is gone; None if not, or if unknown (standard input, no
+    source)."""
     source, files = info.source, files_of(info.source)
-    if not files or "\\x" in source:  # spelt, as its path has a line break or is not UTF-8
+    if not files or "\\x" in source:  # escaped: its path has a line break or is not UTF-8
         return None
     for file in files:
         try:
-            found = os.stat(file)
+            status = os.stat(file)
         except (FileNotFoundError, NotADirectoryError):
             return Reason(Stale.GONE, f"its file is gone: {file}")
         except (OSError, ValueError) as error:
             return Reason(
                 Stale.UNREADABLE, f"cannot read {file}: {reason(error) if isinstance(error, OSError) else error}"
             )
-        if not stat.S_ISREG(found.st_mode):  # nobody waits for a pipe to be written
+        if not stat.S_ISREG(status.st_mode):  # never wait for a pipe
             return Reason(Stale.UNREADABLE, f"{file} is no regular file")
     source = source_text(source)
-    now = (found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    if info.stamp == now:
+    current = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if info.stamp == current:
         return None
-    if info.tools:  # what a template tells of them only a model can say
-        later = (bool(info.stamp) and info.stamp[:3] != now) or _written_after(found, info.created)
+    if info.tools:  # their text depends on a model's template
+        later = (bool(info.stamp) and info.stamp[:3] != current) or _written_after(status, info.created)
         return Reason(Stale.TEXT, f"the file has changed: {source}") if later else None
     try:
         skill = load_source(info.source, info.name)
         skill = with_images(skill) if info.media else skill
     except SkillError as error:
         return Reason(Stale.TEXT, f"its file cannot be compiled any more: {error.what}")
-    if skill.text != info.text or [one[:2] for one in info.pictures] != [
-        (one.start, one.end) for one in skill.pictures
+    if skill.text != info.text or [picture[:2] for picture in info.pictures] != [
+        (picture.start, picture.end) for picture in skill.pictures
     ]:
-        what = "the text, or an image in it," if info.media else "the text"
-        return Reason(Stale.TEXT, f"{what} has changed: {source}")
+        text = "the text, or an image in it," if info.media else "the text"
+        return Reason(Stale.TEXT, f"{text} has changed: {source}")
     if [(span.name, span.value, span.start, span.end) for span in info.fields] != list(skill.fields):
         return Reason(Stale.TEXT, f"the fields have changed: {source}")
     if skill.description != info.description:
@@ -121,34 +121,34 @@ def text_changed(info: SegmentInfo) -> Reason | None:
     return None
 
 
-def _written_after(found: os.stat_result, created: str) -> bool:
-    """Whether a file was written after the second in which a segment was made of it."""
+def _written_after(status: os.stat_result, created: str) -> bool:
+    """True if a file was written after the second in which a segment was made from it."""
     try:
-        made = datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp()
+        compiled_at = datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return False
-    return max(found.st_mtime, found.st_ctime) >= made + 1
+    return max(status.st_mtime, status.st_ctime) >= compiled_at + 1
 
 
 def known_weights(model: Path, memory: Path) -> str | None:
-    """The digest of a model's file if it is remembered, and the file is the same; nothing is read of it."""
+    """Return the cached digest of a model's file if the file is unchanged; reads no content."""
     return known_sha256(model, memory)
 
 
 def wants_influence(profiles: Profiles, identity: Identity) -> bool:
-    """Whether what was measured of this model edits fields by their influence."""
-    found = _profiles(profiles, identity)
-    if not found:
+    """True if the model's profile edits fields by their influence."""
+    model_profiles = _profiles(profiles, identity)
+    if not model_profiles:
         return False
-    from notes_cli.editing.methods import record_of  # with it comes the engine, which takes long to load
+    from notes_cli.editing.methods import record_of  # imports the engine, which takes long to load
 
-    methods = {method for profile in found for method in profile.methods.values()}
+    methods = {method for profile in model_profiles for method in profile.methods.values()}
     records = map(record_of, methods)
     return any(record is not None and record.selects is not None and record.selects.influence for record in records)
 
 
 def _profiles(profiles: Profiles, identity: Identity) -> list[Profile]:
-    """What was measured of this model; nothing where a profile cannot be followed."""
+    """Return the calibration profiles of this model; empty if they cannot be read."""
     try:
         names = [name for name in profiles.names() if name.startswith(f"{identity.key}-")]
         return [profiles.read(profiles.named(name)) for name in names]
@@ -157,34 +157,35 @@ def _profiles(profiles: Profiles, identity: Identity) -> list[Profile]:
 
 
 def skill_from_segment(info: SegmentInfo, name: str | None = None) -> Skill:
-    """The skill that a segment was compiled from, by the text and the fields that it holds. Raise SkillError for tools:
-    another model's template tells of them in another way."""
+    """Return the skill that a segment was compiled from, by its stored text and fields. Raises SkillError for tools,
+    whose text depends on the model's template."""
     if info.tools:
-        what = f"{info.name} holds tools in the form of one model's chat template"
-        raise SkillError(what, "Compile their file again")
+        text = f"{info.name} holds tools in the form of one model's chat template"
+        raise SkillError(text, "Compile their file again")
     files = open_stored(info.path).pictures if info.media else ()
-    pictures = tuple(Shown(one.start, one.end, read_picture(one.data, source_text(info.source))) for one in files)
+    pictures = tuple(
+        Shown(shown.start, shown.end, read_picture(shown.data, source_text(info.source))) for shown in files
+    )
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in info.fields)
     return Skill(
         name or info.name, info.description, info.text, fields, info.source, stamp=info.stamp, pictures=pictures
     )
 
 
-def from_library(library: Library, name: str, other: str | None = None) -> tuple[Skill | ToolSet, SegmentInfo, str]:
-    """The skill of that name as it would be compiled now, to be called `other`: from its file if that is there, else
-    from its latest segment. With that segment, and where the text was read, for people. Raise NotesError if it cannot
-    be read."""
+def from_library(library: Library, name: str, new_name: str | None = None) -> tuple[Skill | ToolSet, SegmentInfo, str]:
+    """Read a skill of the library for compiling, to be named `other`: from its file, else from its latest segment.
+    Returns it with that segment and a description of the source. Raises NotesError if it cannot be read."""
     entries = library.entries(name)
     infos = [entry.info for entry in entries if entry.info is not None]
     if not infos:
         problem = next((entry.problem for entry in entries if entry.problem is not None), None)
         raise problem or library.unknown(name, files=False)
-    info = max(infos, key=lambda one: one.created)
+    info = max(infos, key=lambda candidate: candidate.created)
     files = files_of(info.source)
     if files and all(map(os.path.isfile, files)):
-        read = load_tools(info.source, other or name) if info.tools else load_source(info.source, other or name)
-        return read, info, source_text(info.source)
-    return skill_from_segment(info, other or name), info, f"the segment: {_no_file(info.source)}"
+        skill = load_tools(info.source, new_name or name) if info.tools else load_source(info.source, new_name or name)
+        return skill, info, source_text(info.source)
+    return skill_from_segment(info, new_name or name), info, f"the segment: {_no_file(info.source)}"
 
 
 def _no_file(source: str) -> str:
@@ -192,7 +193,7 @@ def _no_file(source: str) -> str:
 
 
 def _unusable(problem: NotesError | None) -> Reason:
-    what = problem.what if problem else "it cannot be read"
+    text = problem.what if problem else "it cannot be read"
     if isinstance(problem, NewerError):
-        return Reason(Stale.FORMAT, what)
-    return Reason(Stale.DAMAGED if isinstance(problem, DamagedError) else Stale.UNREADABLE, what)
+        return Reason(Stale.FORMAT, text)
+    return Reason(Stale.DAMAGED if isinstance(problem, DamagedError) else Stale.UNREADABLE, text)

@@ -1,8 +1,8 @@
-"""Speaking: the model writes a chain of thought, then an answer that is told from it, or decides.
+"""Generates a reply: optional reasoning, then an answer, a constrained answer, tool calls, or a decision.
 
-A prompt with `think` ends where the chain begins. The chain ends by its mark, by an end token, or at `max_think`; what
-must precede the answer is put there, so that the sequence ends where the answer begins. Everything here is a task of a
-loop (engine/loop.py).
+A prompt with `think` ends where the reasoning begins. Reasoning ends with its closing mark, an end token, or at
+`max_think`; then the tokens that must precede the answer are appended. Everything here is a task of a loop
+(engine/loop.py).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from notes_cli.text.reasoning import Begins, Reasoning, Until
 if TYPE_CHECKING:
     from notes_cli.text.tools import Calls
 
-DEFAULT_MAX_THINK = 512  # tokens of a chain, if nothing else is said
-UNLIMITED_RESERVE = 4096  # tokens that there is room for at least, for an answer without a limit
-ANSWER_RESERVE = 64  # tokens that are kept free after a chain, for its end and an answer
-CONCLUDING_TOKENS = 24  # tokens in which a chain that was cut short comes to its answer
+DEFAULT_MAX_THINK = 512  # default maximum of reasoning tokens
+UNLIMITED_RESERVE = 4096  # tokens reserved for an answer without a limit
+ANSWER_RESERVE = 64  # tokens reserved after reasoning, for its end and an answer
+CONCLUDING_TOKENS = 24  # tokens in which truncated reasoning is brought to its answer
 
 Say = Callable[[str], None]
 Chosen = Callable[[int, Logits], None]
@@ -37,11 +37,9 @@ Chosen = Callable[[int, Logits], None]
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTrace:
-    """A chain of thought: its text without marks, how many tokens it takes, and whether it ended by itself.
-
-    `answer`: what it ends with, where the model puts its answer into the chain (else empty, and the answer follows).
-    `rest`: the beginning of an answer that came in one token with the closing mark. `stopped`: why it ended.
-    """
+    """Reasoning output: text without marks, number of tokens, and whether it was finished. `answer`: its final answer,
+    for models that answer within the reasoning (else empty, and the answer follows). `rest`: the beginning of the
+    answer, if it came in one token with the closing mark. `stopped`: why it ended."""
 
     text: str
     tokens: int
@@ -53,7 +51,7 @@ class ReasoningTrace:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model said: the answer, its tokens, the chain before it, if there was one, and why the answer ends."""
+    """A generated answer: text, number of tokens, reasoning if any, and why generation ended."""
 
     text: str
     tokens: int
@@ -62,14 +60,14 @@ class Reply:
 
 
 def ignore_text(text: str) -> None:
-    """Nobody hears it."""
+    """Ignore the text."""
 
 
-class _Told:
-    """A text that is told as it comes."""
+class _TextStream:
+    """Accumulates a text and passes it on as it arrives."""
 
     def __init__(self, say: Say, *, strip: bool = True) -> None:
-        """`strip`: without the blanks that it begins with."""
+        """`strip`: without leading blanks."""
         self.text = ""
         self._say, self._strip = say, strip
 
@@ -82,14 +80,11 @@ class _Told:
 
 @dataclass(frozen=True, slots=True)
 class ReplyGenerator:
-    """How an answer is spoken, and the chain of thought before it.
-
-    `max_tokens`, `max_think`: of the answer, and of a chain. `say` and `say_thought` get their texts as they come,
-    `chosen` each token of an answer, with the logits that it was chosen from, before `say` gets its text. `stops`:
-    texts before which the answer ends. `grammar`: what the answer is held to, and a chain is not; then it is not
-    stripped either. `calls`: it may call tools; one that does is held to no grammar. `opened`: the prompt has what
-    opens an answer, if the model has such a mark; with tools it is left out, as a call begins otherwise.
-    """
+    """Settings and callbacks of one reply. `max_tokens`, `max_think`: of the answer, and of the reasoning. `on_text`
+    and `on_reasoning` get their texts as they are generated, `on_token` each token of an answer with its logits, before
+    its text. `stops`: stop sequences. `grammar`: constraint of the answer, not of the reasoning; the answer is not
+    stripped then. `calls`: tools that it may call, unconstrained. `opened`: the prompt has the mark that opens an
+    answer, if the model has one; with tools it is left out, as a call begins otherwise."""
 
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -104,85 +99,83 @@ class ReplyGenerator:
     opened: bool = True
 
     def reason(self, sequence: KVSequence, *, begun: str = "") -> Task[ReasoningTrace]:
-        """Write a chain; the sequence is left where the answer begins.
-
-        `begun`: the chain's text that is there already. Raise EngineError where the context has no room for a chain and
-        its end.
-        """
+        """Generate reasoning up to the start of the answer. `begun`: reasoning text that is already generated. Raises
+        EngineError without capacity for reasoning and its end."""
         reasoning, start = self.workspace.reasoning, len(sequence)
         reasoning = reasoning.calling if self.calls else reasoning
-        told, chain = _Told(self.on_reasoning), Until(reasoning.close)
+        stream, until = _TextStream(self.on_reasoning), Until(reasoning.close)
 
-        def hear(text: str) -> bool:
-            told.add(chain.feed(text))
-            return chain.found
+        def on_text(text: str) -> bool:
+            stream.add(until.feed(text))
+            return until.found
 
-        limit = 0 if hear(begun) else _within(sequence, self.max_think, self.max_tokens)
-        yield from self._writing(sequence, limit, hear, keep=ANSWER_RESERVE)
-        told.add(chain.flush())
+        limit = 0 if on_text(begun) else _reasoning_limit(sequence, self.max_think, self.max_tokens)
+        yield from self._generate(sequence, limit, on_text, keep=ANSWER_RESERVE)
+        stream.add(until.flush())
         count = len(sequence) - start
-        finished = chain.found or sequence.stopped == "end"
-        room = sequence.stopped != "context" and limit == self.max_think
+        finished = until.found or sequence.stopped == "end"
+        within_context = sequence.stopped != "context" and limit == self.max_think
         if count:
             sequence.pieces[-1] = replace(sequence.pieces[-1], reason=Reason.THOUGHT)
         answer = rest = ""
         if reasoning.inside:
-            finished |= reasoning.found(told.text) is not None
-            answer = yield from self._concluding(sequence, told)
+            finished |= reasoning.found(stream.text) is not None
+            answer = yield from self._conclude(sequence, stream)
         else:
-            missing, rest = _missing(reasoning, chain)
+            missing, rest = _closing_text(reasoning, until)
             closing, cut = self.workspace.model.tokenize(missing, special=True), "" if finished else str(count)
             sequence.append(closing, "answer", reason=Reason.THOUGHT_END, detail=cut)
-        stopped: Stopped = "end" if finished else "length" if room else "context"
-        return ReasoningTrace(told.text.strip(), len(sequence) - start, finished, answer, rest, stopped)
+        stopped: Stopped = "end" if finished else "length" if within_context else "context"
+        return ReasoningTrace(stream.text.strip(), len(sequence) - start, finished, answer, rest, stopped)
 
-    def _concluding(self, sequence: KVSequence, told: _Told) -> Task[str]:
-        """The answer that a chain ends with; one that was cut short is brought to it. Empty if there is none."""
+    def _conclude(self, sequence: KVSequence, stream: _TextStream) -> Task[str]:
+        """Return the answer at the end of the reasoning, generating it if the reasoning was truncated; empty if there
+        is none."""
         reasoning = self.workspace.reasoning
 
-        def hear(text: str) -> bool:
-            told.add(text)
+        def on_text(text: str) -> bool:
+            stream.add(text)
             return False
 
-        if reasoning.found(told.text) is None:
+        if reasoning.found(stream.text) is None:
             sequence.append(self.workspace.model.tokenize(reasoning.answer), "answer", reason=Reason.THOUGHT_END)
-            told.add(reasoning.answer)
-            yield from self._writing(sequence, CONCLUDING_TOKENS, hear)
-        found = reasoning.found(told.text)
-        return found[1].strip() if found else ""
+            stream.add(reasoning.answer)
+            yield from self._generate(sequence, CONCLUDING_TOKENS, on_text)
+        match = reasoning.found(stream.text)
+        return match[1].strip() if match else ""
 
     def reply(self, sequence: KVSequence, thought: ReasoningTrace | None = None) -> Task[Reply]:
-        """Write the answer. `thought`: the chain that precedes it; without one the model may begin one unasked."""
+        """Generate the answer. `thought`: preceding reasoning; without it the model may start to reason unrequested."""
         if self.grammar is not None:
-            return (yield from self._formed(sequence, thought))
+            return (yield from self._generate_formed(sequence, thought))
         if thought and thought.answer:
-            text, stopped = self._said_in_chain(thought.answer)
+            text, stopped = self._answer_in_reasoning(thought.answer)
             if text:
                 self.on_text(text)
             return Reply(text, 0, thought, stopped)
-        return (yield from self._free(sequence, thought))
+        return (yield from self._generate_free(sequence, thought))
 
-    def _free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
-        """Write an answer that is held to nothing."""
-        reasoning, start, told = self.workspace.reasoning, len(sequence), _Told(self.on_text)
+    def _generate_free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
+        """Generate an unconstrained answer."""
+        reasoning, start, stream = self.workspace.reasoning, len(sequence), _TextStream(self.on_text)
         begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end, self.stops)
 
-        def hear(text: str) -> bool:
-            told.add(end.feed(begins.feed(text)))
+        def on_text(text: str) -> bool:
+            stream.add(end.feed(begins.feed(text)))
             return begins.found or end.found
 
-        told.add(end.feed(thought.rest if thought else ""))
+        stream.add(end.feed(thought.rest if thought else ""))
         marks = self.calls.form.marks if self.calls else ""
-        yield from self._writing(sequence, self.max_tokens, hear, chosen=self.on_token, marks=marks)
+        yield from self._generate(sequence, self.max_tokens, on_text, on_token=self.on_token, marks=marks)
         if begins.found:
             thought = yield from self.reason(sequence, begun=begins.rest)
             return (yield from self.reply(sequence, replace(thought, tokens=len(sequence) - start)))
-        told.add(end.feed(begins.flush()))
-        told.add(end.flush())
-        return Reply(told.text.strip(), len(sequence) - start, thought, "end" if end.found else sequence.stopped)
+        stream.add(end.feed(begins.flush()))
+        stream.add(end.flush())
+        return Reply(stream.text.strip(), len(sequence) - start, thought, "end" if end.found else sequence.stopped)
 
-    def _said_in_chain(self, answer: str) -> tuple[str, Stopped]:
-        """As much of an answer that is in the chain as was asked for, and what it stopped at."""
+    def _answer_in_reasoning(self, answer: str) -> tuple[str, Stopped]:
+        """Return an answer from the reasoning, truncated to the limits, and why it ended."""
         model, end = self.workspace.model, Until("", self.stops)
         tokens = model.tokenize(answer)
         whole = len(tokens) <= self.max_tokens
@@ -191,37 +184,38 @@ class ReplyGenerator:
         text = end.feed(answer) + end.flush()
         return text, "end" if end.found or whole else "length"
 
-    def _formed(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
-        """Write calls, where it may be calls, or an answer that is held to the grammar."""
+    def _generate_formed(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
+        """Generate tool calls, if allowed, or a constrained answer."""
         if thought is None:
-            thought = yield from self._unasked(sequence)
+            thought = yield from self._unrequested_reasoning(sequence)
         elif thought.answer or thought.rest.strip():
             thought = _without_answer(self.workspace, sequence, thought)
-        called = (yield from self._calling(sequence, self.calls, thought)) if self.calls else None
+        called = (yield from self._generate_calls(sequence, self.calls, thought)) if self.calls else None
         if called:
             return called
         if opening := self._opening(thought):
             sequence.append(self.workspace.model.tokenize(opening, special=True), "answer")
-        return (yield from self._held(sequence, thought))
+        return (yield from self._generate_constrained(sequence, thought))
 
     def _opening(self, thought: ReasoningTrace | None) -> str:
-        """What opens an answer, where nothing was put there because it might have been a call."""
+        """Return the mark that opens an answer, if it was left out for a possible call."""
         reasoning, template = self.workspace.reasoning, self.workspace.template
         if thought:
             return reasoning.answer.removeprefix(reasoning.calling.answer) if self.calls else ""
         return "" if self.opened or template.calling is None else template.reply.removeprefix(template.calling)
 
-    def _unasked(self, sequence: KVSequence) -> Task[ReasoningTrace | None]:
-        """The chain that a model begins before an answer which nobody asked it to think about; None if it does not."""
+    def _unrequested_reasoning(self, sequence: KVSequence) -> Task[ReasoningTrace | None]:
+        """Generate the reasoning that a model starts unrequested; None if it does not."""
         model, start = self.workspace.model, len(sequence)
         marks = model.tokenize(self.workspace.reasoning.open.strip(), special=True)
         if not len(marks):
             return None
-        # All tokens of the mark: an answer may be opened by a mark that begins alike. A state cannot go back, so of
-        # that the first one has to do. The last may be merged with what follows the mark, as ">" with a line's end.
+        # Compare all tokens of the mark, as an answer's mark may have the same prefix. A recurrent state cannot be
+        # rolled back, so there the first token decides. The last may be merged with what follows, such as ">" and a
+        # line break.
         for place in range(1 if model.recurrent else len(marks)):
             (logits,) = yield [sequence]
-            best, mark = (model.token_bytes(int(one), special=True) for one in (logits.argmax(), marks[place]))
+            best, mark = (model.token_bytes(int(token), special=True) for token in (logits.argmax(), marks[place]))
             if best != mark and not (place == len(marks) - 1 and mark and best.startswith(mark)):
                 if place:
                     sequence.truncate(start)
@@ -232,79 +226,78 @@ class ReplyGenerator:
         thought = yield from self.reason(sequence)
         return replace(thought, tokens=len(sequence) - start)
 
-    def _calling(self, sequence: KVSequence, calls: Calls, thought: ReasoningTrace | None) -> Task[Reply | None]:
-        """Write an answer for as long as it may be calls; None where it is none, and nothing of it is left then. Raise
-        UnsupportedError for a model that cannot go back."""
+    def _generate_calls(self, sequence: KVSequence, calls: Calls, thought: ReasoningTrace | None) -> Task[Reply | None]:
+        """Generate while the text may be tool calls; None, with all of it removed, if it is none. Raises
+        UnsupportedError where the model cannot be rolled back."""
         start, answer, end = len(sequence), "", Until(self.workspace.reasoning.end, self.stops)
 
-        def hear(text: str) -> bool:
+        def on_text(text: str) -> bool:
             nonlocal answer
             answer += end.feed(text)
             return end.found or not calls.may_be(answer)
 
-        yield from self._writing(sequence, self.max_tokens, hear, marks=calls.form.marks)
+        yield from self._generate(sequence, self.max_tokens, on_text, marks=calls.form.marks)
         answer += end.flush()
         stopped = "end" if end.found else sequence.stopped
         if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
             if self.workspace.model.recurrent and len(sequence) > start:
-                what = "this model cannot take back what was no call: send tools, or a form of the answer"
-                raise UnsupportedError(what)
+                text_ = "this model cannot take back what was no call: send tools, or a form of the answer"
+                raise UnsupportedError(text_)
             sequence.truncate(start)
             return None
         if answer:
             self.on_text(answer)
         return Reply(answer.strip(), len(sequence) - start, thought, stopped)
 
-    def _held(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
-        """Write an answer that is held to the grammar."""
-        start, told, end = len(sequence), _Told(self.on_text, strip=False), Until("", self.stops)
+    def _generate_constrained(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
+        """Generate an answer constrained by the grammar."""
+        start, stream, end = len(sequence), _TextStream(self.on_text, strip=False), Until("", self.stops)
 
-        def hear(text: str) -> bool:
-            told.add(end.feed(text))
+        def on_text(text: str) -> bool:
+            stream.add(end.feed(text))
             return end.found
 
-        yield from self._writing(sequence, self.max_tokens, hear, chosen=self.on_token, grammar=self.grammar)
-        told.add(end.flush())
-        return Reply(told.text, len(sequence) - start, thought, "end" if end.found else sequence.stopped)
+        yield from self._generate(sequence, self.max_tokens, on_text, on_token=self.on_token, grammar=self.grammar)
+        stream.add(end.flush())
+        return Reply(stream.text, len(sequence) - start, thought, "end" if end.found else sequence.stopped)
 
-    def _writing(
+    def _generate(
         self,
         sequence: KVSequence,
         limit: int,
-        hear: Callable[[str], bool],
+        on_text: Callable[[str], bool],
         *,
-        chosen: Chosen | None = None,
+        on_token: Chosen | None = None,
         grammar: str | None = None,
         marks: str = "",
         keep: int = 0,
     ) -> Task[None]:
-        """Write at most `limit` tokens. `hear` gets the text as it comes, in whole characters, and says whether that is
-        enough. Of special tokens only marks have a text, `marks` among them. `keep`: tokens that the sequence must have
-        room for afterwards; it may have less room than when this began."""
+        """Generate at most `limit` tokens. `on_text` gets the text in whole characters and returns True to stop.
+        Special tokens have no text except the marks of the model and those in `marks`. `keep`: tokens to leave free."""
         model, reasoning = self.workspace.model, self.workspace.reasoning
         shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         constraint = None if grammar is None else Constraint(model, grammar)
         with Sampler(self.sampling, constraint) as sampler:
-            writer = TokenGenerator(sequence, sampler, limit)
-            while writer.active:
+            generator = TokenGenerator(sequence, sampler, limit)
+            while generator.active:
                 if len(sequence) + keep > sequence.size:
                     sequence.stopped = "context"
                     break
                 (logits,) = yield [sequence]
-                token = writer.choose(logits)
+                token = generator.choose(logits)
                 if token is not None:
-                    if chosen:
-                        chosen(token, logits)
+                    if on_token:
+                        on_token(token, logits)
                     special = model.token_bytes(token, special=True)
-                    if hear(decoder.decode(special if special in shown else model.token_bytes(token))):
+                    if on_text(decoder.decode(special if special in shown else model.token_bytes(token))):
                         return
-        hear(decoder.decode(b"", final=True))
+        on_text(decoder.decode(b"", final=True))
 
 
-def _within(sequence: KVSequence, limit: int, answer: int) -> int:
-    """As many tokens of the limit as there is room for: none at all would be an answer that nobody thought about.
-    `answer`: tokens that may follow."""
+def _reasoning_limit(sequence: KVSequence, limit: int, answer: int) -> int:
+    """Return the reasoning limit, reduced to the capacity. Raises EngineError if none is left. `answer`: tokens that
+    may follow."""
     start, size = len(sequence), sequence.size
     if limit and start + ANSWER_RESERVE >= size:
         wanted = start + limit + ANSWER_RESERVE + min(answer, UNLIMITED_RESERVE)
@@ -317,19 +310,19 @@ def _within(sequence: KVSequence, limit: int, answer: int) -> int:
     return min(limit, size - start - ANSWER_RESERVE)
 
 
-def _missing(reasoning: Reasoning, chain: Until) -> tuple[str, str]:
-    """What must be put after a chain for the answer to begin, and what of the answer is there already."""
-    if not chain.found:
+def _closing_text(reasoning: Reasoning, until: Until) -> tuple[str, str]:
+    """Return the text to append after the reasoning to start the answer, and the part of the answer that is present."""
+    if not until.found:
         return reasoning.closing, ""
-    if reasoning.answer.startswith(chain.rest):
-        return reasoning.answer[len(chain.rest) :], ""
-    return "", chain.rest
+    if reasoning.answer.startswith(until.rest):
+        return reasoning.answer[len(until.rest) :], ""
+    return "", until.rest
 
 
 def _without_answer(workspace: Workspace, sequence: KVSequence, thought: ReasoningTrace) -> ReasoningTrace:
-    """Take back what the model has begun to answer in its chain, or in one token with its closing mark."""
+    """Remove an answer that the model began in its reasoning, or in one token with the closing mark."""
     if thought.answer:
-        place, length = _position_of(workspace, sequence, thought), len(sequence)
+        place, length = _answer_index(workspace, sequence, thought), len(sequence)
         sequence.truncate(place)
         text = thought.text.rpartition(thought.answer)[0].rstrip()
         return replace(thought, text=text, answer="", tokens=thought.tokens - (length - place))
@@ -343,15 +336,13 @@ def _without_answer(workspace: Workspace, sequence: KVSequence, thought: Reasoni
 def decide_after_reasoning(
     workspace: Workspace, sequence: KVSequence, choices: Sequence[str], thought: ReasoningTrace
 ) -> Task[Decision]:
-    """The decision after a chain of thought: at the end of the sequence, or where the chain names its answer.
-
-    The sequence is left as it was. Raise NotesError for choices that are none.
-    """
+    """Decide after reasoning: at the end of the sequence, or where the reasoning names its answer. The sequence is left
+    unchanged. Raises NotesError for invalid choices."""
     named = thought.answer.casefold()
     if named not in [choice.casefold() for choice in choices]:
         return (yield from decide_task(sequence, choices))
     pieces, tokens = list(sequence.pieces), sequence.tokens
-    sequence.truncate(_position_of(workspace, sequence, thought))
+    sequence.truncate(_answer_index(workspace, sequence, thought))
     decision = yield from decide_task(sequence, choices)
     choice = next(choice for choice in choices if choice.casefold() == named)
     sequence.append(tokens[len(sequence) :])
@@ -361,15 +352,15 @@ def decide_after_reasoning(
 
 
 def choose_task(workspace: Workspace, sequence: KVSequence, choices: Sequence[str], limit: int) -> Task[Decision]:
-    """Decide at the end of a sequence; with a `limit` above 0, after a chain of thought of at most so many tokens."""
+    """Decide at the end of a sequence; with a `limit` above 0, after at most so many reasoning tokens."""
     if not limit:
         return (yield from decide_task(sequence, choices))
     thought = yield from ReplyGenerator(workspace, max_think=limit).reason(sequence)
     return (yield from decide_after_reasoning(workspace, sequence, choices, thought))
 
 
-def _position_of(workspace: Workspace, sequence: KVSequence, thought: ReasoningTrace) -> int:
-    """The position of the token that the thought's answer begins with."""
+def _answer_index(workspace: Workspace, sequence: KVSequence, thought: ReasoningTrace) -> int:
+    """Return the index of the token at which the answer within the reasoning begins."""
     position, following = len(sequence), b""
     while thought.answer.encode() not in following:
         position -= 1

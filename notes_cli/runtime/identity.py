@@ -1,4 +1,4 @@
-"""What a model is in its context, and what was measured of it: whether rows may be moved, and a state carried."""
+"""Determines a model's identity in its context, and by measurements whether K/V may be moved and state carried."""
 
 from __future__ import annotations
 
@@ -18,37 +18,35 @@ from notes_cli.library.facts import Memory, file_sha256
 from notes_cli.library.profiles import Profiles
 from notes_cli.runtime.contexts import Contexts
 
-REMEMBERED = 256  # rotations
+REMEMBERED = 256  # rotation checks
 
 
 class IdentifiedContexts(Contexts):
-    """A model in its context, by its identity. A workspace sets what follows."""
+    """Contexts with the identity of the model. Workspace sets the attributes below."""
 
-    paths: Paths  # of what is remembered of models, and of their profiles
+    paths: Paths  # of cached data about models, and of their profiles
     _carry: bool | None
     _hashing: Callable[[int, int], None] | None
-    _measured: dict[str, bool]  # whether a profile says that a state may be carried, by what it is of
+    _measured: dict[str, bool]  # key of a profile -> whether it allows carrying state
     _weights: str | None = None
 
     @property
     def weights(self) -> str:
-        """SHA-256 of the model's file (of the digests of its files, if it is split), remembered between runs.
-
-        It is that of what was loaded: raise ModelError if a file has been changed since.
-        """
+        """SHA-256 of the model's file (of the digests of its files, if it is split), cached between runs. Raises
+        ModelError if a loaded file has changed."""
         sources = self.model.sources
         if self._weights is None:
             digest = self._hash()
-            found = [source for source in sources if source.changed]
+            changed_sources = [source for source in sources if source.changed]
         else:
-            found = [source for source in sources if source.changed]
-            digest = self._hash() if found else self._weights
+            changed_sources = [source for source in sources if source.changed]
+            digest = self._hash() if changed_sources else self._weights
             if digest == self._weights:  # moved, linked or touched
-                for source in found:
+                for source in changed_sources:
                     source.accept_content()
-                found = []
-        if found:
-            raise changed(found[0])
+                changed_sources = []
+        if changed_sources:
+            raise changed(changed_sources[0])
         self._weights = digest
         return digest
 
@@ -57,12 +55,12 @@ class IdentifiedContexts(Contexts):
         return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
     def digest(self, source: Source) -> str:
-        """SHA-256 of an open file, which may have been changed meanwhile."""
+        """Return the SHA-256 of an open file."""
         return file_sha256(source.path, source.file, self.paths.models / "digests.json", self._hashing)
 
     @property
     def identity(self) -> Identity:
-        """Identity of this model in this context. Raise UnsupportedError where its rows cannot be read."""
+        """Identity of this model in this context. Raises UnsupportedError where its K/V cannot be read."""
         return self.refresh_capabilities()
 
     def refresh_capabilities(self) -> Identity:
@@ -78,21 +76,21 @@ class IdentifiedContexts(Contexts):
         return identity
 
     def _carries(self, identity: Identity) -> bool:
-        """Whether a state may be carried through skills: as was chosen, else as was measured."""
+        """True if state may be carried through skills: as configured, else as measured."""
         if self._carry is not None:
             return self._carry
         cache = self.context.options.cache
         key = f"{identity.key} {cache}"
         if key not in self._measured:
             self._measured[key] = False
-            with suppress(NotesError):  # a profile that cannot be followed; who asks for it is told
+            with suppress(NotesError):  # an unusable profile is reported where it is used
                 profile = Profiles(self.paths.profiles).find(identity, cache)
                 self._measured[key] = profile is not None and profile.carries
         return self._measured[key]
 
     @contextmanager
     def with_carry(self, carry: bool) -> Iterator[None]:
-        """A state is carried through skills in this block, or is not, whatever was chosen: to measure it."""
+        """Turn carrying of state on or off during the block, to measure it."""
         before, self._carry = self._carry, carry
         try:
             self.refresh_capabilities()
@@ -102,7 +100,7 @@ class IdentifiedContexts(Contexts):
             self.refresh_capabilities()
 
     def measure_rotation(self) -> None:
-        """See, once an identity, whether keys turn as we think; if not, rows of it will not be moved."""
+        """Check once per identity that keys rotate as expected; if not, K/V will not be moved."""
         key = self._rotation_key(self.identity)
         if key in self._rotations:
             return
@@ -117,18 +115,18 @@ class IdentifiedContexts(Contexts):
 
     @property
     def _checks(self) -> Memory[RotationCheck | None]:
-        """None: there was nothing to measure."""
+        """Values are None where there was nothing to measure."""
         return Memory(self.paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check))
 
     def _rotation_key(self, identity: Identity) -> str:
-        """The same model and rotation under the same native library, which is rebuilt with other graphs."""
+        """Return a key for the model, its rotation and the build of the native library, whose graphs may change."""
         return f"{identity.key} {system.build()}"
 
 
 def changed(source: Source) -> ModelError:
-    """What to raise for a file that was."""
-    what = f"{source.path} was changed after it was loaded: what was computed belongs to no file"
-    return ModelError(what, "Run this again")
+    """Make the error for a changed file."""
+    text = f"{source.path} was changed after it was loaded: what was computed belongs to no file"
+    return ModelError(text, "Run this again")
 
 
 def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:

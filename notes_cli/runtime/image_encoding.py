@@ -1,4 +1,4 @@
-"""What a projector makes of images: the rows that they get, and by what those are told from others."""
+"""Encodes the images of skills with the workspace's vision encoder, and identifies it in segments."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class ImageEncoding:
-    """The images of one workspace."""
+    """The vision encoder of one workspace, loaded on demand."""
 
     def __init__(self, workspace: Workspace, projector: Path | None, tokens: tuple[int | None, int | None]) -> None:
-        """`tokens`: how many of an image at least and at most, where the projector leaves that open."""
+        """`tokens`: minimum and maximum per image, where the projector leaves that open."""
         self._workspace, self._model = workspace, workspace.model
         self._path, self._tokens = projector, tokens
 
     @cached_property
     def vision(self) -> VisionEncoder:
-        """The projector, loaded when it is first used. Raise ModelError without one, or for another model's."""
+        """The encoder. Raises ModelError without a projector, or for another model's."""
         if self._path is None:
-            what = f"{self._model.name} is to look at an image, which takes its projector (mmproj)"
-            raise ModelError(what, Help.NAME_PROJECTOR(model=self._model.name))
+            text = f"{self._model.name} is to look at an image, which takes its projector (mmproj)"
+            raise ModelError(text, Help.NAME_PROJECTOR(model=self._model.name))
         low, high = self._tokens
         threads = self._workspace.context.threads
         return VisionEncoder(self._model, self._path, min_tokens=low, max_tokens=high, threads=threads)
@@ -44,36 +44,39 @@ class ImageEncoding:
 
     @cached_property
     def projector(self) -> str:
-        """What decides, beside the model, which rows an image gets: the digest of the projector, and its settings."""
+        """Identity of the vision encoder in segments: digest of the projector, and its settings."""
         digest = self._workspace.digest(self.vision.source)
         if self.vision.source.changed:
             raise changed(self.vision.source)
         return f"{digest} {self.vision.settings}"
 
     def split(self, skill: Skill, *, dry: bool = True) -> list[tuple[int, int, ImageEmbeddings]]:
-        """The texts of a skill and the images among them, each with its characters [start, end): each text tokenised
-        apart, each image looked at, or (`dry`) how many rows it would take."""
-        found: list[tuple[int, int, ImageEmbeddings]] = []
+        """Split a skill into texts and images: (start, end, embeddings) with character ranges; texts are tokenized
+        separately, images encoded, or only measured (`dry`)."""
+        result: list[tuple[int, int, ImageEmbeddings]] = []
         at = 0
-        for one in (*skill.pictures, None):
-            end = one.start if one else len(skill.text)
+        for shown in (*skill.pictures, None):
+            end = shown.start if shown else len(skill.text)
             if at < end:
-                found.append((at, end, text_part(self._model.tokenize(skill.text[at:end]))))
-            if one:
-                found.append((one.start, one.end, (self.vision.plan if dry else self.vision.encode)(one.picture)))
-                at = one.end
-        return found
+                result.append((at, end, text_part(self._model.tokenize(skill.text[at:end]))))
+            if shown:
+                result.append(
+                    (shown.start, shown.end, (self.vision.plan if dry else self.vision.encode)(shown.picture))
+                )
+                at = shown.end
+        return result
 
     def encode_segment(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
-        """A segment with images, these looked at again. `dry`: how many rows they would take."""
-        again = self._workspace.compile_again
+        """Encode the images of a segment again. `dry`: only compute tokens and positions. Raises SegmentError if the
+        segment has no image files, or was compiled with another encoder."""
+        compile_again = self._workspace.compile_again
         if not segment.pictures:
-            raise SegmentError(f"{segment.name} holds no image to look at again", again(segment.name))
-        pictures = [Shown(one.start, one.end, read_picture(one.data, segment.name)) for one in segment.pictures]
+            raise SegmentError(f"{segment.name} holds no image to look at again", compile_again(segment.name))
+        pictures = [Shown(image.start, image.end, read_picture(image.data, segment.name)) for image in segment.pictures]
         skill = Skill(segment.name, "", segment.text, (), "", pictures=tuple(pictures))
         same = segment.projector == self.projector
-        seen = join_parts([part for *_, part in self.split(skill)]) if same else None
-        if seen is None or not np.array_equal(seen.tokens, segment.tokens) or seen.media != segment.media:
-            what = f"{segment.name} was compiled with another projector than {self.vision.path}, or with other limits"
-            raise SegmentError(what, again(segment.name))
-        return seen if dry else join_parts([part for *_, part in self.split(skill, dry=False)])
+        planned = join_parts([part for *_, part in self.split(skill)]) if same else None
+        if planned is None or not np.array_equal(planned.tokens, segment.tokens) or planned.media != segment.media:
+            text = f"{segment.name} was compiled with another projector than {self.vision.path}, or with other limits"
+            raise SegmentError(text, compile_again(segment.name))
+        return planned if dry else join_parts([part for *_, part in self.split(skill, dry=False)])

@@ -1,4 +1,4 @@
-"""Keywords: the error for one that a function does not have names the closest that it has."""
+"""Raises TypeError for unknown keyword arguments, and suggests the closest known one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Names of other programs that are not like ours.
+# Names in other programs that are not similar to ours.
 OTHERS = {
     "max_length": "max_tokens",
     "n_predict": "max_tokens",
@@ -29,37 +29,37 @@ OTHERS = {
 
 @cache
 def keywords(function: Callable[..., object]) -> tuple[str, ...]:
-    """The parameters of a function, in the order of its signature."""
+    """Return the parameters of a function in the order of its signature."""
     return tuple(name for name in signature(function).parameters if name != "self")
 
 
 def check_keywords(
-    function: Callable[..., object], given: Iterable[str], elsewhere: Mapping[str, str] | None = None
+    function: Callable[..., object], keywords_: Iterable[str], elsewhere: Mapping[str, str] | None = None
 ) -> None:
-    """Raise TypeError for a keyword that the function does not have. `elsewhere`: what to write for names that it takes
-    in another form."""
+    """Raise TypeError for an unknown keyword. `elsewhere`: replacements for names that the function takes in another
+    form."""
     known = keywords(function)
-    for word in given:
+    for word in keywords_:
         if word in known:
             continue
         from difflib import get_close_matches
 
         forms = {**(elsewhere or {}), **{name: name for name in known}}
-        other = OTHERS.get(word, word)
-        close = [other] if other in forms else get_close_matches(word, forms, 1)
+        own_name = OTHERS.get(word, word)
+        close = [own_name] if own_name in forms else get_close_matches(word, forms, 1)
         advice = f"Did you mean {forms[close[0]]}?" if close else f"Its options: {', '.join(known)}"
         raise TypeError(f"{function.__name__}() has no option {word!r}. {advice}")
 
 
 def checked(elsewhere: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: the function, with its keywords checked."""
+    """Decorate a function so that its keywords are checked."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
             check_keywords(function, kwargs, elsewhere)
             return function(*args, **kwargs)
 
-        return called
+        return wrapper
 
     return decorate

@@ -1,4 +1,4 @@
-"""What this user's settings and folders say: the models that have names, the library and how large it may be."""
+"""Resolves names by the user's settings and folders: models, their projectors, and the library."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def models(paths: config.Paths | None = None) -> Models:
-    """All models by name: those of notes, those of other programs, and the aliases of config.yaml. Raise NotesError for
-    a config that cannot be read."""
-    from notes_cli.library.models import Models  # which knows the stores of four programs; a file needs none of it
+    """Return all models by name: of notes, of other programs, and aliases in config.yaml. Raises NotesError for an
+    unreadable config."""
+    from notes_cli.library.models import Models  # imports the stores of four programs; a path needs none
 
     paths = paths or config.paths()
     settings = config.load_config(paths.config)
@@ -29,27 +29,27 @@ def models(paths: config.Paths | None = None) -> Models:
 
 
 def model_file(word: str, paths: config.Paths | None = None) -> Path:
-    """The file of a model that is named by its path, an alias, or a name. Raise ModelError."""
+    """Return the file of a model given by path, alias or name. Raises ModelError."""
     path = Path(os.path.expanduser(word))
-    return path if os.path.isfile(path) else models(paths).find(word)  # a file needs no settings
+    return path if os.path.isfile(path) else models(paths).find(word)  # a path needs no settings
 
 
 def default_model(paths: config.Paths | None = None) -> Path:
-    """The model where no setting names one: SmolLM2 if it is there, else the tiny one that ships."""
+    """Return the default model: SmolLM2 if it is installed, else the tiny one that ships."""
     from notes_cli.library.smollm2 import find_file
 
     return find_file((paths or config.paths()).models) or config.shipped_model()
 
 
 def chosen_model(paths: config.Paths | None = None) -> Path:
-    """The model that NOTES_MODEL or config.yaml names, else the default. Raise NotesError."""
+    """Return the model set by NOTES_MODEL or config.yaml, else the default. Raises NotesError."""
     paths = paths or config.paths()
     named = config.named_model(config.load_config(paths.config))
     return model_file(named[0], paths) if named else default_model(paths)
 
 
 def own_name(path: Path) -> str | None:
-    """The name of a model that notes itself has."""
+    """Return the name of a model that notes ships or installs; None for others."""
     from notes_cli.library import smollm2
 
     own = {smollm2.FILE: smollm2.NAME, config.SHIPPED_MODEL: config.SHIPPED_TINY}
@@ -57,7 +57,7 @@ def own_name(path: Path) -> str | None:
 
 
 def model_argument(path: Path, paths: config.Paths | None = None) -> str:
-    """The argument of -m for a model: its name where that opens this very file, else the file."""
+    """Return the argument of -m for a model: its name if that resolves to this file, else the path."""
     name = own_name(path)
     with suppress(NotesError, OSError):
         if name and model_file(name, paths).samefile(path):
@@ -71,21 +71,21 @@ def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[Named]:
     from notes_cli.library.smollm2 import find_file
 
     files = [find_file(paths.models), config.shipped_model(), config.shipped_eye()[0]]
-    found = [Named("notes", (own_name(path) or path.stem,), "", path) for path in files if path]
+    named = [Named("notes", (own_name(path) or path.stem,), "", path) for path in files if path]
     word, where = config.named_model(settings) or ("", "")
     path = Path(os.path.expanduser(word)).absolute()
     if word and path.is_file() and path not in files:
-        found.append(Named(where, (path.stem,), "", path))
-    return found
+        named.append(Named(where, (path.stem,), "", path))
+    return named
 
 
 def projector_of(model: Path) -> Path | None:
-    """The projector of a model where notes knows it: of the small one that sees."""
+    """Return the projector of the shipped vision model; None for other models."""
     return model.with_name(config.EYE_FILES[1]) if model.name == config.EYE_FILES[0] else None
 
 
 def max_size(settings: Mapping[str, Any]) -> int | None:
-    """Bytes that the library may take by these settings, None for any number. Raise NotesError."""
+    """Return the library's size limit in bytes, None for no limit. Raises NotesError."""
     size = config.cache(settings).get("max_size")
     try:
         return None if size is None else parse_size(size)
@@ -94,9 +94,8 @@ def max_size(settings: Mapping[str, Any]) -> int | None:
 
 
 def library(paths: config.Paths | None = None) -> Library:
-    """The compiled skills of this user, within the size that config.yaml says. Raise NotesError for one that cannot be
-    read."""
-    from notes_cli.library.store import Library  # it takes long to load, and names need none of it
+    """Return the user's library, with the size limit of config.yaml. Raises NotesError for an unreadable config."""
+    from notes_cli.library.store import Library  # slow to import, and not needed for names
 
     paths = paths or config.paths()
     return Library(paths.library, max_size(config.load_config(paths.config)), config.sample_names)

@@ -1,4 +1,4 @@
-"""From words of a user to segments: names of the library, segment files, and texts that are compiled now."""
+"""Opens skills as segments: names in the library, segment files, and texts that are compiled on the fly."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SkillRef = str | os.PathLike[str] | Segment  # a name of a compiled skill, a seg
 
 
 class Watch(Protocol):
-    """Shows how far something has come that takes long: what is done, how many tokens it will take, if that is known,
-    and in which unit it is counted. `later`: it may be over before it is worth showing."""
+    """Shows the progress of a long operation: a label, the number of tokens if known, and their unit. `later`: it may
+    be short, so show it with a delay."""
 
     def __call__(
         self, label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
@@ -32,41 +32,39 @@ class Watch(Protocol):
 def no_progress(
     label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False
 ) -> AbstractContextManager[Progress]:
-    """Shows nothing."""
+    """Show nothing."""
     return nullcontext(lambda done, total: None)
 
 
 def open_segments(
     workspace: Workspace,
-    wanted: Sequence[SkillRef],
+    references: Sequence[SkillRef],
     say: Say,
     *,
     image: bool = False,
     dry: bool = False,
     watch: Watch = no_progress,
 ) -> list[Segment]:
-    """A segment for each, in order: one at hand is checked, a text is compiled now.
-
-    `image`: each must be an image. `dry`: a text is not compiled; its segment has no rows. `watch` shows how far
-    compiling has come. Raise SkillError for what is no image and must be one.
-    """
+    """Return a segment for each reference, in order: existing segments are checked, texts compiled. `image`: each must
+    be an image. `dry`: do not compile; the segment has no K/V. Raises SkillError for a reference that must be an image
+    and is none."""
     segments = []
-    for one in wanted:
-        if isinstance(one, Segment):
-            workspace.check(one)
-            segment = one
+    for reference in references:
+        if isinstance(reference, Segment):
+            workspace.check(reference)
+            segment = reference
         else:
-            segment = _open(workspace, os.fspath(one), say, watch, image=image, dry=dry)
+            segment = _open(workspace, os.fspath(reference), say, watch, image=image, dry=dry)
         if image and not segment.is_image:
             raise not_an_image(segment.name)
         segments.append(segment)
     return segments
 
 
-def _open(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
-    target = workspace.library.resolve(given)
+def _open(workspace: Workspace, reference: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
+    target = workspace.library.resolve(reference)
     if target.kind == "text":
-        return _open_text(workspace, given, say, watch, image=image, dry=dry)
+        return _open_text(workspace, reference, say, watch, image=image, dry=dry)
     if target.path is not None:
         return workspace.open(target.path)
     path = workspace.library.find(target.name, workspace.identity, workspace.compile_again(target.name))
@@ -76,7 +74,7 @@ def _open(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bo
 
 
 def warn_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
-    """Tell where the text has been edited since it was compiled: what is spliced is what it said then."""
+    """Warn if the text was edited after it was compiled: the old text is spliced."""
     path = workspace.file_of(segment.name)
     if path is None or untouched(segment.source, segment.stamp, path):
         return
@@ -88,35 +86,35 @@ def warn_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
 
 
 def not_an_image(name: str) -> SkillError:
-    """What to raise for what is to be shown as an image and is none."""
+    """Make the error for a text given as an image."""
     return SkillError(f"{name} is a text, and no image", "Splice it instead")
 
 
-def _open_text(workspace: Workspace, given: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
+def _open_text(workspace: Workspace, reference: str, say: Say, watch: Watch, *, image: bool, dry: bool) -> Segment:
     from notes_cli.text.skill import load_skill
 
-    if given == "-":
+    if reference == "-":
         raise NotesError("a skill cannot be spliced from standard input", Help.COMPILE())
-    skill = load_skill(given)
+    skill = load_skill(reference)
     if image and not skill.picture:
         raise not_an_image(skill.name)
     for warning in skill.warnings:
         say(Notice(warning, warning=True))
-    return open_skill(workspace, skill, given, say, watch, dry=dry)
+    return open_skill(workspace, skill, reference, say, watch, dry=dry)
 
 
 def open_skill(
     workspace: Workspace, skill: Skill, given: str, say: Say, watch: Watch = no_progress, *, dry: bool = False
 ) -> Segment:
-    """A text's or an image's segment: that of the library if it is up to date, else compiled now. It is kept where its
-    name is free and the library can be written to; what came from elsewhere is never replaced. `given`: what the user
-    calls it."""
+    """Return the segment of a text or image: from the library if it is up to date, else compiled now. It is stored if
+    its name is free and the library writable; a skill from another source is never replaced. `given`: the user's
+    reference."""
     from notes_cli.runtime.compile import compile_skill, plan, resolve_images
     from notes_cli.runtime.recompile import compile_to_library, stale, taken
 
     skill = resolve_images(workspace, skill, say)
     why = taken(workspace, skill)
-    if why and skill.picture:  # pictures of one name are many: this one has a name of its own
+    if why and skill.picture:  # images often share a name: use an unambiguous one
         skill = replace(skill, name=f"{skill.name[:40]}-{skill.picture.sha256[:16]}")
         why = taken(workspace, skill)
     if dry:

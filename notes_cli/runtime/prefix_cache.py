@@ -1,10 +1,9 @@
-"""Live prefixes: sequences that were read already, and how much of a new prompt each of them begins with.
+"""Keeps live sequences as a prefix cache, and finds the longest reusable prefix for a new prompt.
 
-Rows are those of another prompt only if the tokens are the same from the beginning on, and all of them came about in
-the same way: decoded, spliced from the same segment with the same seam, or reused only where that is exact. Where a
-skill begins to differ, nothing of it is taken. Of a first question few tokens are not taken either where decoding
-begins a batch anyway: another question after the same skill is decoded as it is alone, to the last bit. Who may not
-share with whom is told apart by a salt.
+K/V is reusable only if all tokens from the start are equal and came about in the same way: decoded, spliced from the
+same segment with the same seam, or reused only where exact. A skill that begins to differ is not reused in part. A few
+tokens before the first question are not reused either where decoding starts a batch anyway, so that another question
+about the same skill has bit-identical results to a separate run. A salt separates tenants.
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from notes_cli.runtime.assemble import APART
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
-_DECODED, _EXACT = -1, -2  # in the place of a seam: how the rows of a segment came about
-REMEMBERED = 4096  # ways that rows came about, of which the numbers are known
+_DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
+REMEMBERED = 4096  # numbered origins kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """A prompt in tokens, and how the row of each is to come about."""
+    """A prompt's tokens, and the origin that each one's K/V will have."""
 
     prompt: Prompt
     parts: Parts
     seam: int
     splice: bool  # skills are spliced, not decoded
-    exact: bool  # rows of skills are those of a prefill, as assemble has it
+    exact: bool  # K/V of skills only where it equals a prefill's (runtime/assemble.py)
     tokens: Tokens
-    origins: Tokens  # 0: decoded; else the number of what it is spliced from
+    origins: Tokens  # 0: decoded; else the number of the splice's origin
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
-    prefix_only: int  # tokens up to the end of the last skill that can be placed nowhere else; 0 without one
+    prefix_only: int  # tokens up to the end of the last prefix-only skill; 0 without one
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def begin(self, length: int) -> int:
-        """Where to go on if so many first tokens are there: after them, or, if nothing has been answered yet, where a
-        batch begins that is decoded alone, if that is at most APART tokens before."""
+        """Return where to continue with a cached prefix of this length: after it, or in a first turn at the start of
+        the batch that is decoded separately, if that is at most APART tokens before."""
         talk = self.prompt.conversation
         if talk and any(message.role == "assistant" for message in talk.messages):
             return length
@@ -57,7 +56,7 @@ class Layout:
         return batch if length - batch <= APART else length
 
     def live(self, length: int) -> list[Piece]:
-        """The pieces of so many first tokens that are there already, whatever they were to who left them there."""
+        """Return pieces for a cached prefix of this length."""
         pieces, place = [], 0
         for chunk, ids in self.parts.all_chunks:
             if (count := min(len(ids), length - place)) > 0:
@@ -68,18 +67,18 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """A sequence with rows that others may go on from."""
+    """A sequence with a reusable prefix."""
 
     sequence: KVSequence
-    tokens: Tokens  # that others may want, with their origins
+    tokens: Tokens  # reusable tokens, with their origins
     origins: Tokens
     salt: str
     idle: bool = False
-    used: int = 0  # the latest has the highest
+    used: int = 0  # larger is more recent
 
 
 class PrefixCache:
-    """The sequences of a context that somebody may go on from."""
+    """The reusable sequences of a context."""
 
     def __init__(self) -> None:
         self.entries: list[CachedPrefix] = []
@@ -89,14 +88,14 @@ class PrefixCache:
         self._clock = count(1)
 
     def layout(self, prompt: Prompt, parts: Parts, seam: int, *, splice: bool = True, exact: bool = False) -> Layout:
-        """How the rows of a prompt will come about."""
+        """Compute the layout of a prompt."""
         by_name = {segment.name: segment for segment in prompt.segments}
         tokens = [parts.opening, *parts.tokens]
         origins = [np.zeros(len(parts.opening), np.int32)]
         splices, prefix_only, place = [], 0, len(parts.opening)
         for chunk, ids in zip(parts.chunks, parts.tokens, strict=True):
             spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
-            image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens tell nothing of it
+            image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens do not identify it
             how = _DECODED if not spliced else _EXACT if exact else seam
             number = self._number(by_name[chunk.name], how) if spliced or image else 0
             origins.append(np.full(len(ids), number, np.int32))
@@ -108,7 +107,7 @@ class PrefixCache:
         return Layout(prompt, parts, seam, splice, exact, whole, np.concatenate(origins), tuple(splices), prefix_only)
 
     def raw(self, tokens: Tokens) -> Layout:
-        """That of a text that is decoded as it is."""
+        """Return the layout of a text that is decoded as it is."""
         parts = Parts((Chunk("text"),), (tokens,), np.zeros(0, np.int32), {})
         origins = np.zeros(len(tokens), np.int32)
         return Layout(
@@ -116,11 +115,12 @@ class PrefixCache:
         )
 
     def _number(self, segment: Segment, how: int) -> int:
-        """The same for segments with the same rows that are placed alike. `how`: by which seam, _DECODED or _EXACT."""
+        """Number an origin: equal for segments with the same K/V that are placed alike. `how`: the seam, _DECODED or
+        _EXACT."""
         layers = segment.layers
         if isinstance(layers, Stored):
             rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))
-        else:  # in memory, of an image that is not kept: the same bytes, looked at alike, give the same rows
+        else:  # in memory, from an image that is not stored: the same bytes and encoder give the same K/V
             rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
         key = segment.name, segment.base, segment.prefix_only, rows, how
         with self._numbering:
@@ -131,30 +131,30 @@ class PrefixCache:
         return number
 
     def find(self, layout: Layout, salt: str) -> tuple[CachedPrefix | None, int, int]:
-        """The sequence that has the longest beginning of the prompt, how many tokens that is, and how many there will
-        be, as far as is known, when those that are being read are there. The last token is left to be decoded."""
+        """Return the sequence with the longest reusable prefix, its length, and the length once running prefills are
+        done. The last token is always left to decode."""
         best, length, coming = None, 0, 0
-        for one in self.entries:
-            if one.salt != salt or not one.sequence.intact:
+        for cached in self.entries:
+            if cached.salt != salt or not cached.sequence.intact:
                 continue
-            alike = self._alike(one, layout)
-            there = self._whole(one, layout, min(alike, one.sequence.rows))
-            if one.sequence.rows < alike:
-                coming = max(coming, self._whole(one, layout, alike))
-            if there > length:
-                best, length = one, there
+            common = self._common_length(cached, layout)
+            usable = self._usable_length(cached, layout, min(common, cached.sequence.rows))
+            if cached.sequence.rows < common:
+                coming = max(coming, self._usable_length(cached, layout, common))
+            if usable > length:
+                best, length = cached, usable
         return best, length, max(coming, length)
 
-    def _alike(self, one: CachedPrefix, layout: Layout) -> int:
-        """How many tokens, with their origins, are the same from the beginning on."""
-        most = min(len(one.tokens), len(layout) - 1)
-        same = (one.tokens[:most] == layout.tokens[:most]) & (one.origins[:most] == layout.origins[:most])
+    def _common_length(self, cached: CachedPrefix, layout: Layout) -> int:
+        """Return the number of leading tokens with equal ids and origins."""
+        most = min(len(cached.tokens), len(layout) - 1)
+        same = (cached.tokens[:most] == layout.tokens[:most]) & (cached.origins[:most] == layout.origins[:most])
         return most if same.all() else int(same.argmin())
 
-    def _whole(self, one: CachedPrefix, layout: Layout, length: int) -> int:
-        """As much of that as can be gone on from."""
-        if one.sequence.context.model.recurrent:  # a state is after its last token
-            whole = length == len(one.sequence) == one.sequence.rows and length >= layout.prefix_only
+    def _usable_length(self, cached: CachedPrefix, layout: Layout, length: int) -> int:
+        """Reduce a common length to one at which the prompt can continue."""
+        if cached.sequence.context.model.recurrent:  # state exists for the last token only
+            whole = length == len(cached.sequence) == cached.sequence.rows and length >= layout.prefix_only
             return length if whole and not any(first < length < last for first, last in layout.splices) else 0
         for first, last in layout.splices:
             if first < length < last:
@@ -162,65 +162,65 @@ class PrefixCache:
         length = layout.begin(length)
         return 0 if length < layout.prefix_only else length
 
-    def begin(self, one: CachedPrefix, length: int, layout: Layout, *, dry: bool = False) -> KVSequence:
-        """A sequence that goes on after the first tokens of a kept one, which are those of this prompt: that itself, if
-        nothing else is in it. A `dry` one only tells what would be done."""
-        one.used = next(self._clock)
-        if one.idle and length == len(one.sequence) and not dry:
-            self.entries.remove(one)
-            sequence = one.sequence
+    def begin(self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False) -> KVSequence:
+        """Continue after the first `length` tokens of a cached sequence: in that sequence if it is idle and has no more
+        tokens, else in a fork. `dry`: for planning."""
+        cached.used = next(self._clock)
+        if cached.idle and length == len(cached.sequence) and not dry:
+            self.entries.remove(cached)
+            sequence = cached.sequence
         else:
-            sequence = one.sequence.share(length, dry=dry)
+            sequence = cached.sequence.share(length, dry=dry)
         sequence.pieces = layout.live(length)
         sequence.seconds = {"splice": 0.0, "decode": 0.0}
         sequence.token_limit = None
         return sequence
 
-    def undo(self, one: CachedPrefix | None, sequence: KVSequence) -> None:
-        """What was begun could not go on."""
-        if one is not None and one.sequence is sequence:
-            self.entries.append(one)
+    def undo(self, cached: CachedPrefix | None, sequence: KVSequence) -> None:
+        """Revert `begin`."""
+        if cached is not None and cached.sequence is sequence:
+            self.entries.append(cached)
         else:
             sequence.close()
 
     def add(self, sequence: KVSequence, layout: Layout, salt: str) -> CachedPrefix:
-        """A sequence that is being read: others may go on from what of it is there."""
-        one = CachedPrefix(sequence, layout.tokens, layout.origins, salt, used=next(self._clock))
-        self.entries.append(one)
-        return one
+        """Add a sequence in use, whose decoded tokens are reusable already."""
+        cached = CachedPrefix(sequence, layout.tokens, layout.origins, salt, used=next(self._clock))
+        self.entries.append(cached)
+        return cached
 
-    def set_idle(self, one: CachedPrefix) -> None:
-        """Nobody works on it any more. It stays with all tokens that have rows, if they are sound."""
-        seq = one.sequence
+    def set_idle(self, cached: CachedPrefix) -> None:
+        """Mark a sequence as idle, with all its decoded tokens; drop it if it is not intact."""
+        seq = cached.sequence
         if not seq.intact or not seq.rows:
-            self.drop(one)
+            self.drop(cached)
             return
         try:
             seq.truncate(seq.rows)
         except Exception:
-            self.drop(one)
+            self.drop(cached)
             raise
-        known = min(len(one.tokens), len(seq))
-        one.tokens = seq.tokens
-        one.origins = np.concatenate([one.origins[:known], np.zeros(len(seq) - known, np.int32)])
-        one.idle, one.used = True, next(self._clock)
+        known = min(len(cached.tokens), len(seq))
+        cached.tokens = seq.tokens
+        cached.origins = np.concatenate([cached.origins[:known], np.zeros(len(seq) - known, np.int32)])
+        cached.idle, cached.used = True, next(self._clock)
 
-    def drop(self, one: CachedPrefix) -> None:
-        if one in self.entries:
-            self.entries.remove(one)
-        one.sequence.close()
+    def drop(self, cached: CachedPrefix) -> None:
+        if cached in self.entries:
+            self.entries.remove(cached)
+        cached.sequence.close()
 
     def idle_prefixes(self) -> Iterator[CachedPrefix]:
-        """Those that nobody works on, the one that was used longest ago first."""
-        yield from sorted((one for one in self.entries if one.idle), key=lambda one: one.used)
+        """Yield idle sequences, least recently used first."""
+        yield from sorted((cached for cached in self.entries if cached.idle), key=lambda cached: cached.used)
 
     def evict(self) -> bool:
-        """Give up the one that was used longest ago. False where there is none."""
-        for one in self.idle_prefixes():
-            self.drop(one)
+        """Drop the least recently used idle sequence. Returns False if there is none."""
+        for cached in self.idle_prefixes():
+            self.drop(cached)
             return True
         return False
 
     def close(self) -> None:
-        for one in list(self.entries):
-            self.drop(one)
+        for cached in list(self.entries):
+            self.drop(cached)

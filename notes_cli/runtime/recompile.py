@@ -1,7 +1,7 @@
-"""Keeping what is compiled: in the library or another file, compiled again where it is out of date.
+"""Stores compiled skills in the library or another file, and recompiles them only where they are outdated.
 
-Who compiles a text that is there already, unchanged and for the same model, gets what is there. What would be lost
-stays: a skill of another source, a file that is no segment, images where the projector was forgotten.
+Nothing irreplaceable is overwritten: a skill from another source, a file that is no segment, or images when no
+projector is given.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ NEW = "it has not been compiled yet"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Where the segment is, how many tokens it has, and why it was compiled: nothing if it was up to date."""
+    """Result of a compile: file, number of tokens, and reasons, which are empty if it was up to date."""
 
     path: Path
     tokens: int
     reasons: tuple[str, ...]
     blocks: int = 1
-    fresh: int = 0  # blocks that were prefilled; the others were there already
-    decoded: int = 0  # tokens that were prefilled
-    warnings: tuple[str, ...] = ()  # of blocks that refer to each other
-    kv: str = "f16"  # what its rows are kept as
-    seconds: float | None = None  # that their prefill took; None: none was, or it is not known
+    fresh: int = 0  # blocks prefilled; the others were reused
+    decoded: int = 0  # tokens prefilled
+    warnings: tuple[str, ...] = ()  # about blocks that refer to each other
+    kv: str = "f16"  # stored K/V types
+    seconds: float | None = None  # of the prefill; None without one, or if unknown
 
     def __repr__(self) -> str:
         return f"Compiled({self.path.name!r}, {self.tokens} tokens, {'; '.join(self.reasons) or 'up to date'})"
@@ -79,13 +79,11 @@ def compile_to_library(
     say: Say | None = None,
     wait: float = -1,
 ) -> Compiled:
-    """Compile the skill into the library (or to `output`) unless what is there is up to date.
-
-    `blocks`: 1 for one block; None for as many as there are, or one. `kv`: what its file keeps rows as; None for as it
-    does now, or f16. `say` is told when another process is waited for, for `wait` seconds, negative: for ever. Raise
-    CompilingError where that takes longer, SegmentError if `output` is a file that is no segment, TakenError if what is
-    there holds the text of another source, unless `force` says to write over it; UnwritableError if the disk refuses.
-    """
+    """Compile the skill into the library (or to `output`) unless the existing file is up to date. `blocks`: 1 for one
+    block; None to keep the present number, or one. `kv`: stored K/V types; None to keep the present ones, or f16. `say`
+    gets a notice when another process holds the lock, for `wait` seconds, negative: without limit. Raises
+    CompilingError after that, SegmentError if `output` is a file that is no segment, TakenError if the existing file is
+    from another source and `force` is not set; UnwritableError if writing fails."""
     check_blocks(blocks)
     if kv is not None:
         check_stored_type(kv)
@@ -95,15 +93,15 @@ def compile_to_library(
         spare = 0 if measure is None else 8 * len(skill.fields)  # another value may be longer
         workspace.make_room(len(workspace.left_context) + len(workspace.tokens_of(skill)), spare)
     if measure is not None and skill.pictures:
-        what = f"{skill.name} has an image, and the influence of its fields cannot be measured"
-        raise UnsupportedError(what, "Leave that out, and correct it by errata")
+        text = f"{skill.name} has an image, and the influence of its fields cannot be measured"
+        raise UnsupportedError(text, "Leave that out, and correct it by errata")
     if output is not None:
         if output.exists() and not force:
             _check_output(skill, output)
         return _compile_to(workspace, skill, output, force, progress, measure, blocks, kv, begins=False)
     path = workspace.library.path(skill.name, workspace.identity)
     if not force and not stale(workspace, skill, path, measured=measure is not None, blocks=blocks, kv=kv):
-        _move_along(workspace, skill, path)  # else nothing is written: the library may be read-only
+        _update_source(workspace, skill, path)  # otherwise nothing is written: the library may be read-only
         return _up_to_date(path)
     with workspace.library.compiling(skill.name, workspace.identity, wait, say):
         why = None if force else taken(workspace, skill)
@@ -124,20 +122,20 @@ def _compile_to(
     *,
     begins: bool,
 ) -> Compiled:
-    """`begins`: goes on with what an interrupted compile has left, and leaves that itself. Not beside a file of the
-    user's, where nobody would remove it, and another user may have put it."""
+    """`begins`: resume from a checkpoint and write checkpoints. Only in the library: next to a user's file they would
+    be left behind, or could be another user's."""
     measured = measure is not None
     reasons = ["it was asked for"] if force else stale(workspace, skill, path, measured=measured, blocks=blocks, kv=kv)
     if not reasons:
         return _up_to_date(path)
-    known = None if force else _known(path)
-    kv = kv or ("f16" if skill.pictures else _kept(path))
+    known = None if force else _existing(path)
+    kv = kv or ("f16" if skill.pictures else _stored_type(path))
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
     if begins and (part := begun_rows(path)) is not None:
         planned = plan(workspace, skill, blocks, kv)
         known = max(
-            known, part, key=lambda one: shared_prefix_length(workspace.context, planned, one)
+            known, part, key=lambda candidate: shared_prefix_length(workspace.context, planned, candidate)
         )  # the first of equals
     writer = f"notes {notes_cli.__version__}"
 
@@ -155,11 +153,13 @@ def _compile_to(
     )
     write_segment(path, segment, writer=writer)
     forget_begun(path)
-    return _made(workspace.context, path, segment, known, tuple(reasons))
+    return _result(workspace.context, path, segment, known, tuple(reasons))
 
 
-def _made(context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]) -> Compiled:
-    """What was done for a segment of which `known` was there."""
+def _result(
+    context: Context, path: Path, segment: Segment, known: Segment | None, reasons: tuple[str, ...]
+) -> Compiled:
+    """Make the result of a compile that reused `known`."""
     blocks, fresh, decoded = 1, 1, len(segment) - shared_prefix_length(context, segment, known)
     if segment.blocks:
         parts = zip(segment.spans, reusable_blocks(context, segment, known)[0], strict=True)
@@ -176,16 +176,16 @@ def _up_to_date(path: Path) -> Compiled:
     return Compiled(path, len(info.tokens), (), max(1, len(info.blocks)), kv=info.kv)
 
 
-def _known(path: Path) -> Segment | None:
-    """What was compiled before, if there is anything and it is sound."""
+def _existing(path: Path) -> Segment | None:
+    """Open the existing segment, None if it is missing or damaged."""
     try:
         return open_segment(path) if path.exists() else None
     except DamagedError:
         return None
 
 
-def _kept(path: Path) -> str:
-    """What the rows that are there are kept as."""
+def _stored_type(path: Path) -> str:
+    """Return the stored K/V types of the existing file."""
     try:
         return peek(path).kv if path.exists() else "f16"
     except DamagedError:
@@ -193,24 +193,24 @@ def _kept(path: Path) -> str:
 
 
 def taken(workspace: Workspace, skill: Skill) -> str | None:
-    """Why the skill's name is not its: the library has another text of that name, and it came from elsewhere. None if
-    it may have it. The file for this model decides; where there is none, those for others."""
+    """Return why the skill cannot have its name: the library has a skill of this name from another source. None if it
+    can. The file for this model decides, else those for other models."""
     path = workspace.library.path(skill.name, workspace.identity)
     infos = [entry.info for entry in workspace.library.entries(skill.name) if entry.info]
     infos = [info for info in infos if info.path == path] or infos
-    if not infos or _belongs(skill, infos):
+    if not infos or _is_same_source(skill, infos):
         return None
-    there, here = source_text(infos[0].source), source_text(recorded_source(skill))
-    return f"the library has a skill {skill.name} already, from {there}; this one is from {here}"
+    library_source, own_source = source_text(infos[0].source), source_text(recorded_source(skill))
+    return f"the library has a skill {skill.name} already, from {library_source}; this one is from {own_source}"
 
 
-def _belongs(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
-    """Whether nothing of another source is lost if the skill takes the place of these."""
+def _is_same_source(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
+    """True if replacing these segments loses no other source."""
     return any(info.text == skill.text or came_from(info, recorded_source(skill)) for info in infos)
 
 
-def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
-    """Where the same text is now that its file is gone, or if it is not known where it was, it came from."""
+def _update_source(workspace: Workspace, skill: Skill, path: Path) -> None:
+    """Update the source of a segment whose text moved to another file, or had no known source."""
     source, old = recorded_source(skill), peek(path).source
     if source in ("", "-", old) or any(map(os.path.lexists, files_of(old))):
         return
@@ -222,15 +222,15 @@ def _move_along(workspace: Workspace, skill: Skill, path: Path) -> None:
 
 
 def _check_output(skill: Skill, path: Path) -> None:
-    """What is named as the output by mistake must not be lost: a model, a text, another skill."""
+    """Protect a file given as output by mistake: a model, a text, another skill."""
     if not path.is_file():
         raise SegmentError(f"{path} is there already and is no regular file", "Choose another file")
     try:
         info = peek(path)
     except DamagedError as error:
-        what = f"{path} is there already and is not a sound segment"
-        raise SegmentError(what, Help.OTHER_FILE_OR_FORCE()) from error
-    if not _belongs(skill, [info]):
+        text = f"{path} is there already and is not a sound segment"
+        raise SegmentError(text, Help.OTHER_FILE_OR_FORCE()) from error
+    if not _is_same_source(skill, [info]):
         raise TakenError(
             f"{path} holds the skill {info.name}, from {source_text(info.source)}; this one is from "
             f"{source_text(recorded_source(skill))}",
@@ -247,11 +247,8 @@ def stale(
     blocks: Blocks | None = None,
     kv: str | None = None,
 ) -> list[str]:
-    """Why the file at `path` is not this skill compiled for this workspace, in words; empty if it is.
-
-    `measured`: the influence of its fields must be there, too. `blocks`: it must be compiled in these; None: in any.
-    `kv` likewise of what its rows are kept as.
-    """
+    """Return reasons why the file is not this skill compiled for this workspace; empty if it is. `measured`: the
+    influence of fields is required. `blocks`, `kv`: required values; None for any."""
     if not path.exists():
         return [NEW]
     try:
@@ -259,20 +256,20 @@ def stale(
     except DamagedError as error:
         return [error.what]
     skill = resolve_images(workspace, skill, output=path)
-    here = bool(skill.pictures) and workspace.has_vision
-    # Without a projector images are what they were, if their bytes are.
-    places = [(one.start, one.end) for one in info.pictures]
-    same = info.text == skill.text and places == [(one.start, one.end) for one in skill.pictures]
-    tokens = info.tokens if skill.pictures and not here and same else workspace.tokens_of(skill)
-    found = []
-    if here and info.projector != workspace.image_encoding.projector:
-        found.append(
+    with_encoder = bool(skill.pictures) and workspace.has_vision
+    # Without a vision encoder, equal image files count as unchanged.
+    image_spans = [(image.start, image.end) for image in info.pictures]
+    same = info.text == skill.text and image_spans == [(image.start, image.end) for image in skill.pictures]
+    tokens = info.tokens if skill.pictures and not with_encoder and same else workspace.tokens_of(skill)
+    reasons = []
+    if with_encoder and info.projector != workspace.image_encoding.projector:
+        reasons.append(
             "the projector, or its limits, have changed" if info.media else "an image in it was text until now"
         )
     workspace.refresh_capabilities()
     if info.prefix_only and not info.carried and not skill.pictures and captures_state(workspace.context, len(tokens)):
-        found.append(UNCAPTURED)
-    return found + changes(
+        reasons.append(UNCAPTURED)
+    return reasons + changes(
         info,
         text=skill.text,
         tokens=tokens,

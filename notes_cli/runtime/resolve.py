@@ -1,7 +1,6 @@
-"""Settling: what holds for a request, once its skills are open, and the prompt that comes of it.
+"""Resolves a request once its skills are open: effective settings, constraint, global errata, and the prompt.
 
-Questions alone, in a batch, in a session and in a verification are all settled by `settled`, and so is what a server is
-asked in the words of `notes ask`.
+All requests use `resolve`: single questions, batches, sessions, verification, and the server's notes API.
 """
 
 from __future__ import annotations
@@ -41,32 +40,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What holds for a request: what was named, else what was measured of the model, else what is safe."""
+    """Effective settings of a request: explicit, else calibrated, else a safe default."""
 
     think: bool
     wording: str
     place: str
     seam: int
-    method: Method | None = None  # None where no new values come in
-    why: str | None = None  # the method, if it was not named
+    method: Method | None = None  # None without new values
+    why: str | None = None  # reason for the method, unless it was explicit
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedRequest:
-    """A request whose prompt is to be assembled: what holds for it, when it was asked, and when its
-    skills were there (time.perf_counter)."""
+    """A request ready to be assembled; with the times of its start and of its skills being open (time.perf_counter)."""
 
-    request: Request  # with what everybody is told
+    request: Request  # with global errata
     segments: Sequence[Segment]  # skills, then images
     settings: Settings
     begun: float
     ready: float
-    grammar: str | None = None  # what the answer is held to
+    grammar: str | None = None  # constraint of the answer
 
     @property
     def prompt(self) -> Prompt:
-        """Its prompt, which in a session is that of the first turn. Raise SkillError for an erratum of a field that no
-        skill has, and for a skill to be decoded that is not spliced."""
+        """The prompt; in a session that of the first turn. Raises SkillError for an erratum of an unknown field, and
+        for a skill in `decode` that is not spliced."""
         request, segments = self.request, self.segments
         return Prompt(
             request.question,
@@ -77,14 +75,14 @@ class ResolvedRequest:
             fields=request.fields,
             method=self.settings.method or Method(),
             place=self.settings.place,
-            shown=frozenset(one.name for one in segments[len(segments) - len(request.images) :]),
-            decoded=_decoded(request, segments),
+            shown=frozenset(image.name for image in segments[len(segments) - len(request.images) :]),
+            decoded=_names_to_decode(request, segments),
             think=self.settings.think,
         )
 
     @property
     def how(self) -> AssembleOptions:
-        """How its skills come to the prompt."""
+        """Options of `assemble`."""
         request = self.request
         return {
             "seam": self.settings.seam,
@@ -98,7 +96,7 @@ class ResolvedRequest:
 def resolve_request(
     workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False
 ) -> ResolvedRequest:
-    """Open the skills of a request without a session, and settle it. `dry`: texts are not compiled."""
+    """Open the skills of a request outside sessions, and resolve it. `dry`: do not compile texts."""
     begun = time.perf_counter()
     check_no_results(request)
     grammar = constraint_of(workspace, request)
@@ -118,16 +116,16 @@ def resolve(
     grammar: str | None = None,
     begun: float | None = None,
 ) -> ResolvedRequest:
-    """Settle what holds for a request with these skills and images, and tell what of that is worth telling. `had`: the
-    skills that its session has already, None without a session; one that `goes_on` amends them by edits alone.
-    `unheard`: what everybody is told of these, by field, and it was not yet. `begun`: when it was asked; None: now."""
-    _ = workspace.context  # making it is a part of opening
+    """Resolve a request with these opened skills and images, with notices about the outcome. `had`: skills already in
+    the session, None outside sessions; `goes_on`: the session only edits them. `unheard`: global errata for those, by
+    field, not stated yet. `begun`: start of the request; None: now."""
+    _ = workspace.context  # creating it counts as opening
     ready, before = time.perf_counter(), had or ()
-    segments = with_unique_names(segments, [one.name for one in before])
-    request = _corrected(workspace, request, segments, callbacks.on_notice, before, unheard or {})
-    _tell_meant(request, [*before, *segments], callbacks.on_notice)
+    segments = with_unique_names(segments, [skill.name for skill in before])
+    request = _add_global_errata(workspace, request, segments, callbacks.on_notice, before, unheard or {})
+    _notify_fields(request, [*before, *segments], callbacks.on_notice)
     stated = False
-    if had is None:  # a session keeps the text of its skills as it was compiled
+    if had is None:  # a session keeps the text of its skills as compiled
         fields, errata = as_new_values(request.errata, request.fields, segments)
         stated = len(errata) < len(request.errata)
         request = replace(request, fields=fields, errata=errata)
@@ -136,21 +134,21 @@ def resolve(
 
 
 def check_no_results(request: Request) -> None:
-    """Raise SessionError for results of tools: the calls that they answer are in a session."""
+    """Raise SessionError for tool results: the calls that they answer are in a session."""
     if request.results:
         raise SessionError("results of tools go with a session, whose last answer has called them")
 
 
 def constraint_of(workspace: Workspace, request: Request) -> str | None:
-    """The grammar that the answer is held to; None without one. Raise GrammarError for one that cannot be used."""
+    """Return the grammar that constrains the answer; None without one. Raises GrammarError for an unusable one."""
     if request.json_schema is None and request.grammar is None:
         return None
     from notes_cli.guidance import Grammar
     from notes_cli.text.grammar import gbnf_grammar
     from notes_cli.text.schema import schema_grammar
 
-    given = [request.json_schema is not None, request.grammar is not None, request.choices is not None]
-    if sum(given) > 1:
+    constraints = [request.json_schema is not None, request.grammar is not None, request.choices is not None]
+    if sum(constraints) > 1:
         raise GrammarError("an answer can be held to one of: a JSON schema, a grammar, choices", "Leave the others out")
     if request.grammar is None:
         grammar = schema_grammar(request.json_schema)
@@ -168,28 +166,27 @@ def check_usable(workspace: Workspace, grammar: str) -> None:
 
 
 def open_requested(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> list[Segment]:
-    """The segments of the skills that a request splices, then those of its images (opening.py)."""
+    """Open the skills of a request, then its images (open_skills.py)."""
     opened = partial(open_segments, workspace, say=callbacks.on_notice, watch=callbacks.progress, dry=dry)
     return [*opened(request.splice), *opened(request.images, image=True)]
 
 
 def with_unique_names(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[Segment]:
-    """The segments, an image whose name is taken, or that another before it has, by another name: it may be shown
-    twice."""
-    seen = set(taken)
+    """Rename images whose names are taken, as an image may be shown twice."""
+    used = set(taken)
     named: list[Segment] = []
-    for one in segments:
-        name, number = one.name, 1
-        while one.is_image and name in seen:
+    for segment in segments:
+        name, number = segment.name, 1
+        while segment.is_image and name in used:
             number += 1
-            name = f"{one.name}-{number}"
-        seen.add(name)
-        named.append(one if name == one.name else replace(one, name=name))
+            name = f"{segment.name}-{number}"
+        used.add(name)
+        named.append(segment if name == segment.name else replace(segment, name=name))
     return named
 
 
 def global_errata(workspace: Workspace) -> Sequence[GlobalErratum]:
-    """What everybody is told, as it is now."""
+    """Return the current global errata."""
     library = workspace.library
     if not isinstance(library, Library) or not (library.folder / ERRATA).exists():
         return ()
@@ -198,7 +195,7 @@ def global_errata(workspace: Workspace) -> Sequence[GlobalErratum]:
     return GlobalErrata(library.folder).all()
 
 
-def _corrected(
+def _add_global_errata(
     workspace: Workspace,
     request: Request,
     segments: Sequence[Segment],
@@ -206,28 +203,28 @@ def _corrected(
     had: Sequence[Fielded],
     unheard: Mapping[str, str],
 ) -> Request:
-    """The request with what everybody is told of the skills that come with it, unless it says something itself. `had`:
-    the skills that were there before, of which that is `unheard`."""
+    """Add the global errata of the request's skills, except for fields that the request itself corrects. `had`: earlier
+    skills, with `unheard` global errata."""
     errata = global_errata(workspace) if segments else ()
     if not errata and not unheard:
         return request
     from notes_cli.library.standing import holding, marks_of
 
     known = known_fields(*had, *segments)
-    own = {one.key for one in read_errata(request.errata, known) if one.field}
-    own |= {one.key for name in request.fields for one in known.find(name)}
-    told = dict(unheard)
+    corrected = {reference.key for reference in read_errata(request.errata, known) if reference.field}
+    corrected |= {reference.key for name in request.fields for reference in known.find(name)}
+    global_values = dict(unheard)
     for segment in segments:
         fields = {span.name: span.value for span in segment.fields}
-        held = holding(errata, segment.name, fields, marks_of(segment.source, segment.text))
-        told |= {f"{segment.name}.{name}": value for name, value in held.items()}
-    said = []
-    for name, value in told.items():
+        applicable = holding(errata, segment.name, fields, marks_of(segment.source, segment.text))
+        global_values |= {f"{segment.name}.{name}": value for name, value in applicable.items()}
+    added = []
+    for name, value in global_values.items():
         key = known.find(name)[0].key
-        if key not in own:
-            said.append(f"{key}={value}")
+        if key not in corrected:
+            added.append(f"{key}={value}")
             say(Notice(f"{key} is {value}: a correction for all sessions"))
-    return replace(request, errata=(*said, *request.errata))
+    return replace(request, errata=(*added, *request.errata))
 
 
 def _settings(
@@ -239,49 +236,50 @@ def _settings(
     goes_on: bool,
     stated: bool,
 ) -> Settings:
-    """`session`: the profile holds without skills, too. `stated`: an erratum gives one of the new values."""
+    """`session`: use the profile also without skills. `stated`: a new value comes from an erratum."""
     _check_seam(request.seam or 0, segments)
     if request.wording:
-        word(Erratum("", "", ""), request.wording)  # raises for one that there is not, also where nothing is worded
+        word(Erratum("", "", ""), request.wording)  # raises for an unknown wording even where it is not used
     think = requests_reasoning(workspace, request.think, request.max_think)
-    # Without skills nothing goes by the profile, and a model need not be read for it.
-    found = defaults(workspace, think=think) if segments or session else UNMEASURED
-    if found.note:
-        say(Notice(found.note.what, found.note.remedy, warning=True))
-    wording = request.wording or found.wording or shipped_wordings().default
-    seam = found.seam if request.seam is None else request.seam
-    told = composition_warning(found.composition, [one.name for one in segments], _decoded(request, segments), seam)
-    if told and not request.recompute and not think:  # it was measured without a chain of thought
-        say(told)
+    # Without skills the profile is not needed, and neither is the model's digest.
+    profile = defaults(workspace, think=think) if segments or session else UNMEASURED
+    if profile.note:
+        say(Notice(profile.note.what, profile.note.remedy, warning=True))
+    wording = request.wording or profile.wording or shipped_wordings().default
+    seam = profile.seam if request.seam is None else request.seam
+    notice = composition_warning(
+        profile.composition, [segment.name for segment in segments], _names_to_decode(request, segments), seam
+    )
+    if notice and not request.recompute and not think:  # measured without reasoning
+        say(notice)
     method, why = (None, None) if goes_on else _method(workspace, request, segments, think, stated)
-    return Settings(think, wording, request.place or found.place, seam, method, why)
+    return Settings(think, wording, request.place or profile.place, seam, method, why)
 
 
 def requests_reasoning(workspace: Workspace, wanted: bool, most: int) -> bool:
-    """Whether the model is asked for a chain of thought, of `most` tokens: a cue without one would only mislead, so
-    such a model is asked directly."""
+    """True if to request reasoning of `most` tokens: a cue without any would mislead a model that needs one."""
     return wanted and (most > 0 or bool(workspace.reasoning.open))
 
 
 def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
-    """Raise NotesError for a seam that leaves nothing of a skill to splice."""
+    """Raise NotesError for a seam that covers a whole skill."""
     for segment in segments:
-        if seam >= len(segment) and not segment.media:  # of an image what precedes its rows, whatever is asked
-            what = f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}"
-            raise NotesError(what, Help.SHORTER_SEAM())
+        if seam >= len(segment) and not segment.media:  # for an image the seam ends before its rows
+            text = f"a seam of {seam} tokens leaves nothing of {segment.name} to splice, which has {len(segment)}"
+            raise NotesError(text, Help.SHORTER_SEAM())
 
 
 def _method(
     workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool, stated: bool
 ) -> tuple[Method | None, str | None]:
-    """The method that was named, or the one that fits, and why; None where nothing is amended. `stated`: one that
-    appends an erratum."""
+    """Return the explicit or best edit method and the reason; None without new values. `stated`: it must append an
+    erratum."""
     if not request.fields:
         return None, None
     if request.method:
         if request.exact and not request.method.record.exact:
-            what = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
-            raise NotesError(what, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
+            text = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
+            raise NotesError(text, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
         return request.method, None
     if request.recompute and not stated:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
@@ -293,35 +291,36 @@ def _method(
 
 
 def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) -> tuple[Method, str]:
-    """The edit method for the prompt's values where the user names none, and why; `stated`: that appends an erratum."""
+    """Return the edit method for the prompt's values where none is given, and the reason; `stated`: it must append an
+    erratum."""
     if any(
-        one.skill == segment.name
+        reference.skill == segment.name
         for segment in prompt.segments
         if segment.media
-        for one, _ in resolve_values(prompt.fields, prompt.segments)
+        for reference, _ in resolve_values(prompt.fields, prompt.segments)
     ):
         return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
     return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think, stated=stated)
 
 
-def _tell_meant(request: Request, skills: Sequence[Fielded], say: Say) -> None:
-    """Tell which fields `*.field` stands for, and which errata with an equals sign are of none."""
+def _notify_fields(request: Request, skills: Sequence[Fielded], say: Say) -> None:
+    """Notify which fields `*.field` stands for, and which errata with "=" match no field."""
     fields = known_fields(*skills)
-    for told in describe_wildcards([*request.errata, *request.fields], fields):
-        say(Notice(told))
+    for text_ in describe_wildcards([*request.errata, *request.fields], fields):
+        say(Notice(text_))
     for text in request.errata:
         if "=" in text and parse_erratum(text, fields).field is None:
-            what = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is added as free text"
-            say(Notice(what))
+            text = f"no skill has a field {text.partition('=')[0].strip()!r}: {text.strip()!r} is added as free text"
+            say(Notice(text))
 
 
-def _decoded(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
-    """The names of the skills that are to be decoded. Raise SkillError for one that is not to be spliced."""
-    names = {one.name: one.name for one in segments}
+def _names_to_decode(request: Request, segments: Sequence[Segment]) -> frozenset[str]:
+    """Return the names of skills to decode. Raises SkillError for one that is not in `splice`."""
+    names = {name.name: name.name for name in segments}
     words = zip(request.splice, segments, strict=False)
     names |= {os.fspath(word): segment.name for word, segment in words if not isinstance(word, Segment)}
-    for one in request.decode:
-        if one not in names:
-            what = f"{one} is to be decoded, and is none of the skills to splice"
-            raise SkillError(what, f"They are: {listed(sorted(set(names.values())))}")
-    return frozenset(names[one] for one in request.decode)
+    for name in request.decode:
+        if name not in names:
+            text = f"{name} is to be decoded, and is none of the skills to splice"
+            raise SkillError(text, f"They are: {listed(sorted(set(names.values())))}")
+    return frozenset(names[name] for name in request.decode)

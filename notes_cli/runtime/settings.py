@@ -1,7 +1,4 @@
-"""Choosing: the edit method, the wording, the seam and the place that hold where the user names none.
-
-By the profile that a calibration wrote of this model; without one, by what is safe.
-"""
+"""Chooses the edit method, wording, seam and place of skills by calibration, else safe defaults."""
 
 from __future__ import annotations
 
@@ -22,20 +19,20 @@ AUTO = "auto"
 # Measured on tiny models (docs/findings.md).
 DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
 DEFAULT_PLACE = "early"
-NEAR = 32  # tokens: with no more after a change, all of them are decoded, which is exact and costs as an erratum does
+NEAR = 32  # with at most so many tokens after a change all are decoded, which is exact and costs as much as an erratum
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds where the user names nothing, and why."""
+    """Values used where the user names none, and the reason."""
 
     method: Method
     wording: str | None
     seam: int
     place: str
     why: str
-    note: NotesError | None = None  # where a profile is there and not followed: why
-    composition: Composition | None = None  # what was measured of skills that were compiled apart
+    note: NotesError | None = None  # reason why an existing profile is not used
+    composition: Composition | None = None  # measurement of separately compiled skills in one prompt
 
 
 UNMEASURED = Defaults(
@@ -44,16 +41,16 @@ UNMEASURED = Defaults(
 )
 
 
-def parse_method(given: Method | str | None) -> Method | None:
-    """None for the one that was measured to be best. Raise NotesError for one that there is not."""
-    if not isinstance(given, str):
-        return given
-    return None if given == AUTO else Method.parse(given, also=(AUTO,))
+def parse_method(name: Method | str | None) -> Method | None:
+    """Parse a method; None for the calibrated one. Raises NotesError for an unknown name."""
+    if not isinstance(name, str):
+        return name
+    return None if name == AUTO else Method.parse(name, also=(AUTO,))
 
 
 def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
-    """By the profile of the workspace's model. `think`: decisions come after a chain of thought. Raise NotesError for
-    one that is damaged."""
+    """Return the defaults of the model's profile. `think`: for decisions after reasoning. Raises NotesError for a
+    damaged profile."""
     try:
         profile = _profile(workspace)
     except OutdatedError as error:
@@ -67,8 +64,8 @@ def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
 
 
 def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
-    """What composes skills of these names in another way. `these`: it was measured with them, not with made-up ones, of
-    which the first had values and the second the rules for them."""
+    """Return the remedy that composes these skills in another way. `these`: measured with these skills, not with sample
+    ones of which the first had values and the second rules for them."""
     kind, _, tokens = way.partition("@")
     if kind == "reversed":
         return Help.OTHER_ORDER(names=[*reversed(names)]) if these else Help.RULES_FIRST()
@@ -80,46 +77,46 @@ def repair(way: str, names: Sequence[str], *, these: bool = False) -> Remedy:
 
 
 def composition_warning(
-    found: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int
+    composition: Composition | None, names: Sequence[str], decoded: Collection[str], seam: int
 ) -> Notice | None:
-    """What to say where skills of these names are composed and that fails on this model; None where it does not, or
-    where what repairs it is done already. `decoded`: those that are not spliced."""
-    if found is None or found.verdict != "fails" or len(set(names[1:]) - set(decoded)) == 0:
+    """Return a warning if these skills are composed and that fails on this model; None if not, or if its remedy is
+    applied. `decoded`: skills that are not spliced."""
+    if composition is None or composition.verdict != "fails" or len(set(names[1:]) - set(decoded)) == 0:
         return None
-    if found.repair.startswith("seam@") and seam >= int(found.repair[len("seam@") :]):
+    if composition.repair.startswith("seam@") and seam >= int(composition.repair[len("seam@") :]):
         return None
-    what = "on this model questions that need several skills fail where each was compiled apart (measured)"
-    return Notice(what, repair(found.repair, names), warning=True)
+    text = "on this model questions that need several skills fail where each was compiled apart (measured)"
+    return Notice(text, repair(composition.repair, names), warning=True)
 
 
 def few_tokens_follow(change: Change) -> bool:
-    """Whether so little follows the first changed token that all of it is better decoded."""
+    """True if so few tokens follow the first changed one that all are better decoded."""
     return len(change.tokens) - change.patches[0].first <= NEAR
 
 
 def choose(
     workspace: Workspace, changes: Sequence[Change], *, think: bool = False, stated: bool = False
 ) -> tuple[Method, str]:
-    """The method for these changes of spliced skills, one that this model can, and why. `stated`: an erratum was asked
-    for, so only a method that appends one."""
-    found = defaults(workspace, think=think)
-    if stated and not found.method.record.appends_erratum:
-        found = replace(found, method=FIELD_ERRATUM, why=f"{FIELD_ERRATUM}: an erratum was asked for")
-    method, why = found.method, found.why
+    """Return a method that this model supports for these changes, and the reason. `stated`: an erratum was requested,
+    so it must append one."""
+    default = defaults(workspace, think=think)
+    if stated and not default.method.record.appends_erratum:
+        default = replace(default, method=FIELD_ERRATUM, why=f"{FIELD_ERRATUM}: an erratum was asked for")
+    method, why = default.method, default.why
     if not stated and changes and all(few_tokens_follow(change) for change in changes):
         method, why = SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
     reason = refusal(workspace.context, method, changes=changes)
     if reason is None:
         return method, why
-    if found.method.record.edits_rows and refusal(workspace.context, found.method, changes=changes) is None:
-        return found.method, found.why
+    if default.method.record.edits_rows and refusal(workspace.context, default.method, changes=changes) is None:
+        return default.method, default.why
     return ERRATUM, f"{ERRATUM}: {method} is not possible: {reason}"
 
 
 def _profile(workspace: Workspace) -> Profile | None:
     try:
         identity = workspace.identity
-    except UnsupportedError:  # its rows cannot be kept, so nothing was measured
+    except UnsupportedError:  # its K/V cannot be read, so nothing was measured
         return None
     profiles, cache = Profiles(workspace.paths.profiles), workspace.context.options.cache
     profile = profiles.find(identity, cache)
@@ -129,7 +126,7 @@ def _profile(workspace: Workspace) -> Profile | None:
 
 
 def check_names(profile: Profile, path: Path) -> None:
-    """Raise NotesError for a method or a wording that there is not: the profile is another version's, or damaged."""
+    """Raise NotesError for an unknown method or wording: the profile is another version's, or damaged."""
     for way, name in profile.methods.items():
         try:
             Method.parse(name)

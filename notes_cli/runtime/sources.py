@@ -1,7 +1,7 @@
-"""What is to be compiled: the skills that a user's words mean, each with how it is to be compiled.
+"""Finds the source of a skill to compile by a user's word, and how it is to be compiled.
 
-A word is a file or a folder; else the name of a compiled skill, whose file is read again; else that of an Agent Skill;
-else that of a sample that came with notes.
+A word is a file or a folder; else a compiled skill, whose file is read again; else an Agent Skill; else a sample of
+notes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from notes_cli.text.keys import listed
 from notes_cli.text.skill import Skill, load_skill
 from notes_cli.text.toolset import SUFFIX, ToolSet, load_tools
 
-Note = Callable[[str], object]  # is told where a skill was found
+Note = Callable[[str], object]  # called with a text about where a skill was found
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A skill that a word means. `latest`: what the library has of it, if the word is its name there."""
+    """A skill found by a word. `latest`: its newest segment in the library, if the word is a name there."""
 
     word: str
     skill: Skill | ToolSet
@@ -39,13 +39,13 @@ class Source:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is odd about its text."""
+        """Warnings about its text."""
         return self.skill.warnings if isinstance(self.skill, Skill) else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a skill is to be compiled. `blocks`: None for as many as it has, `kv` likewise."""
+    """Options of a compile. None for `blocks` and `kv` keeps the present ones."""
 
     blocks: Blocks | None = 1
     influence: bool = False
@@ -53,7 +53,7 @@ class Shape:
 
 
 class Sources:
-    """The sources that words mean, with the folders read once."""
+    """Finds skills by words; folders are read once."""
 
     def __init__(self, library: Library, note: Note = lambda text: None) -> None:
         self.library = library
@@ -61,7 +61,7 @@ class Sources:
         self._found: dict[str, Found] | None = None
 
     def read(self, word: str, *, name: str | None = None, stdin: BinaryIO | None = None) -> Source:
-        """The skill that a word means. Raise NotesError if it is nothing, or cannot be read."""
+        """Read the skill that a word refers to. Raises NotesError if there is none, or it cannot be read."""
         if word.lower().endswith(SUFFIX) and os.path.lexists(word):
             return Source(word, load_tools(word, name))
         if word == "-" or os.path.lexists(word):
@@ -79,22 +79,22 @@ class Sources:
             return Source(typed, load_skill(sample, name=name))
         if names.is_name(typed):
             raise self._nothing(word)
-        return Source(word, load_skill(word, name=name))  # which says that there is no such file
+        return Source(word, load_skill(word, name=name))  # raises: no such file
 
-    def library_skill(self, name: str, other: str | None = None) -> Source:
-        """A skill of the library, from its file if that is there, else from its segment; to be called `other`."""
-        skill, latest, where = from_library(self.library, name, other)
+    def library_skill(self, name: str, new_name: str | None = None) -> Source:
+        """Read a skill of the library, from its file if that exists, else from its segment; named `other`."""
+        skill, latest, where = from_library(self.library, name, new_name)
         self._note(f"{name}: its text is read from {where}")
         return Source(name, skill, latest)
 
     def readable_skill(self, name: str) -> Source | None:
-        """The skill of that name in the library, None without one that can be read, and for tools."""
+        """Return a skill of the library; None if it is unreadable or a tool set."""
         infos = [entry.info for entry in self.library.entries(name) if entry.info is not None]
         latest = max(infos, key=lambda info: info.created, default=None)
         return Source(name, skill_from_segment(latest), latest) if latest and not latest.tools else None
 
     def agent_skill(self, found: Found, name: str | None = None) -> Source:
-        """An Agent Skill that was found. Raise SkillError where the name means several, or it cannot be read."""
+        """Read an Agent Skill. Raises SkillError for an ambiguous or unreadable one."""
         if found.problem is not None:
             raise found.problem
         if found.hides:
@@ -102,35 +102,35 @@ class Sources:
         return Source(str(found.path), load_skill(found.path, name=name))
 
     def agent_skills(self) -> dict[str, Found]:
-        """The Agent Skills of the project and the user, by name."""
+        """Return the Agent Skills of the project and the user, by name."""
         if self._found is None:
             self._found = {found.name: found for found in find_skills(config.skill_folders())}
         return self._found
 
     def _nothing(self, word: str) -> SkillError:
-        known = {*self.library.names(), *self.agent_skills(), *config.sample_names()}
-        near = get_close_matches(word, known, n=3)
-        hint = f". Did you mean {' or '.join(near)}?" if near else ""
-        what = f"no file, no compiled skill and no Agent Skill {word!r}{hint}"
-        return SkillError(what, Help.LOOKED_FOR_SKILLS(places=listed(places())))
+        candidates = {*self.library.names(), *self.agent_skills(), *config.sample_names()}
+        similar = get_close_matches(word, candidates, n=3)
+        hint = f". Did you mean {' or '.join(similar)}?" if similar else ""
+        text = f"no file, no compiled skill and no Agent Skill {word!r}{hint}"
+        return SkillError(text, Help.LOOKED_FOR_SKILLS(places=listed(places())))
 
 
 def places() -> list[str]:
-    """The folders in which Agent Skills are looked for, for people."""
+    """Return the folders that are searched for Agent Skills."""
     return [str(folder) for level in config.skill_folders() for folder in level]
 
 
-def shape(wanted: Source, library: Library, identity: Identity, profiles: Profiles) -> Shape:
-    """How a skill of the library was compiled, for this model if it was, and what its profile asks for."""
-    if wanted.latest is None:
+def shape(source: Source, library: Library, identity: Identity, profiles: Profiles) -> Shape:
+    """Return how a skill of the library was compiled, for this model if it was, plus its profile's needs."""
+    if source.latest is None:
         return Shape()
-    path = library.path(wanted.latest.name, identity)
-    mine = next((entry.info for entry in library.entries(wanted.word) if entry.info and entry.path == path), None)
-    info = mine or wanted.latest
+    path = library.path(source.latest.name, identity)
+    present = next((entry.info for entry in library.entries(source.word) if entry.info and entry.path == path), None)
+    info = present or source.latest
     influence = info.influence or wants_influence(profiles, identity)
-    fields = wanted.skill.fields if isinstance(wanted.skill, Skill) else ()
+    fields = source.skill.fields if isinstance(source.skill, Skill) else ()
     return Shape(
-        None if mine else len(info.blocks) or 1,
+        None if present else len(info.blocks) or 1,
         bool(influence and fields and not info.media),
-        None if mine else info.kv,
+        None if present else info.kv,
     )

@@ -1,8 +1,8 @@
-"""One thread at a time: what a program asks of a model in one thread waits for what it asks of it in another.
+"""Serialises computation: methods decorated with `synchronized` hold their workspace's lock while they run.
 
-A context, its sequences and the logits of its last batch belong to whoever computes. Methods that are `alone` hold the
-lock of their workspace while they run, generators from one text to the next; several may be alive at once. What they
-call a listener has to be one: else the first notice would be an error in the middle.
+A context, its sequences and the logits of its last batch belong to one thread at a time. A decorated generator holds
+the lock from one value to the next, so that several may be alive. `callbacks` arguments are checked here, as a wrong
+one would fail in the middle of a computation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Computing(Protocol):
-    """What computes in a workspace."""
+    """An object that computes in a workspace."""
 
     @property
     def workspace(self) -> Workspace: ...
@@ -35,15 +35,15 @@ C = TypeVar("C", bound=Computing)
 
 
 def synchronized(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
-    """The method, while no other thread computes in the workspace."""
+    """Decorate a method to hold the workspace's lock."""
 
     @wraps(method)
-    def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
         check_keywords(method, kwargs)
         with self.workspace.lock:
             return method(self, *args, **kwargs)
 
-    return held
+    return wrapper
 
 
 @overload
@@ -57,26 +57,26 @@ def synchronized_steps(
 def synchronized_steps(
     method: Callable[Concatenate[C, P], Iterator[T] | Generator[T, None, R]],
 ) -> Callable[Concatenate[C, P], Generator[T, None, R]]:
-    """The same of a generator: from one of its values to the next. In between others may compute."""
+    """Decorate a generator method to hold the lock while it computes a value, but not in between."""
 
     @wraps(method)
-    def held(self: C, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, R]:
+    def wrapper(self: C, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, R]:
         check_keywords(method, kwargs)
-        return _each(self, method(self, *args, **kwargs))  # of a generator nothing is computed before it is asked
+        return _locked_steps(self, method(self, *args, **kwargs))  # computes nothing before the first `next`
 
-    return held
+    return wrapper
 
 
-def _each(self: Computing, going: Iterator[T]) -> Generator[T, None, R]:
+def _locked_steps(self: Computing, values: Iterator[T]) -> Generator[T, None, R]:
     try:
         while True:
             with self.workspace.lock:
                 try:
-                    value = next(going)
+                    value = next(values)
                 except StopIteration as end:
                     return end.value  # type: ignore[no-any-return]
             yield value
     finally:
-        if isinstance(going, Generator):
+        if isinstance(values, Generator):
             with self.workspace.lock:
-                going.close()
+                values.close()

@@ -1,7 +1,4 @@
-"""A workspace: a model in its context, with the words of its chat template and the library of its user.
-
-Whatever runs a model starts from it.
-"""
+"""Combines a model and its context with its chat template and the user's library: the start of every use."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.image_encoding import ImageEncoding
     from notes_cli.text.skill import Skill
 
-# Options that a segment goes by: LongRoPE by the size of the context, the keys of some sparse attention by flash
+# Options that affect segments: LongRoPE depends on the context's size, keys of some sparse attention on flash
 # attention.
 _COMPILED = (
     *("n_ctx", "flash_attention", "type_k", "type_v"),
@@ -45,7 +42,7 @@ _COMPILED = (
 
 
 class Workspace(IdentifiedContexts):
-    """Use as a context manager, or close it."""
+    """A loaded model with its context, template and library. Close it, or use it as a context manager."""
 
     def __init__(
         self,
@@ -65,30 +62,36 @@ class Workspace(IdentifiedContexts):
         loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
-        """`model`: a GGUF file. `paths`: the folders of one user, by default those that NOTES_HOME or the system names.
-        `library`: where compiled skills are, by default the folder in `paths`. `fixed_size`: the user chose n_ctx (0:
-        what the model was trained for), a prompt that does not fit is an error. `beyond_trained`: more tokens than the
-        model was trained for are allowed. `gpu_layers`, `rpc`: as in Model. `projector`: the file that makes rows of
-        images (mmproj); `image_tokens`: how many of one at least and at most, where it leaves that open. `carry`: the
-        state of recurrent layers goes through skills that are not at the start of a prompt; None: where this model was
-        measured to answer right then. `hashing` gets the progress of reading the model's file for its digest (bytes
-        done, bytes in all), which happens once a file, `loading` the part of it that is loaded, 0 to 1. `log` is told
-        what each context takes.
+        """Load a model.
 
-        Raise ModelError for a model that cannot be loaded, EngineError for an n_ctx that was chosen beyond what it was
-        trained for."""
-        if projector is not None and not projector.is_file():  # said before an image is looked at
+        Arguments:
+            model: A GGUF file.
+            paths: The folders of one user, by default set by NOTES_HOME or the system.
+            library: The compiled skills, by default the folder in `paths`.
+            fixed_size: n_ctx is fixed (0: the trained length); a prompt that does not fit is an error.
+            beyond_trained: Allow more tokens than the model was trained for.
+            gpu_layers, rpc: As for Model.
+            projector: The file of the vision encoder (mmproj).
+            image_tokens: Minimum and maximum tokens per image, where the projector leaves that open.
+            carry: Carry recurrent state through skills; None: if calibration found that it works for this model.
+            hashing: Called with (bytes done, total) while a model's file is hashed, once per file.
+            loading: Called with the loaded fraction, 0 to 1.
+            log: Called with the memory of each context.
+
+        Raises ModelError for a model that cannot be loaded, EngineError for a fixed n_ctx beyond the trained length.
+        """
+        if projector is not None and not projector.is_file():  # report it before an image is encoded
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
         self.paths = paths or default_paths()
         self.library: Store = library or own_library(self.paths)
         self._carry, self._hashing, self._measured = carry, hashing, {}
         self._projector, self._image_tokens = projector, image_tokens
         self._image_encoding: ImageEncoding | None = None
-        self._files: dict[str, Path] = {}  # of the segments that were opened, by their names
-        self._words: dict[str, str] = {}  # what the user calls the segments that were opened, by their names
+        self._files: dict[str, Path] = {}  # segment name -> file it was opened from
+        self._words: dict[str, str] = {}  # segment name -> the user's reference
         self._renderings = Renderings(self.paths.models / "renderings.json")
         if self._renderings.empty:
-            start_rendering()  # it gets ready while the model is loaded
+            start_rendering()  # prepares in the background while the model loads
         loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
             super().__init__(loaded, options, fixed_size=fixed_size, beyond_trained=beyond_trained, log=log)
@@ -113,45 +116,43 @@ class Workspace(IdentifiedContexts):
 
     @property
     def has_vision(self) -> bool:
-        """Whether a projector was named."""
+        """True if a projector was given."""
         return self._projector is not None
 
     @property
     def image_encoding(self) -> ImageEncoding:
-        """What the projector makes of images."""
+        """The vision encoder for skills."""
         if self._image_encoding is None:
-            from notes_cli.runtime.image_encoding import ImageEncoding  # most prompts have none
+            from notes_cli.runtime.image_encoding import ImageEncoding  # most prompts have no images
 
             self._image_encoding = ImageEncoding(self, self._projector, self._image_tokens)
         return self._image_encoding
 
     def encode_images(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
-        """A segment with images, these looked at again. `dry`: how many rows they would take."""
+        """Encode the images of a segment again. `dry`: only compute tokens and positions."""
         return self.image_encoding.encode_segment(segment, dry=dry)
 
     # The chat template.
 
     @cached_property
     def reasoning(self) -> Reasoning:
-        """How this model thinks before it answers."""
+        """The model's form of reasoning."""
         return reasoning_of(self.model.chat_template or "", self.model.name)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        """The chat template, with answers that begin at once."""
+        """The chat template for direct answers."""
         return self._template()
 
     @cached_property
     def thinking_template(self) -> ChatTemplate:
-        """The chat template, with a chain of thought before the answer."""
+        """The chat template with reasoning before the answer."""
         return self._template(think=True)
 
     @cached_property
     def left_context(self) -> Tokens:
-        """The tokens that a skill is compiled after: BOS and the opening of the system message.
-
-        Some templates print today's date there. It is held still, or every skill would be out of date tomorrow.
-        """
+        """Tokens that skills are compiled after: BOS and the opening of the system message. A date printed there by
+        some templates is fixed, or every skill would be outdated the next day."""
         opening = left_context(self._template(now=datetime(2026, 1, 1)))
         return self.with_bos(self.model.tokenize(opening, special=True))
 
@@ -163,17 +164,17 @@ class Workspace(IdentifiedContexts):
         return self.reasoning.template(template, think)
 
     def tokenize(self, chunk: Chunk) -> Tokens:
-        """Tokens of a chunk, apart from its neighbours."""
+        """Tokenize a chunk separately from its neighbours."""
         return self.model.tokenize_runs(chunk.runs)
 
     def tokens_of(self, skill: Skill) -> Tokens:
-        """Tokens of a skill that is to be compiled; of its images those that mark them, and one for each row."""
+        """Return the tokens of a skill to be compiled; an image has its markers and one placeholder per row."""
         if skill.pictures:
             return np.concatenate([part.tokens for *_, part in self.image_encoding.split(skill)])
         return self.model.tokenize_runs(skill.runs) if skill.runs else self.model.tokenize(skill.text)
 
     def with_bos(self, tokens: Tokens) -> Tokens:
-        """The first tokens of a prompt, after the BOS that the model wants unless its template has put it there."""
+        """Prepend the model's BOS, unless the template has added it."""
         bos = self.model.bos
         if bos is None or (len(tokens) and tokens[0] == bos):
             return tokens
@@ -182,14 +183,11 @@ class Workspace(IdentifiedContexts):
     # Segments.
 
     def open(self, path: Path, word: str = "") -> Segment:
-        """A segment from a file, checked against this model; its rows are checked when they are used. `word`: the
-        name that it has in the library, if it was found by that.
-
-        Raise SegmentError that says what does not fit.
-        """
+        """Open a segment file and check it against this model; its K/V is checked when it is used. `word`: its name in
+        the library, if it was found by that. Raises SegmentError with the mismatch."""
         segment = open_stored(path)
         if not (isinstance(self.library, Library) and path.parent == self.library.folder):
-            segment = replace(segment, prefill=None)  # of another machine, perhaps
+            segment = replace(segment, prefill=None)  # possibly measured on another machine
         if word:
             check_called(segment, path, word)
         self._words[segment.name] = word or str(path)
@@ -198,21 +196,20 @@ class Workspace(IdentifiedContexts):
         return segment
 
     def used(self, name: str, spliced: int = 0, saved: float | None = None) -> None:
-        """A segment that was opened has come into a sequence: remember that as a use of its file, with the tokens that
-        an answer got from there, and the seconds of prefill that this saved, if they are known."""
+        """Record the use of an opened segment's file, with the tokens spliced into a prompt and the seconds saved."""
         if name in self._files:
             self.library.used(self._files[name], spliced, saved)
 
     def file_of(self, name: str) -> Path | None:
-        """The file that a segment of this name was last opened from."""
+        """Return the file that a segment of this name was last opened from."""
         return self._files.get(name)
 
     def check(self, segment: Segment) -> None:
-        """Raise SegmentError, saying what differs, unless the segment fits the context as it is now."""
+        """Raise SegmentError with the differences unless the segment fits the present context."""
         differences = segment.identity.differences(self.identity)
         if differences:
-            found = "; ".join(differences)
-            raise SegmentError(f"{segment.name} was {found}", self.compile_again(segment.name))
+            text = "; ".join(differences)
+            raise SegmentError(f"{segment.name} was {text}", self.compile_again(segment.name))
         model, tokens = self.model, [*segment.tokens.tolist(), *segment.context.tolist()]
         unknown = model.unknown(tokens)
         if unknown is not None:
@@ -223,25 +220,27 @@ class Workspace(IdentifiedContexts):
             )
 
     def compile_again(self, name: str, more: Mapping[str, object] | None = None) -> Remedy:
-        """What compiles a skill for this model with these options, from the text that its segment holds. `more`: other
-        arguments of compile_skill."""
+        """Return the remedy to compile a skill for this model with its present options, from the segment's text.
+        `more`: other arguments of compile_skill."""
         options = {**self._compile_options(), **(more or {})}
         return Help.COMPILE_AGAIN(name=self._words.get(name, name), model=self.model.path, options=options)
 
     def compile_edited(self, name: str) -> Remedy:
-        """The same, from what the file of its text says now."""
+        """As `compile_again`, from the present text of its file."""
         options = self._compile_options()
         return Help.COMPILE_EDITED(name=self._words.get(name, name), model=self.model.path, options=options)
 
     def _compile_options(self) -> dict[str, object]:
-        rows = self.context.compile_options  # compiled in f16, which serves all caches but f32
-        wanted = replace(self.options, type_k=rows.type_k, type_v=rows.type_v)
-        given = ContextOptions(n_ctx=DEFAULT_CONTEXT)
-        options = {each: getattr(wanted, each) for each in _COMPILED if getattr(wanted, each) != getattr(given, each)}
+        rows = self.context.compile_options  # compiled in f16 for all caches but f32
+        current = replace(self.options, type_k=rows.type_k, type_v=rows.type_v)
+        defaults = ContextOptions(n_ctx=DEFAULT_CONTEXT)
+        options = {
+            name: getattr(current, name) for name in _COMPILED if getattr(current, name) != getattr(defaults, name)
+        }
         return {**options, **({"beyond_trained": True} if self._beyond_trained else {})}
 
     def advise(self, error: NotesError) -> None:
-        """Complete a remedy that is to compile a skill otherwise: with this model and its options."""
+        """Complete a remedy to compile a skill differently with this model and its options."""
         if error.remedy and error.remedy.help is Help.COMPILE_OTHERWISE:
             values = error.remedy.values
             error.remedy = self.compile_again(values["name"], values["options"])

@@ -461,10 +461,10 @@ class Scheduler:
     def _step(self) -> None:
         self.metrics.steps += 1
         held = self._held()
-        looks = [look for running in self._loop.running for look in running.awaited]
+        awaited = [logits for running in self._loop.running for logits in running.awaited]
         # One that reads alone is decoded in the batches of `notes ask`.
-        alone = len(looks) == 1
-        self._loop.step(self.workspace.context.n_ubatch if alone else self.limits.chunk + len(looks), held)
+        alone = len(awaited) == 1
+        self._loop.step(self.workspace.context.n_ubatch if alone else self.limits.chunk + len(awaited), held)
         self._ended()
 
     def _ended(self) -> None:

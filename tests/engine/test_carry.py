@@ -176,8 +176,8 @@ def with_a(transition: Transition, factor: float) -> Transition:
     """A times the identity, or a multiple of it, in place of A."""
     a = np.full_like(transition.a, factor)
     if transition.head:
-        vision = np.eye(transition.head, dtype=np.float32).ravel() * factor
-        a = np.tile(vision, len(a) // len(vision))
+        identity = np.eye(transition.head, dtype=np.float32).ravel() * factor
+        a = np.tile(identity, len(a) // len(identity))
     return replace(transition, a=a)
 
 

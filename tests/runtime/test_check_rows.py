@@ -202,7 +202,7 @@ def test_channels_of_another_size_hide_nothing(workspace: Workspace) -> None:
     large[:, :2] = 1000
     off = large.copy()
     off[:, 2:] = np.roll(off[:, 2:], 1, axis=1)
-    (mine, *_) = module.compared([replace(rows, k=off)], [replace(rows, k=large)])
+    (mine, *_) = module.compare_layers([replace(rows, k=off)], [replace(rows, k=large)])
     assert mine.median > 10 * TOLERANCE
     assert np.median(np.linalg.norm(off - large, axis=1) / np.linalg.norm(large, axis=1)) < TOLERANCE
 

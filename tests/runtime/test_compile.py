@@ -400,11 +400,11 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
     other = replace(known, context=known.context[::-1].copy())
     context = workspace.context
     assert (
-        compiling_module.shared(context, known, known) == len(known)
-        and compiling_module.shared(context, known, other) == 0
+        compiling_module.shared_prefix_length(context, known, known) == len(known)
+        and compiling_module.shared_prefix_length(context, known, other) == 0
     )
     elsewhere = replace(known, backend="")
-    assert compiling_module.shared(context, known, elsewhere) == 0
+    assert compiling_module.shared_prefix_length(context, known, elsewhere) == 0
 
 
 @pytest.fixture
