@@ -66,6 +66,7 @@ def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> 
     return asyncio.run(all_of_them())
 
 
+@pytest.mark.patches("speed")
 def test_64_at_once_answer_as_alone(exact: Served) -> None:
     """Every answer is that of the same request alone; of the skills nothing is decoded or spliced twice; cells are
     shared; nothing is left behind but what may be gone on from."""
@@ -92,6 +93,7 @@ def test_64_at_once_answer_as_alone(exact: Served) -> None:
     assert exact.scheduler.load == 0 and not exact.scheduler.budget.reservations
 
 
+@pytest.mark.patches("speed")
 def test_chosen_numbers_are_its_own(exact: Served) -> None:
     """A seed gives the same answer alone, with others, and as one of several choices."""
     asked: dict[str, Any] = {

@@ -73,6 +73,7 @@ def _alike(found: dict[str, bytes]) -> list[list[str]]:
 
 @pytest.mark.parametrize("method", ["erratum", "field+erratum"])
 @pytest.mark.parametrize("skills", [["returns"], ["returns", "support"]], ids=len)
+@pytest.mark.patches("speed")
 def test_bits_follow_from_the_prompt(
     served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, method: str, skills: list[str]
 ) -> None:
@@ -111,6 +112,7 @@ def test_bits_follow_from_the_prompt(
     assert not differing
 
 
+@pytest.mark.patches("speed")
 def test_the_next_question_is_decoded_as_it_is_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests to a server that begin alike share the rows of the skill, and the bits are those of `notes ask`."""
     monkeypatch.setenv("NOTES_HOME", str(served.home))
