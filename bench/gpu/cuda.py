@@ -18,15 +18,15 @@ class Copies:
         found = ctypes.c_int()
         if self.cuda.cudaGetDeviceCount(ctypes.byref(found)) or not found.value:
             raise OSError("no CUDA device")
-        self.device, self.prefix_only = ctypes.c_void_p(), ctypes.c_void_p()
+        self.device, self.pinned = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cudaMalloc", ctypes.byref(self.device), ctypes.c_size_t(size))
-        self._call("cudaMallocHost", ctypes.byref(self.prefix_only), ctypes.c_size_t(size))
+        self._call("cudaMallocHost", ctypes.byref(self.pinned), ctypes.c_size_t(size))
         self.pageable = ctypes.create_string_buffer(b"\1" * size, size)
-        ctypes.memset(self.prefix_only, 1, size)
+        ctypes.memset(self.pinned, 1, size)
 
-    def seconds(self, *, prefix_only: bool, repeat: int = 5) -> float:
+    def seconds(self, *, pinned: bool, repeat: int = 5) -> float:
         """The fastest of several copies of all bytes in one call."""
-        source = self.prefix_only if prefix_only else ctypes.cast(self.pageable, ctypes.c_void_p)
+        source = self.pinned if pinned else ctypes.cast(self.pageable, ctypes.c_void_p)
         times = []
         for _ in range(repeat):
             start = time.perf_counter()
@@ -37,7 +37,7 @@ class Copies:
 
     def close(self) -> None:
         self._call("cudaFree", self.device)
-        self._call("cudaFreeHost", self.prefix_only)
+        self._call("cudaFreeHost", self.pinned)
 
     def _call(self, name: str, *arguments: object) -> None:
         status = getattr(self.cuda, name)(*arguments)

@@ -86,7 +86,7 @@ def _memcpy(size: int) -> dict[str, float]:
     except OSError:  # a dry run
         return {}
     try:
-        return {"memcpy_pinned": copies.seconds(prefix_only=True), "memcpy_pageable": copies.seconds(prefix_only=False)}
+        return {"memcpy_pinned": copies.seconds(pinned=True), "memcpy_pageable": copies.seconds(pinned=False)}
     finally:
         copies.close()
 
