@@ -198,12 +198,12 @@ def test_reserved_addresses_are_no_memory() -> None:
     """As drivers and sanitizers have them: more than there is, never filled, and no cache of ours."""
     reserve = (
         "import ctypes, mmap\n"
-        "from notes_cli.engine.limits import available\n"
-        "before = available()\n"
+        "from notes_cli.engine.limits import available_memory\n"
+        "before = available_memory()\n"
         "ctypes.CDLL(None).mmap.restype = ctypes.c_void_p\n"
         "flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE\n"
         "got = ctypes.CDLL(None).mmap(None, ctypes.c_size_t(1 << 42), 3, flags, -1, ctypes.c_size_t(0))\n"
-        "after = available()\n"
+        "after = available_memory()\n"
         "print(before is None or after > before / 2)\n"
     )
     done = subprocess.run([sys.executable, "-c", reserve], capture_output=True, text=True, check=True)

@@ -92,6 +92,13 @@ def test_a_server_may_bound_answers(
         assert (reasons, written) == (["length"], min(50, asked.get("max_tokens", 50)))
 
 
+def test_a_question_of_notes_ask_is_not_cut_by_the_bound(library: Path, tmp_path: Path) -> None:
+    """`notes ask` would answer it whole, so the server refuses it."""
+    with started(tmp_path, Limits(tokens=50)) as served:
+        error = served.chat([{"role": "user", "content": "Why?"}], 400, notes={"ask": True}, max_tokens=2000)
+        assert error["param"] == "max_tokens" and "50 tokens" in error["message"]
+
+
 def test_turns_of_sessions_that_outgrow_a_given_context(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They end there, one after the other, and none fails."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)

@@ -80,7 +80,7 @@ def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch
 )
 def test_forms_that_are_taken_from_nobody_are_not_read(form: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --no-forms."""
-    for name in ("schema_grammar", "check_grammar"):
+    for name in ("schema_grammar", "gbnf_grammar"):
         monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
     with pytest.raises(parsing.Refused) as caught:
         parse_chat({"messages": [ASK], **form}, forms=False)
@@ -123,8 +123,7 @@ def test_what_no_context_holds(
     reply = served.http.post(path, json=given)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "context_length_exceeded"), error
-    assert error["message"].startswith(says), error
-    assert "more than the 4,096 tokens of a context" in error["message"]
+    assert says in error["message"] and "maximum context length is 4096 tokens" in error["message"]
     assert error["param"] == {"/tokenize": "content", "/v1/completions": "prompt"}.get(path, error["param"])
 
 
@@ -132,7 +131,7 @@ def test_the_bound_is_that_of_the_context(library: Path) -> None:
     """Of a given size, which a longer prompt does not fit however much the model was trained for."""
     with started(library, context=ContextOptions(n_ctx=512, n_threads=1), fixed_size=True) as served:
         error = served.chat([USER] * 600, 400)
-        assert error["message"] == "600 messages: more than the 512 tokens of a context"
+        assert "maximum context length is 512 tokens" in error["message"] and "600 messages" in error["message"]
 
 
 def test_what_may_fit_is_let_through(served: Served) -> None:
@@ -266,9 +265,8 @@ def test_a_running_answer_goes_on_meanwhile(
         wait(lambda: len(tokens) > 5, 60)
         waiting = pool.submit(served.chat, [{**ASK, "content": SLOW}], max_tokens=2, notes=SKILL)
         assert gate.reached.wait(60)
-        before, steps = len(tokens), served.scheduler.metrics.steps
-        wait(lambda: len(tokens) >= before + 20, 60)
-        assert served.scheduler.metrics.steps >= steps + 19, "a step for each of them, without the slow one"
+        steps = served.scheduler.metrics.steps
+        wait(lambda: served.scheduler.metrics.steps >= steps + 20, 60)  # each decodes a token of the running answer
         reply = served.http.post("/v1/completions", json={"prompt": "May", "max_tokens": 3})
         assert reply.json()["usage"]["completion_tokens"] == 3 and not waiting.done()
         gate.goes_on.set()

@@ -54,7 +54,6 @@ def test_nothing_is_left_for_others(served: Served) -> None:
         ({"ask": True, "fields": ["date=1"]}, {}, "notes.fields"),
         ({"ask": True}, {"n": 2}, "n"),
         ({"ask": True}, {"stop": "x"}, "stop"),
-        ({"ask": True}, {"max_tokens": 4000}, "max_tokens"),
         ({"ask": True}, {"messages": [*ASK, {"role": "assistant", "content": "No."}, *ASK]}, "messages"),
     ],
 )
