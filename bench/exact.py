@@ -28,7 +28,8 @@ from bench.race.workloads import ANSWER, TITLES, Work, texts, works
 from bench.random_model import ROOT
 from notes_cli.engine.segment import Tokens
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.runtime.answering import NO_CALLBACKS, prepare
+from notes_cli.runtime.answering import prepare
+from notes_cli.runtime.request import NO_CALLBACKS
 
 KEPT = ROOT / "docs" / "results" / "exact.json"
 PAGE, BEGIN, END = "race.md", "<!-- bench.exact: begin -->", "<!-- bench.exact: end -->"

@@ -42,15 +42,16 @@ if TYPE_CHECKING:
     from notes_cli.measure.examination import Examination, SessionReport
     from notes_cli.measure.speed import Benching, Speed
     from notes_cli.measure.verify import Report
-    from notes_cli.runtime.answering import Answer, Callbacks, Plan, Request
+    from notes_cli.runtime.answering import Plan
     from notes_cli.runtime.importing import Imported
     from notes_cli.runtime.recompile import Compiled
+    from notes_cli.runtime.request import Answer, Callbacks, Request
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.forgetting import Forgotten
     from notes_cli.text.skill import Skill, load_skill
 
 _HOMES = {
-    "Answer": "runtime.answering",
+    "Answer": "runtime.request",
     "Benching": "measure.speed",
     "Calibration": "measure.calibrate",
     "Compacted": "sessions.edits",
@@ -62,7 +63,7 @@ _HOMES = {
     "Examination": "measure.examination",
     "Forgotten": "sessions.forgetting",
     "Imported": "runtime.importing",
-    "Callbacks": "runtime.answering",
+    "Callbacks": "runtime.request",
     "Method": "editing.methods",
     "Model": "api",
     "ModelError": "errors",
@@ -71,7 +72,7 @@ _HOMES = {
     "Paths": "config",
     "Plan": "runtime.answering",
     "Report": "measure.verify",
-    "Request": "runtime.answering",
+    "Request": "runtime.request",
     "SamplerOptions": "engine.sampler",
     "Segment": "engine.segment",
     "SegmentError": "errors",

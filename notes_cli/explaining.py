@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import SegmentFile
     from notes_cli.measure.examination import Cause
-    from notes_cli.runtime.answering import Answer, Plan, Request
-    from notes_cli.runtime.resolve import Settings
+    from notes_cli.runtime.answering import Plan
+    from notes_cli.runtime.request import Answer, Request, Settings
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.sessions.lines import Origin
     from notes_cli.sessions.state import Entry

@@ -32,8 +32,9 @@ from notes_cli.errors import NotesError, Notice, Progress, SessionError, SkillEr
 from notes_cli.library.profiles import Profiles
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.examination import Examination
-from notes_cli.runtime.answering import Callbacks, Request, ask
+from notes_cli.runtime.answering import ask
 from notes_cli.runtime.recompile import Compiled
+from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.text.skill import Skill
 
 from .conftest import MakeModel

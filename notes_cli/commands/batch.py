@@ -23,7 +23,7 @@ from notes_cli.errors import NotesError, reason
 from notes_cli.explaining import answer_as_json
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.answering import Answer, Request
+    from notes_cli.runtime.request import Answer, Request
 
 LONGEST = 16 << 20  # bytes of a line
 _HELD = ("choices", "json_schema", "grammar")
@@ -40,7 +40,7 @@ _ALONE = {
 
 def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> None:
     """Answer the questions of a file, or of standard input. Raise NotesError in the end where a line has failed."""
-    from notes_cli.runtime.answering import PARALLEL, Callbacks
+    from notes_cli.runtime.request import PARALLEL, Callbacks
 
     started = time.perf_counter()
     for parameter, word in _ALONE.items():

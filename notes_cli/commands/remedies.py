@@ -14,7 +14,7 @@ from notes_cli.errors import Help, NotesError, Notice, Remedy, told
 
 if TYPE_CHECKING:
     from notes_cli.errors import Progress
-    from notes_cli.runtime.answering import Callbacks
+    from notes_cli.runtime.request import Callbacks
 
 # Options of a compile, by what they are called in Python.
 _FLAGS = {
@@ -167,7 +167,7 @@ def tell(notice: Notice) -> None:
 
 def listening(quiet: bool) -> Callbacks:
     """Notices go to stderr, and progress unless that is to be `quiet`."""
-    from notes_cli.runtime.answering import Callbacks
+    from notes_cli.runtime.request import Callbacks
 
     def watch(
         label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False

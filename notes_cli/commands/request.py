@@ -27,8 +27,8 @@ from notes_cli.text.fields import parse_values
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
     from notes_cli.errors import Notice, Progress
-    from notes_cli.runtime.answering import Answer, Callbacks, Request
     from notes_cli.runtime.generate import ReasoningTrace
+    from notes_cli.runtime.request import Answer, Callbacks, Request
     from notes_cli.runtime.workspace import Workspace
 
 # What only the first turn of a session can say.
@@ -116,7 +116,7 @@ def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) 
 def request_of(options: Options) -> Request:
     """The request with these options. Raise NotesError for a value that cannot be meant."""
     from notes_cli.engine.sampler import SamplerOptions
-    from notes_cli.runtime.answering import UNLIMITED, Request
+    from notes_cli.runtime.request import UNLIMITED, Request
     from notes_cli.runtime.settings import parse_method
 
     method, most = options["method"], options["max_tokens"]
@@ -252,7 +252,7 @@ class Voices:
 
     def callbacks(self, workspace: Workspace) -> Callbacks:
         """For an answer that comes from this workspace."""
-        from notes_cli.runtime.answering import Callbacks
+        from notes_cli.runtime.request import Callbacks
 
         def thought_ended(thought: ReasoningTrace, asked: bool) -> None:
             self.thought_ended(thought.text, thought.stopped, asked, Room.of(workspace))

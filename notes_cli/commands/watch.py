@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notes_cli.api import Model
-    from notes_cli.runtime.answering import Callbacks
     from notes_cli.runtime.file_watch import FileStamp
     from notes_cli.runtime.recompile import Compiled
+    from notes_cli.runtime.request import Callbacks
     from notes_cli.runtime.sources import Source, Sources
     from notes_cli.text.skill import Skill
     from notes_cli.text.toolset import ToolSet

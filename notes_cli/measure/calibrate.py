@@ -33,11 +33,11 @@ from notes_cli.measure.carrying import measure_carried
 from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.composition import measure_pairs
 from notes_cli.measure.proof import LEAST, choose
-from notes_cli.runtime.answering import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings

@@ -28,9 +28,9 @@ from notes_cli.measure.verify import (
     verify,
     verify_edits,
 )
-from notes_cli.runtime.answering import NO_CALLBACKS, Callbacks, Request, freeze_lists
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.request import NO_CALLBACKS, Callbacks, Request, freeze_lists
 from notes_cli.runtime.resolve import resolve
 from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace

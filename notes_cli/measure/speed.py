@@ -24,7 +24,7 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Notice, Progress, UnsupportedError, UnwritableError, reason
 from notes_cli.library.container import open_stored, write_segment
 from notes_cli.library.safe_files import make_private
-from notes_cli.runtime.answering import NO_CALLBACKS, Callbacks
+from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.sizes import human_size
 from notes_cli.text.skill import load_skill

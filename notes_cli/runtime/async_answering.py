@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakKeyDictionary
 
 from notes_cli.engine.interrupts import Stop
-from notes_cli.runtime.answering import Answer, Stream
+from notes_cli.runtime.request import Answer, Stream
 from notes_cli.runtime.workspace import Workspace
 
 # workspace -> (process id, thread)

@@ -19,18 +19,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, NotesError, Notice
 from notes_cli.errors import reason as reason_of
-from notes_cli.runtime.answering import (
-    NO_CALLBACKS,
-    PARALLEL,
-    UNLIMITED,
-    Answer,
-    Callbacks,
-    Counts,
-    Plan,
-    Request,
-    answer_task,
-    max_new_tokens,
-)
+from notes_cli.runtime.answering import Plan, answer_task, max_new_tokens
 from notes_cli.runtime.assemble import (
     APART,
     AssembleOptions,
@@ -42,7 +31,8 @@ from notes_cli.runtime.assemble import (
 )
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
-from notes_cli.runtime.resolve import Settings, check_no_results, constraint_of, resolve
+from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, UNLIMITED, Answer, Callbacks, Counts, Request, Settings
+from notes_cli.runtime.resolve import check_no_results, constraint_of, resolve
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk, at_question
 

@@ -27,6 +27,7 @@ from notes_cli.runtime.corrections import (
 )
 from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prompt import Prompt, changes_of
+from notes_cli.runtime.request import Callbacks, Request, Settings
 from notes_cli.runtime.settings import UNMEASURED, choose, composition_warning, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_wordings, word
@@ -34,20 +35,7 @@ from notes_cli.text.keys import listed
 
 if TYPE_CHECKING:
     from notes_cli.library.standing import GlobalErratum
-    from notes_cli.runtime.answering import Callbacks, Request
     from notes_cli.runtime.assemble import AssembleOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Effective settings of a request: explicit, else calibrated, else a safe default."""
-
-    think: bool
-    wording: str
-    place: str
-    seam: int
-    method: Method | None = None  # None without new values
-    why: str | None = None  # reason for the method, unless it was explicit
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from notes_cli.engine.loop import RunningTask
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
-from notes_cli.runtime.answering import Counts
+from notes_cli.runtime.request import Counts
 from notes_cli.serve.answering import TextDelta, Written
 from notes_cli.serve.kv_budget import Reservation
 from notes_cli.serve.parsing import ChatRequest

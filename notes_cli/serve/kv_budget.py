@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
-from notes_cli.runtime.answering import Request, max_new_tokens
+from notes_cli.runtime.answering import max_new_tokens
 from notes_cli.runtime.prefix_cache import PrefixCache
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import State
 

@@ -17,10 +17,10 @@ import numpy as np
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.standing import GlobalErrata
-from notes_cli.runtime.answering import UNLIMITED, Request
 from notes_cli.runtime.generate import ANSWER_RESERVE
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of, with_tools
+from notes_cli.runtime.request import UNLIMITED, Request
 from notes_cli.runtime.resolve import check_usable, requests_reasoning, with_unique_names
 from notes_cli.runtime.settings import UNMEASURED, defaults
 from notes_cli.runtime.workspace import Workspace

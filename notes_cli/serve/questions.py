@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from notes_cli.engine.decision import variants_of
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Notice
-from notes_cli.runtime.answering import Callbacks, Request, max_new_tokens
+from notes_cli.runtime.answering import max_new_tokens
 from notes_cli.runtime.assemble import temporary_cells
 from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
+from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.runtime.resolve import ResolvedRequest, resolve_request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.kv_budget import TURN, turn_of_session

@@ -13,9 +13,10 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.explaining import explanation, plan_as_json, turn_as_json
-from notes_cli.runtime.answering import Answer, Callbacks, Counts, Plan, Request, answer_task
+from notes_cli.runtime.answering import Plan, answer_task
 from notes_cli.runtime.assemble import assemble_task, saved_seconds, warn_unspliced
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
+from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answering import Probabilities, TextDelta, Written, writing
 from notes_cli.serve.jobs import Begun, Job, JobEvent

@@ -18,22 +18,11 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Help, Notice, SessionError
 from notes_cli.library.standing import marks_of, now
-from notes_cli.runtime.answering import (
-    NO_CALLBACKS,
-    Answer,
-    Callbacks,
-    Plan,
-    Request,
-    Stream,
-    answer,
-    answer_task,
-    explain,
-    max_new_tokens,
-    stream,
-)
+from notes_cli.runtime.answering import Plan, answer, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
 from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values
 from notes_cli.runtime.prompt import Prompt, changes_of
+from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
 from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace

@@ -12,7 +12,7 @@ from notes_cli.cli import COMMANDS, command_named
 from notes_cli.commands.ask import GROUPS
 from notes_cli.commands.batch import KEYS
 from notes_cli.engine.sampler import SamplerOptions
-from notes_cli.runtime.answering import Request
+from notes_cli.runtime.request import Request
 from notes_cli.serve.parsing import NotesParams
 
 from .conftest import run_here

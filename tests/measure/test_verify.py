@@ -13,10 +13,11 @@ from notes_cli.errors import NotesError
 from notes_cli.measure.compare import FIRST, Parting, answered, noise_of, parting
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.verify import Case, Report, corrected_segment, field_questions, verify
-from notes_cli.runtime.answering import Request, explain
+from notes_cli.runtime.answering import explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
 

@@ -16,9 +16,10 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, NotesError, Notice
-from notes_cli.runtime.answering import NO_CALLBACKS, UNLIMITED, Answer, Request, ask
+from notes_cli.runtime.answering import ask
 from notes_cli.runtime.batch import AT_MOST, STEMS, WAITING, ask_many
 from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.request import NO_CALLBACKS, UNLIMITED, Answer, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, load_skill
 

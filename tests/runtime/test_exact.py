@@ -16,11 +16,12 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.explaining import why
-from notes_cli.runtime.answering import Request, ask, explain
+from notes_cli.runtime.answering import ask, explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.batch import ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session

@@ -18,7 +18,7 @@ from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
-from notes_cli.runtime.answering import Request
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
 from notes_cli.serve.jobs import Limits

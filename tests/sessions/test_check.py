@@ -11,8 +11,8 @@ from notes_cli.editing.methods import Method
 from notes_cli.errors import SessionError
 from notes_cli.library.check import Finding
 from notes_cli.library.container import open_segment, write_segment
-from notes_cli.runtime.answering import Request
 from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import check_sessions
 from notes_cli.sessions.folder import Sessions

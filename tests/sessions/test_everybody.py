@@ -13,7 +13,7 @@ import notes_cli as notes
 from notes_cli.errors import Notice
 from notes_cli.library.standing import GlobalErrata, holding, standing
 from notes_cli.library.store import Library
-from notes_cli.runtime.answering import Callbacks
+from notes_cli.runtime.request import Callbacks
 from notes_cli.sessions.everybody import Corrected, correct, correcting
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.state import State

@@ -257,7 +257,7 @@ def test_results_are_those_of_the_calls(make: Open) -> None:
 
 
 def request_with(*results: tuple[str, str]):  # type: ignore[no-untyped-def]
-    from notes_cli.runtime.answering import Request
+    from notes_cli.runtime.request import Request
 
     return Request("", results=results)
 

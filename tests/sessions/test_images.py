@@ -18,8 +18,8 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError
 from notes_cli.measure.examination import verify_session
-from notes_cli.runtime.answering import Request
 from notes_cli.runtime.compile import compile_skill
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import live
 from notes_cli.sessions.folder import Sessions

@@ -20,11 +20,11 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
-from notes_cli.runtime.answering import Request
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
