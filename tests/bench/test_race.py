@@ -16,7 +16,7 @@ from bench.race.cells import Cell, keep, load
 from bench.race.peers import PEERS, Run, Runs, Setting
 from bench.race.workloads import Prompt, Work, works
 
-RUN = Run(0.5, 1.0, 0.8, 1 << 20, "yes")
+RUN = Run(0.5, 1.0, 0.8, 1_000_000, "yes")
 CELL = Cell("shipped", "alone", "1k", PEERS["notes"])
 
 
@@ -64,11 +64,15 @@ def test_cells_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     found = load(path)
     assert list(found) == [CELL.name, other.name] and found[CELL.name][1] == replace(RUN, first=0.1235)
     data = json.loads(path.read_text())
-    data[other.name]["settings"]["answer"] += 1
-    path.write_text(json.dumps({**data, "shipped/alone-1k/gone": data[CELL.name]}))
-    assert list(load(path)) == [CELL.name]
+    assert data["answers"] == ["yes"]  # each is stored once
+    data["cells"]["shipped/alone-1k/gone"] = data["cells"][CELL.name]
+    path.write_text(json.dumps(data))
+    assert list(load(path)) == [CELL.name, other.name]
+    data["settings"]["answer"] += 1
+    path.write_text(json.dumps(data))
+    assert load(path) == {}
     keep(CELL, [RUN], path)
-    assert list(json.loads(path.read_text())) == [CELL.name, other.name]  # one of other settings is not thrown away
+    assert list(load(path)) == [CELL.name]
 
 
 def test_a_long_cell_is_cut_short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
