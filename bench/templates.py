@@ -229,7 +229,8 @@ def stored(rows: Mapping[str, Row]) -> str:
 
     refused = {name: {"notes": numbers(one.ours), "llama-server": numbers(one.theirs)} for name, one in rows.items()}
     with_tools = sorted(name for name, one in rows.items() if one.tools)
-    parts = {"templates": len(rows), "with_tools": with_tools, "histories": histories, "why": [*why], "refused": refused}
+    parts = {"templates": len(rows), "with_tools": with_tools, "histories": histories, "why": [*why]}
+    parts["refused"] = refused
     return "{" + ",\n".join(f'"{key}": {json.dumps(part)}' for key, part in parts.items()) + "}\n"
 
 
