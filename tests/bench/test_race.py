@@ -131,8 +131,9 @@ def test_the_report_says_what_differs_and_what_is_missing(tmp_path: Path) -> Non
     report.write(tmp_path, found)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| `notes ask` | 5 | 0.50 (0.50 to 0.50) | 1.00 (1.00 to 1.00) | 0.80 | 1.0 | 1 | 5 of 5 |" in text
-    assert "| `llama-completion --prompt-cache` | 3* |" in text and "| 1.60 | 2.0 | 1 | 0 of 1 |" in text
+    assert "| `notes ask` | 0.50 s, 1.0, 1 MB, 5 of 5 |  |" in text
+    assert "| `llama-completion --prompt-cache` | 0.50 s*, 2.0, 1 MB, 0 of 1 |" in text
+    assert "| `notes ask --recompute` | 0.50 s, 1.0, 1 MB, all decoded |" in text
     assert "Not measured yet: of alone-1k notes-python, slots," in text and "; alone-4k;" in text
     report.write(tmp_path, found)
     assert page.read_text() == text
