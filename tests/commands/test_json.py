@@ -40,7 +40,7 @@ def documented(section: str) -> dict[str, tuple[type, ...]]:
     Every object has `version`.
     """
     keys: dict[str, str] = {}
-    if base := re.search(r"^The keys of `([^`]+)`(?: but ((?:`[^`]+`(?:, )?)+))?", _text(section), re.M):
+    if base := re.search(r"^The keys of `([^`]+)`(?: but ((?:`[^`]+`(?:,\s)?)+))?", _text(section), re.M):
         keys |= {key.removeprefix("[]."): kind for key, kind in _kinds(base[1]).items()}
         for key in re.findall(r"`([^`]+)`", base[2] or ""):
             del keys[key]
@@ -59,7 +59,7 @@ def _kinds(section: str) -> dict[str, str]:
     text = _text(section)
     rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", text, re.M)
     kinds = {key: kind for cell, kind in rows for key in re.findall(r"`([^`]+)`", cell)}
-    prose = re.findall(r"`([^`]+)` \(([a-z0-9 ]+)\)", re.sub(r"^\|.*", "", text, flags=re.M))
+    prose = re.findall(r"`([^`]+)` \(([a-z0-9 ]+)\)", " ".join(re.sub(r"^\|.*", "", text, flags=re.M).split()))
     return kinds | {key: kind for key, kind in prose if all(name in TYPES for name in kind.split(" or "))}
 
 
