@@ -148,15 +148,13 @@ def error(wanted: Found, found: Found) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """A line for each way of each workload."""
-    lines, before = [], None
+    """A line for each workload, with a cell for each way: same answers, share decoded, error of the logits."""
+    cells: dict[str, list[str]] = {}
     for row in rows:
-        what = f"{MODELS[row['model']][0]} | {TITLES[row['work']]}, {row['size']}"
-        told = "" if row["error"] is None else f"{row['error']:.1e}"
-        counts = f"{row['same']} of {row['asked']} | {row['decoded']:.2f} | {told}"
-        lines.append(f"{' | ' if what == before else what} | {WAYS[row['way']]} | {counts}")
-        before = what
-    return grid("model | asked | how | same answers | decoded | error", lines)
+        error = "" if row["error"] is None else f", {row['error']:.1e}"
+        work = f"{MODELS[row['model']][0]} | {TITLES[row['work']]}, {row['size']}"
+        cells.setdefault(work, []).append(f"{row['same']} of {row['asked']}, {row['decoded']:.2f}{error}")
+    return grid(f"model | asked | {' | '.join(WAYS.values())}", [" | ".join([work, *of]) for work, of in cells.items()])
 
 
 def main() -> None:

@@ -220,6 +220,20 @@ def differences(rows: Mapping[str, Row]) -> Iterator[tuple[str, str, str, str]]:
                 yield name, history, side, {**one.theirs, **one.ours}[history]
 
 
+def stored(rows: Mapping[str, Row]) -> str:
+    """The results as JSON: for each template and side, the number of a history, and the number of why it is refused."""
+    histories, why = [*HISTORIES], dict[str, int]()
+
+    def numbers(refused: Mapping[str, str]) -> dict[str, int]:
+        return {str(histories.index(name)): why.setdefault(reason, len(why)) for name, reason in refused.items()}
+
+    refused = {name: {"notes": numbers(one.ours), "llama-server": numbers(one.theirs)} for name, one in rows.items()}
+    with_tools = sorted(name for name, one in rows.items() if one.tools)
+    parts = {"templates": len(rows), "with_tools": with_tools, "histories": histories, "why": [*why]}
+    parts["refused"] = refused
+    return "{" + ",\n".join(f'"{key}": {json.dumps(part)}' for key, part in parts.items()) + "}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.templates", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -240,13 +254,7 @@ def main() -> int:
     for one in found:
         print(" | ".join(one))
     if given.write:
-        report = {
-            "templates": len(rows),
-            "with_tools": sorted(name for name, one in rows.items() if one.tools),
-            "histories": [*HISTORIES],
-            "refused": {name: {"notes": one.ours, "llama-server": one.theirs} for name, one in rows.items()},
-        }
-        (given.write / "results" / "templates.json").write_text(json.dumps(report, indent=1) + "\n")
+        (given.write / "results" / "templates.json").write_text(stored(rows))
         page = given.write / "answers.md"
         page.write_text(marked(page.read_text(), "histories", table(rows), "templates"))
     return 1 if refused else 0

@@ -30,7 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = ("exact", "refused", "wrong", "crash")
 OPERATIONS = ("splice", "restore", "rewrite", "carry")
 
+LEAST = 1e-29  # errors below are none
+
 Line = dict[str, Any]  # a Verdict of bench.zoo_model as JSON, with the model's name
+Errors = tuple[float, ...]  # of K rows and of logits; empty where nothing was compared
 
 
 def measure(path: Path, columns: str, kept: Path | None = None) -> list[Line]:
@@ -104,8 +107,7 @@ def report(lines: list[Line]) -> list[str]:
         "| splice | " + " | ".join(WORDS) + " |",
         "| --- | --- | --- | --- | --- |",
     ]
-    groups = list(dict.fromkeys(" ".join(column.split()[:2]) for column in columns if len(column.split()) == 4))
-    for group in groups:
+    for group in dict.fromkeys(column.split()[0] for column in columns if len(column.split()) == 4):
         text.append(f"| {group} | {counts(line for line in lines if line['column'].startswith(group + ' '))} |")
     for operation in OPERATIONS:
         text.append(f"| *all, {operation}* | {counts(lines, operation)} |")
@@ -130,15 +132,26 @@ def report(lines: list[Line]) -> list[str]:
         "",
         "## Models",
         "",
-        "Errors are the largest over all f16 contexts: of K rows and of logits. `exact*`: in one of them at least, by "
+        "Models with the same results share a row. Errors are the largest of its models over all f16 contexts: of K "
+        "rows and of logits. `exact*`: in one of them at least, by "
         "the amplification rule alone: this random model blows a rounding of every row up, and the error is beyond the "
         "bounds but at most 4 times what it makes of one such rounding.",
         "",
-        "| model | splice | restore | rewrite | state | K rows | logits | why not, and where not |",
+        "| models | splice | restore | rewrite | state | K rows | logits | why not, and where not |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    text += [_row(name, [line for line in lines if line["model"] == name]) for name in models]
-    return text
+    shared: dict[tuple[str, ...], list[tuple[str, Errors]]] = {}
+    for name in models:
+        results, errors = _results([line for line in lines if line["model"] == name])
+        shared.setdefault(results, []).append((name, errors))
+    return [*text, *(_row(results, found) for results, found in shared.items())]
+
+
+def _row(results: tuple[str, ...], found: list[tuple[str, Errors]]) -> str:
+    """The row of models that have the same results: the outcome of each operation, and reasons."""
+    known = [errors for _, errors in found if errors]
+    worst = [f"{error:.0e}" if error >= LEAST else "0" for error in map(max, zip(*known, strict=True))] or ["", ""]
+    return f"| {', '.join(name for name, _ in found)} | {' | '.join((*results[:-1], *worst, results[-1]))} |"
 
 
 def _named(lines: list[Line]) -> str:
@@ -146,7 +159,8 @@ def _named(lines: list[Line]) -> str:
     return f"{len(lines)}: {', '.join(sorted({x['model'] for x in lines}))}" if lines else "0"
 
 
-def _row(name: str, lines: list[Line]) -> str:
+def _results(lines: list[Line]) -> tuple[tuple[str, ...], Errors]:
+    """The outcome of each operation on a model, and reasons; its largest errors of K rows and of logits."""
     f16 = [line for line in lines if line["column"].startswith("f16")] or lines
     # A context in which nothing is possible (one longer than the positions that were learned) says nothing of others.
     f16 = [line for line in f16 if any(line[one] not in ("", "refused") for one in OPERATIONS)] or f16
@@ -160,15 +174,14 @@ def _row(name: str, lines: list[Line]) -> str:
 
     operation = next((one for one in ("splice", "carry") if word(one) == "exact"), "restore")
     errors = [line["errors"][operation] for line in f16 if operation in line["errors"]]
-    worst = [max(error[key] for error in errors) if errors else None for key in ("rows", "logits")]
-    rows, logits = ("" if error is None else "0" if error < 1e-29 else f"{error:.0e}" for error in worst)
+    worst = tuple(max(error[key] for error in errors) for key in ("rows", "logits")) if errors else ()
     reasons: dict[str, list[str]] = {}
     for line in lines:
         if "exact" not in (line["splice"], line["carry"]):
             why = re.sub(r"^llama.cpp cannot make a context .*? for .*? \((.*)\)$", r"llama.cpp: \1", line["why"])
             reasons.setdefault(why or line["carry"] or line["splice"], []).append(line["column"])
     notes = [why if len(where) == len(lines) else f"{_where(where)}: {why}" for why, where in reasons.items()]
-    return f"| {' | '.join((name, *map(marked, OPERATIONS), rows, logits, '; '.join(notes)))} |"
+    return (*map(marked, OPERATIONS), "; ".join(notes)), worst
 
 
 def _where(columns: list[str]) -> str:

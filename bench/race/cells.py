@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.race.peers import PEERS, Peer, Run, Setting
 from bench.race.workloads import ANSWER, Work, works
@@ -21,7 +20,8 @@ KEPT = ROOT / "docs" / "results" / "race.json"
 CAP = 40.0  # seconds after a cell's first answer, from when on no further prompt is begun
 THREADS = 2  # of every program
 STILL = 2.0  # seconds without a sign of life
-
+MB = 1_000_000
+SETTINGS = {"answer": ANSWER, "threads": THREADS, "version": 2}  # of all cells of a file
 
 MODELS: dict[str, tuple[str, Callable[[], Path]]] = {
     "random": ("Random weights in the shape of Qwen3-0.6B, Q8_0", lambda: with_words_of(shipped_model())),
@@ -58,11 +58,6 @@ class Cell:
     @property
     def name(self) -> str:
         return f"{self.model}/{self.work}-{self.size}/{self.peer.name}"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What it depends on besides its name."""
-        return {"answer": ANSWER, "threads": THREADS, "version": 2}
 
 
 Kept = dict[str, list[Run]]
@@ -117,32 +112,39 @@ class Still:
 
 
 def load(path: Path = KEPT) -> Kept:
-    """What was measured with the settings of now."""
-    known, kept = {cell.name: cell for cell in cells([])}, _read(path)
+    """The cells that were measured with the settings of now.
+
+    The file has the answers once, in `answers`. A run in `cells` is [first, whole, processor, MB, index of its answer].
+    """
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if stored.get("settings") != SETTINGS:
+        return {}
     return {
-        name: [Run(*run) for run in one["runs"]]
-        for name, one in kept.items()
-        if name in known and one["settings"] == known[name].settings
+        cell.name: [
+            Run(first, whole, processor, memory * MB, stored["answers"][answer])
+            for first, whole, processor, memory, answer in stored["cells"][cell.name]
+        ]
+        for cell in cells([])
+        if cell.name in stored["cells"]
     }
 
 
 def keep(cell: Cell, runs: Sequence[Run], path: Path = KEPT) -> None:
-    """Put a cell into the file, which is in the order of the table. Others stay, whatever their settings."""
-    found = {cell.name: {"settings": cell.settings, "runs": [_rounded(run) for run in runs]}}
-    found = {**_read(path), **found}
-    lines = [
-        f"{json.dumps(one.name)}:{json.dumps(found[one.name], separators=(',', ':'))}"
-        for one in cells([])
-        if one.name in found
-    ]
+    """Put a cell into the file, which is in the order of the table, without cells of other settings."""
+    found = {**load(path), cell.name: runs}
+    answers: dict[str, int] = {}
+    lines = []
+    for one in cells([]):
+        if one.name in found:
+            rows = [
+                [
+                    *(round(seconds, 4) for seconds in (run.first, run.whole, run.processor)),
+                    round(run.memory / MB),
+                    answers.setdefault(run.text, len(answers)),
+                ]
+                for run in found[one.name]
+            ]
+            lines.append(f"{json.dumps(one.name)}:{json.dumps(rows, separators=(',', ':'))}")
+    head = f'{{"settings":{json.dumps(SETTINGS)},\n"answers":{json.dumps([*answers])},\n"cells":{{\n'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-
-def _rounded(run: Run) -> list[Any]:
-    """The fields of a run in their order."""
-    return [round(value, 4) if isinstance(value, float) else value for value in astuple(run)]
+    path.write_text(head + ",\n".join(lines) + "\n}}\n", encoding="utf-8")

@@ -9,7 +9,6 @@ from statistics import median
 from bench.marked import put_between
 from bench.race.cells import GRID, MODELS, Cell, Kept, cells
 from bench.race.peers import PEERS, Run
-from bench.race.workloads import TITLES
 
 BEGIN, END = "<!-- make race: begin -->", "<!-- make race: end -->"
 LEAST = 5  # runs that a median is of; fewer are marked
@@ -31,18 +30,20 @@ def write(folder: Path, found: Kept) -> None:
 
 
 def _model(model: str, found: Kept) -> Iterator[str]:
-    mine = [cell for cell in cells([model]) if cell.name in found]
+    works = [(work, size) for work, sizes in GRID[model].items() for size in sizes]
+    mine = {(cell.work, cell.size, cell.peer.name): cell for cell in cells([model]) if cell.name in found}
     if not mine:
         return
     yield f"## {MODELS[model][0]}"
-    for work, sizes in GRID[model].items():
-        for size in sizes:
-            those = [cell for cell in mine if (cell.work, cell.size) == (work, size)]
-            if those:
-                yield f"**{TITLES[work][0].upper()}{TITLES[work][1:]}, {size}**"
-                yield "\n".join(_table(those, found))
-    if missing := [_missing(model, work, size, found) for work, sizes in GRID[model].items() for size in sizes]:
-        yield f"Not measured yet: {'; '.join(filter(None, missing)) or 'nothing'}."
+    lines = [f"| | {' | '.join(f'*{work}*, {size}' for work, size in works)} |", f"| --- |{' --- |' * len(works)}"]
+    for running in (False, True):
+        for peer in PEERS.values():
+            if peer.running == running and any(name == peer.name for _, _, name in mine):
+                row = [_cell(mine.get((*work, peer.name)), found) for work in works]
+                lines.append(f"| {peer.title}{' (running)' if running else ''} | {' | '.join(row)} |")
+    yield "\n".join(lines)
+    if missing := [*filter(None, (_missing(model, work, size, found) for work, size in works))]:
+        yield f"Not measured yet: {'; '.join(missing)}."
 
 
 def _missing(model: str, work: str, size: str, found: Kept) -> str:
@@ -54,28 +55,24 @@ def _missing(model: str, work: str, size: str, found: Kept) -> str:
     return f"of {work}-{size} {', '.join(names)}" if names else ""
 
 
-def _table(those: Sequence[Cell], found: Kept) -> Iterator[str]:
-    yield "| | asked | first token, s | whole, s | processor, s | times ours | resident, MB | as recomputed |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    for running in (False, True):
-        unit = next((cell for name in UNITS[running] for cell in those if cell.peer.name == name), None)
-        for cell in those:
-            if cell.peer.running == running:
-                yield _row(cell, found, found[unit.name] if unit else None)
-
-
-def _row(cell: Cell, found: Kept, unit: Sequence[Run] | None) -> str:
+def _cell(cell: Cell | None, found: Kept) -> str:
+    """First token, times ours, memory, answers as recomputed; empty if it was not measured."""
+    if cell is None:
+        return ""
     runs = found[cell.name]
-    times = f"{_processor(runs) / _processor(unit):.1f}" if unit else ""
+    parts = [f"{median(run.first for run in runs):.2f} s{'*' if len(runs) < LEAST else ''}"]
+    others = (_beside(cell, name) for name in UNITS[cell.peer.running])
+    if unit := next((other for other in others if other in found), None):
+        parts.append(f"{_processor(runs) / _processor(found[unit]):.1f}")
+    parts.append(f"{max(run.memory for run in runs) / 1e6:.0f} MB")
     own = cell.peer.as_whose == cell.peer.name
-    memory = max(run.memory for run in runs) / 1e6
-    same = (
-        "" if own else same_as(runs, found.get(Cell(cell.model, cell.work, cell.size, PEERS[cell.peer.as_whose]).name))
-    )
-    title = f"{cell.peer.title}{' (running)' if cell.peer.running else ''}{', all decoded' if own else ''}"
-    first, whole = (_spread([getattr(run, name) for run in runs]) for name in ("first", "whole"))
-    asked = f"{len(runs)}{'*' if len(runs) < LEAST else ''}"
-    return f"| {title} | {asked} | {first} | {whole} | {_processor(runs):.2f} | {times} | {memory:.0f} | {same} |"
+    parts.append("all decoded" if own else same_as(runs, found.get(_beside(cell, cell.peer.as_whose))))
+    return ", ".join(parts)
+
+
+def _beside(cell: Cell, peer: str) -> str:
+    """The name of the cell of another peer for the same workload."""
+    return Cell(cell.model, cell.work, cell.size, PEERS[peer]).name
 
 
 def same_as(runs: Sequence[Run], recomputed: Sequence[Run] | None) -> str:

@@ -54,9 +54,9 @@ def _model(race: Race, done: Measured) -> str:
         f" {race.arriving:.0f} seconds; answers of {race.tokens} tokens at most; all is cut off after {race.limit:.0f}"
         " seconds.",
         "",
-        "| load | system | answered | prompt reused | answers/s | tokens/s | first token: p50 s | p90 s | as ours |",
-        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        *(_row(phase, found, _equal(done, phase)) for phase, found in mine.items()),
+        f"| | {' | '.join(map(_load, RATES))} |",
+        f"| --- |{' --- |' * len(RATES)}",
+        *_rows({phase: (found, _equal(done, phase)) for phase, found in mine.items()}),
         "",
         *_compared(race, mine),
     ]
@@ -65,11 +65,21 @@ def _model(race: Race, done: Measured) -> str:
     return "\n".join(lines)
 
 
-def _row(phase: Phase, found: Figures, equal: tuple[int, int]) -> str:
-    cells = [_load(phase.rate), phase.system.title, f"{found.answered} of {found.sent}", _share(found.reused)]
-    cells += [f"{found.answers:.2f}", f"{found.tokens:.1f}", str(found.p50), str(found.p90)]
-    told = phase.system != OURS and phase.race.name not in NOISE
-    return f"| {' | '.join([*cells, f'{equal[0]} of {equal[1]}' if told else ''])} |"
+def _rows(mine: dict[Phase, tuple[Figures, tuple[int, int]]]) -> Iterator[str]:
+    """A row a system, a cell a load."""
+    for system in SYSTEMS.values():
+        found = {phase.rate: _cell(phase, *one) for phase, one in mine.items() if phase.system == system}
+        if found:
+            yield f"| {system.title} | {' | '.join(found.get(rate, '') for rate in RATES)} |"
+
+
+def _cell(phase: Phase, found: Figures, equal: tuple[int, int]) -> str:
+    """Waits, answers a second, the share of the prompt that was reused, answers, and those that are as ours."""
+    cells = [f"{found.p50} s", f"{found.p90} s", f"{found.answers:.2f}", _share(found.reused)]
+    cells += [f"{found.answered} of {found.sent}"]
+    if phase.system != OURS and phase.race.name not in NOISE:
+        cells += [f"{equal[0]} of {equal[1]}"]
+    return ", ".join(cells)
 
 
 def _compared(race: Race, mine: dict[Phase, Figures]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from bench.race.cells import Cell, keep, load
 from bench.race.peers import PEERS, Run, Runs, Setting
 from bench.race.workloads import Prompt, Work, works
 
-RUN = Run(0.5, 1.0, 0.8, 1 << 20, "yes")
+RUN = Run(0.5, 1.0, 0.8, 1_000_000, "yes")
 CELL = Cell("shipped", "alone", "1k", PEERS["notes"])
 
 
@@ -64,11 +64,15 @@ def test_cells_are_kept_and_gone_on_with(tmp_path: Path) -> None:
     found = load(path)
     assert list(found) == [CELL.name, other.name] and found[CELL.name][1] == replace(RUN, first=0.1235)
     data = json.loads(path.read_text())
-    data[other.name]["settings"]["answer"] += 1
-    path.write_text(json.dumps({**data, "shipped/alone-1k/gone": data[CELL.name]}))
-    assert list(load(path)) == [CELL.name]
+    assert data["answers"] == ["yes"]  # each is stored once
+    data["cells"]["shipped/alone-1k/gone"] = data["cells"][CELL.name]
+    path.write_text(json.dumps(data))
+    assert list(load(path)) == [CELL.name, other.name]
+    data["settings"]["answer"] += 1
+    path.write_text(json.dumps(data))
+    assert load(path) == {}
     keep(CELL, [RUN], path)
-    assert list(json.loads(path.read_text())) == [CELL.name, other.name]  # one of other settings is not thrown away
+    assert list(load(path)) == [CELL.name]
 
 
 def test_a_long_cell_is_cut_short(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +131,9 @@ def test_the_report_says_what_differs_and_what_is_missing(tmp_path: Path) -> Non
     report.write(tmp_path, found)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| `notes ask` | 5 | 0.50 (0.50 to 0.50) | 1.00 (1.00 to 1.00) | 0.80 | 1.0 | 1 | 5 of 5 |" in text
-    assert "| `llama-completion --prompt-cache` | 3* |" in text and "| 1.60 | 2.0 | 1 | 0 of 1 |" in text
+    assert "| `notes ask` | 0.50 s, 1.0, 1 MB, 5 of 5 |  |" in text
+    assert "| `llama-completion --prompt-cache` | 0.50 s*, 2.0, 1 MB, 0 of 1 |" in text
+    assert "| `notes ask --recompute` | 0.50 s, 1.0, 1 MB, all decoded |" in text
     assert "Not measured yet: of alone-1k notes-python, slots," in text and "; alone-4k;" in text
     report.write(tmp_path, found)
     assert page.read_text() == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -232,7 +233,7 @@ def test_the_report_is_put_between_its_marks(pieces: Path, tmp_path: Path) -> No
     report.write(folder, measured())
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| all at once | notes serve, erratum | 4 of 4 | 50.0% |" in text
+    assert re.search(r"^\| notes serve, erratum \| .*, 50\.0%, 4 of 4 \|$", text, re.M)
     assert "| llama-server, policy edited | > 60 |" in text and "A load of 10 is 2.00 requests a second." in text
     records = json.loads((folder / report.KEPT).read_text())
     assert {(one["system"], one["rate"]) for one in records} >= {("edited", 2), ("ours", None)}

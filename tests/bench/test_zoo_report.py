@@ -45,6 +45,15 @@ def test_the_page_marks_what_was_amplified() -> None:
     assert "| no rotation | f16 | 1 | 1: n | 0 |" in text
 
 
+def test_models_of_the_same_results_share_a_row() -> None:
+    """With the largest errors of any of them; one that has other results, or another reason, has its own."""
+    worse = {"splice": {"first": 0.0, "rows": 1e-5, "logits": 1e-7}}
+    lines = [LINE, {**LINE, "model": "n", "errors": worse}, {**LINE, "model": "o", "rewrite": "refused"}]
+    text = zoo.report(lines)
+    assert "| m, n | exact | exact | exact | exact | 1e-05 | 1e-06 |  |" in text
+    assert "| o | exact | exact | refused | exact | 1e-06 | 1e-06 |  |" in text
+
+
 @pytest.mark.parametrize(
     ("name", "column", "blind", "amplified"),
     [

@@ -35,10 +35,32 @@ TYPES = {
 
 
 def documented(section: str) -> dict[str, tuple[type, ...]]:
-    """Types of the keys in the table of a section."""
-    text = DOCUMENT.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", text, re.M)
-    return {key: tuple(kind for name in types.split(" or ") for kind in TYPES[name.strip()]) for key, types in rows}
+    """Types of the keys of a section: in the first cells of its tables, in its text, and of a section that it names.
+
+    Every object has `version`.
+    """
+    keys: dict[str, str] = {}
+    if base := re.search(r"^The keys of `([^`]+)`(?: but ((?:`[^`]+`(?:,\s)?)+))?", _text(section), re.M):
+        keys |= {key.removeprefix("[]."): kind for key, kind in _kinds(base[1]).items()}
+        for key in re.findall(r"`([^`]+)`", base[2] or ""):
+            del keys[key]
+    keys |= _kinds(section)
+    if not any(key.startswith("[].") for key in keys):
+        keys["version"] = "integer"
+    return {key: tuple(kind for name in types.split(" or ") for kind in TYPES[name]) for key, types in keys.items()}
+
+
+def _text(section: str) -> str:
+    return DOCUMENT.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+
+
+def _kinds(section: str) -> dict[str, str]:
+    """The keys that a section itself describes, by table or as `key` (type), and their types as they are written."""
+    text = _text(section)
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", text, re.M)
+    kinds = {key: kind for cell, kind in rows for key in re.findall(r"`([^`]+)`", cell)}
+    prose = re.findall(r"`([^`]+)` \(([a-z0-9 ]+)\)", " ".join(re.sub(r"^\|.*", "", text, flags=re.M).split()))
+    return kinds | {key: kind for key, kind in prose if all(name in TYPES for name in kind.split(" or "))}
 
 
 def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> list[tuple[str, Any]]:

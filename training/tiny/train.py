@@ -303,7 +303,7 @@ def train(
         if use == level:
             accuracy.take(KINDS, kind, right)
         since += 1
-        if step % 25 == 24:
+        if step % 100 == 99:
             say(
                 f"step {step + 1} stage {level} loss {loss.item():.3f} norm {norm.item():.1f} "
                 f"rate {plan.rate_at(step):.5f} "
