@@ -20,7 +20,7 @@ from typing import Any
 
 from notes_cli.errors import reason
 
-Tell = Callable[[str], object]  # is told of what cannot be read
+Warn = Callable[[str], object]  # is told of what cannot be read
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-[0-9]{5}")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
@@ -30,7 +30,7 @@ _BESIDE = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # as l
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedModel:
     """A model of a store."""
 
     store: str
@@ -45,7 +45,7 @@ class Named:
         """What to type for it."""
         return f"{self.bases[0]}:{self.tag}" if self.tag else self.bases[0]
 
-    def called(self, base: str, tag: str | None) -> bool:
+    def matches(self, base: str, tag: str | None) -> bool:
         """Whether a name means this model, None being any tag."""
         known = {name.casefold() for name in self.bases}
         return base.casefold() in known and (tag is None or tag.casefold() in self.tags)
@@ -57,23 +57,23 @@ def parse(word: str) -> tuple[str, str | None]:
     return (base, tag) if colon and "/" not in tag else (word, None)
 
 
-def listed(folder: Path, tell: Tell) -> list[str]:
+def list_folder(folder: Path, warn: Warn) -> list[str]:
     """The names in a folder, none if it is not there."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        tell(unreadable(error))
+        warn(unreadable(error))
         return []
 
 
 def unreadable(error: OSError) -> str:
-    """What to tell of a folder that cannot be read."""
+    """What to warn of a folder that cannot be read."""
     return f"cannot read {error.filename}: {reason(error)}"
 
 
-def fault(path: Path, within: Path | None = None) -> str:
+def file_problem(path: Path, within: Path | None = None) -> str:
     """Why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
     try:
         real = path.resolve(strict=True)
@@ -89,8 +89,8 @@ def fault(path: Path, within: Path | None = None) -> str:
 
 
 def files(
-    store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = fault
-) -> Iterator[Named]:
+    store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = file_problem
+) -> Iterator[NamedModel]:
     """The models among files that share a base: one for the parts of a split one; what belongs beside a model is none.
 
     Their tags are the quantizations that end their names, or their whole names where that would be one for two.
@@ -109,7 +109,7 @@ def files(
         tag = _shown(stem) if shown[_shown(stem)] == 1 else stem
         ends = {stem, *(stem[at.end() :] for at in re.finditer("[-.]", stem))}
         problem = "its download has not been finished" if unfinished else check(path)
-        yield Named(store, bases, tag, path, problem, frozenset(end.casefold() for end in ends))
+        yield NamedModel(store, bases, tag, path, problem, frozenset(end.casefold() for end in ends))
 
 
 def _shown(stem: str) -> str:
@@ -123,12 +123,12 @@ _REPO = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def hub_models(root: Path, tell: Tell) -> Iterator[Named]:
+def hub_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
     """All models of a cache; what is wrong with one is said in it."""
-    for name in listed(root, tell):
+    for name in list_folder(root, warn):
         match = _REPO.fullmatch(name)
         if match:
-            yield from _repository(root, root / name, hub_bases(match[1], match[2]), tell)
+            yield from _repository(root, root / name, hub_bases(match[1], match[2]), warn)
 
 
 def hub_bases(user: str, repo: str) -> tuple[str, ...]:
@@ -136,23 +136,23 @@ def hub_bases(user: str, repo: str) -> tuple[str, ...]:
     return tuple(f"{host}{user}/{repo}" for host in ("", "hf.co/", "huggingface.co/"))
 
 
-def _repository(root: Path, folder: Path, called: tuple[str, ...], tell: Tell) -> Iterator[Named]:
+def _repository(root: Path, folder: Path, called: tuple[str, ...], warn: Warn) -> Iterator[NamedModel]:
     paths: list[Path] = []
-    for snapshot in _snapshots(folder, tell):
+    for snapshot in _snapshots(folder, warn):
         whole = folder / "snapshots" / snapshot
-        for place, _, names in os.walk(whole, onerror=lambda error: tell(unreadable(error))):  # links not followed
+        for place, _, names in os.walk(whole, onerror=lambda error: warn(unreadable(error))):  # links not followed
             paths += [Path(place, name) for name in sorted(names)]
-    found = list(files(HUB, called, paths, lambda path: fault(path, root)))
+    found = list(files(HUB, called, paths, lambda path: file_problem(path, root)))
     yield from found
-    for blob in listed(folder / "blobs", tell):
+    for blob in list_folder(folder / "blobs", warn):
         if blob.endswith(DOWNLOADING) and (found or "gguf" in called[0].lower()):
-            yield Named(HUB, called, "", folder / "blobs" / blob, "a download of it has not been finished")
+            yield NamedModel(HUB, called, "", folder / "blobs" / blob, "a download of it has not been finished")
 
 
-def _snapshots(folder: Path, tell: Tell) -> list[str]:
+def _snapshots(folder: Path, warn: Warn) -> list[str]:
     """The commit that `main` refers to, or another reference; all that are there where nothing refers to one."""
-    there = [name for name in listed(folder / "snapshots", tell) if _COMMIT.fullmatch(name)]
-    references = listed(folder / "refs", tell)
+    there = [name for name in list_folder(folder / "snapshots", warn) if _COMMIT.fullmatch(name)]
+    references = list_folder(folder / "refs", warn)
     for name in sorted(references, key=lambda name: name != "main"):
         commit = _commit(folder / "refs" / name)
         if commit in there:
@@ -175,9 +175,9 @@ LLAMA_CPP = "llama.cpp"
 _ALIKE = 3  # letters with which a repository and its files begin
 
 
-def llama_cpp_models(root: Path, tell: Tell) -> Iterator[Named]:
+def llama_cpp_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
     """All models in the folder; what is wrong with one is said in it."""
-    names = listed(root, tell)
+    names = list_folder(root, warn)
     known = [parts[1:3] for parts in (name.split("=") for name in names) if parts[0] == "manifest" and len(parts) == 4]
     known.sort(key=lambda parts: -len("_".join(parts)))  # user_repo_more is not of user_repo
     groups: dict[tuple[str, str], list[str]] = {}
@@ -207,12 +207,14 @@ def _guesses(name: str) -> Iterator[str]:
 LM_STUDIO = "LM Studio"
 
 
-def lm_studio_models(root: Path, tell: Tell) -> Iterator[Named]:
+def lm_studio_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
     """All models in the folder; what is wrong with one is said in it."""
-    for publisher in listed(root, tell):
-        for model in listed(root / publisher, tell):
+    for publisher in list_folder(root, warn):
+        for model in list_folder(root / publisher, warn):
             folder = root / publisher / model
-            yield from files(LM_STUDIO, (f"{publisher}/{model}",), (folder / name for name in listed(folder, tell)))
+            yield from files(
+                LM_STUDIO, (f"{publisher}/{model}",), (folder / name for name in list_folder(folder, warn))
+            )
 
 
 OLLAMA = "Ollama"
@@ -228,11 +230,11 @@ class _ManifestError(ValueError):
     """A manifest that names no GGUF model."""
 
 
-def ollama_models(root: Path, tell: Tell) -> Iterator[Named]:
+def ollama_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
     """All models of a store; what is wrong with one is said in it."""
     seen = set()
     for folder in ("manifests-v2", "manifests"):
-        for manifest in _manifests(root / folder, tell):
+        for manifest in _manifests(root / folder, warn):
             host, *rest = manifest.relative_to(root / folder).parts
             host = _HOSTS[-1] if host.lower() in _HOSTS else host
             logical = tuple(part.lower() for part in (host, *rest))
@@ -241,15 +243,15 @@ def ollama_models(root: Path, tell: Tell) -> Iterator[Named]:
                 yield _ollama_model(root, manifest, host, *rest)
 
 
-def _manifests(root: Path, tell: Tell) -> Iterator[Path]:
+def _manifests(root: Path, warn: Warn) -> Iterator[Path]:
     """The files four folders deep whose names Ollama could have given."""
     folders = [root]
     for _ in range(4):
-        folders = [folder / name for folder in folders for name in listed(folder, tell) if _WORD.fullmatch(name)]
+        folders = [folder / name for folder in folders for name in list_folder(folder, warn) if _WORD.fullmatch(name)]
     yield from folders
 
 
-def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: str, tag: str) -> Named:
+def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: str, tag: str) -> NamedModel:
     base = f"{namespace}/{model}"
     bases: tuple[str, ...] = (f"{host}/{base}",)
     if host in _HOSTS:
@@ -258,16 +260,16 @@ def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: 
     path, problem = manifest, ""
     try:
         path = _weights(root, _runnable(root, _read_json(root, manifest)))
-        problem = fault(path, root)
+        problem = file_problem(path, root)
     except _ManifestError as error:
         problem = str(error)
-    return Named(OLLAMA, bases, tag, path, problem, frozenset((tag.casefold(),)))
+    return NamedModel(OLLAMA, bases, tag, path, problem, frozenset((tag.casefold(),)))
 
 
 def _read_json(root: Path, path: Path) -> dict[str, Any]:
     """A manifest, or the list of a model's manifests. Links may lead to blobs, not out of the store."""
     try:
-        problem = fault(path, root)
+        problem = file_problem(path, root)
         if problem:
             raise _ManifestError(f"its manifest cannot be used: {problem}")
         with path.open("rb") as file:

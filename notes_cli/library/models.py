@@ -20,8 +20,8 @@ from notes_cli.library.model_stores import (
     LLAMA_CPP,
     LM_STUDIO,
     OLLAMA,
-    Named,
-    Tell,
+    NamedModel,
+    Warn,
     hub_models,
     llama_cpp_models,
     lm_studio_models,
@@ -30,7 +30,7 @@ from notes_cli.library.model_stores import (
 )
 
 ALIAS = "config.yaml"
-_READERS: Mapping[str, Callable[[Path, Tell], Iterator[Named]]] = {
+_READERS: Mapping[str, Callable[[Path, Warn], Iterator[NamedModel]]] = {
     OLLAMA: ollama_models,
     HUB: hub_models,
     LLAMA_CPP: llama_cpp_models,
@@ -43,7 +43,7 @@ class Models:
     """All models that have a name."""
 
     def __init__(
-        self, stores: Sequence[tuple[str, Path]], aliases: Mapping[str, str], own: Sequence[Named] = ()
+        self, stores: Sequence[tuple[str, Path]], aliases: Mapping[str, str], own: Sequence[NamedModel] = ()
     ) -> None:
         """`stores`: the program and the folder in which it keeps models. `aliases`: what the user calls models: a file
         or a name for each. `own`: the models of notes itself."""
@@ -51,13 +51,13 @@ class Models:
         self.trouble: list[str] = []  # what could not be read, for people
 
     @cached_property
-    def named(self) -> list[Named]:
+    def named(self) -> list[NamedModel]:
         """What the stores hold, by name, with what cannot be used."""
         found = [one for store, root in self.stores for one in _READERS[store](root, self.trouble.append)]
         return sorted(found, key=lambda one: (one.name.casefold(), one.store))
 
     @property
-    def all(self) -> list[Named]:
+    def all(self) -> list[NamedModel]:
         """What has a name: our own first, and also what the user calls models."""
         found = [*self._own]
         for alias in sorted(self._aliases):
@@ -66,7 +66,7 @@ class Models:
                 path = self.find(alias)
             except ModelError as error:
                 problem = error.what
-            found.append(Named(ALIAS, (alias,), "", path, problem))
+            found.append(NamedModel(ALIAS, (alias,), "", path, problem))
         return found + self.named
 
     def find(self, word: str) -> Path:
@@ -112,16 +112,16 @@ class Models:
         _check(one, read_header(one.path))
         return one.path
 
-    def _meant(self, word: str) -> list[Named]:
+    def _meant(self, word: str) -> list[NamedModel]:
         """The models that a name means, each file once. In Ollama no tag is `latest`, where there is one."""
         base, tag = parse(word)
-        if mine := [one for one in self._own if one.called(base, tag)]:
+        if mine := [one for one in self._own if one.matches(base, tag)]:
             return mine[:1]
-        found = [one for one in self.named if one.called(base, tag)]
+        found = [one for one in self.named if one.matches(base, tag)]
         latest = {one.bases for one in found if one.store == OLLAMA and one.tag == "latest"}
         if tag is None:
             found = [one for one in found if one.bases not in latest or one.tag == "latest"]
-        once: dict[object, Named] = {}
+        once: dict[object, NamedModel] = {}
         for one in found:
             once.setdefault((file_key(one.path) or one, not one.problem), one)
         return list(once.values())
@@ -134,7 +134,7 @@ class Models:
             return ModelError(f"{smollm2.NAME} is not there", Help.GET_SMOLLM2())
         spelt = {name: name for name in (*self._aliases, *(one.name for one in self._own), smollm2.NAME)}
         spelt |= {key: one.name for one in self.named for key in (one.bases[0], one.name)}
-        near = [one.name for one in self.named if one.called(base, None)]
+        near = [one.name for one in self.named if one.matches(base, None)]
         near = near or [name for key, name in spelt.items() if len(word) > 2 and word.casefold() in key.casefold()]
         near = near or [spelt[key] for key in get_close_matches(word, spelt)]
         near = list(dict.fromkeys(near))
@@ -177,7 +177,7 @@ def _is_model(path: Path) -> bool:
         return True
 
 
-def _check(one: Named, header: Header) -> None:
+def _check(one: NamedModel, header: Header) -> None:
     """Raise ModelError for what llama.cpp would refuse in its own words, or misread."""
     if not header.model:
         raise ModelError(f"{one.name} ({one.path}) is no language model")

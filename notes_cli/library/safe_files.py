@@ -99,14 +99,14 @@ except ImportError:
 LOCKS = fcntl is not None  # whether this system has them
 
 
-def hold_file(file: BinaryIO) -> None:
+def lock_shared(file: BinaryIO) -> None:
     """Keep an open file from `remove`, until it is closed; others may hold it, too."""
     if fcntl is not None:
         with contextlib.suppress(OSError):  # not every file system has locks
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def hold_file_alone(handle: int) -> None:
+def lock_exclusive(handle: int) -> None:
     """The same for one process at a time; wait for the others."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
@@ -208,7 +208,7 @@ def _temporary(path: Path) -> Iterator[Path]:
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
-            hold_file_alone(handle)
+            lock_exclusive(handle)
             if os.path.exists(name):  # else another process swept it before it was locked
                 yield Path(name)
                 return

@@ -1,7 +1,7 @@
 """The library: names of compiled skills and their files, `<name>.<key of the identity>.gguf` in one folder.
 
 One skill may be compiled for many models; which file fits is decided by identity. Skills leave it by `export`, and are
-found in others' folders by `found_in`.
+found in others' folders by `shared_segments`.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Library:
 
         Raise SegmentError if there are none.
         """
-        from notes_cli.library.unfinished import forget_begun
+        from notes_cli.library.checkpoints import remove_checkpoint
 
         wanted = None if identity is None else self.path(name, identity)
         files = [path for found, path in self._files() if found == name and wanted in (None, path)]
@@ -165,7 +165,7 @@ class Library:
             except OSError as error:
                 raise SegmentError(f"cannot remove {path}: {reason(error)}") from error
             forget_uses(path)
-            forget_begun(path)
+            remove_checkpoint(path)
         return files
 
     def resolve(self, word: str) -> Target:
@@ -242,7 +242,7 @@ class Library:
         info = _entry(name, path).info if (self.folder / ERRATA).exists() else None
         if info is None:
             return
-        from notes_cli.library.standing import GlobalErrata, marks_of
+        from notes_cli.library.global_errata import GlobalErrata, marks_of
 
         fields = {span.name: span.value for span in info.fields}
         marks = marks_of(info.source, info.text)
@@ -292,7 +292,7 @@ class Library:
         return SegmentError(f"{none}{hint}", remedy)
 
 
-def came_from(info: SegmentInfo, source: str) -> bool:
+def has_source(info: SegmentInfo, source: str) -> bool:
     """Whether the segment's text came from this source: the same path, or another one of the same file. False for
     standard input, and for segments that do not say."""
     if info.source in ("", "-"):
@@ -303,7 +303,7 @@ def came_from(info: SegmentInfo, source: str) -> bool:
         return False
 
 
-def written(source: str) -> int:
+def modified_ns(source: str) -> int:
     """When one of the files that a text came from was written last, in nanoseconds; 0 where one of them is gone."""
     try:
         return max(max(one.st_mtime_ns, one.st_ctime_ns) for one in map(os.stat, names.files_of(source)))
@@ -311,7 +311,7 @@ def written(source: str) -> int:
         return 0
 
 
-def untouched(source: str, stamp: Sequence[int], path: Path) -> bool:
+def is_unmodified(source: str, stamp: Sequence[int], path: Path) -> bool:
     """Whether the files that a text came from have the size and times that they had when it was read to be compiled
     into `path`, as far as its stamp is sure of them; also where one is gone. What is newer is no measure of it: a link
     may name an older file now, and a compile takes a while."""
@@ -319,7 +319,7 @@ def untouched(source: str, stamp: Sequence[int], path: Path) -> bool:
         found = [os.stat(one) for one in names.files_of(source)]
         if stamp and tuple(stamp[:3]) != (found[-1].st_size, found[-1].st_mtime_ns, found[-1].st_ctime_ns):
             return False
-        return len(stamp) == 3 or written(source) <= path.stat().st_mtime_ns
+        return len(stamp) == 3 or modified_ns(source) <= path.stat().st_mtime_ns
     except (OSError, ValueError, IndexError):
         return True
 
@@ -330,7 +330,7 @@ def source_text(source: str) -> str:
     return known.get(source, " and ".join(source.split(names.BETWEEN)))
 
 
-def check_called(held: SegmentInfo | Segment, path: Path, name: str) -> None:
+def check_name(held: SegmentInfo | Segment, path: Path, name: str) -> None:
     """Raise SegmentError for a file of the library that was put there under another skill's name."""
     if held.name != name:
         raise SegmentError(f"{path} holds {held.name}, and is not {name}", Help.REMOVE_FILE(path=path))
@@ -340,7 +340,7 @@ def _entry(name: str, path: Path) -> SegmentFile:
     try:
         check_private_file(path)
         info = peek(path)
-        check_called(info, path, name)
+        check_name(info, path, name)
         return SegmentFile(name, path, info)
     except NotesError as error:
         return SegmentFile(name, path, None, error)
@@ -412,7 +412,7 @@ def export(path: Path, target: Path, *, force: bool = False, shared: bool = Fals
     return True
 
 
-def found_in(folder: Path) -> dict[str, list[Path]]:
+def shared_segments(folder: Path) -> dict[str, list[Path]]:
     """The segment files in a folder that others share, by the name of their skill. Raise SegmentError."""
     found: dict[str, list[Path]] = {}
     try:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
+from notes_cli.library.checkpoints import remove_checkpoint
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
 from notes_cli.library.safe_files import HeldError, locked, remove_unused
 from notes_cli.library.segment_files import forget_uses, segment_files, uses_of
-from notes_cli.library.unfinished import forget_begun
 from notes_cli.text import names
 from notes_cli.text.sizes import human_age, human_size
 
@@ -88,11 +88,11 @@ def remove(path: Path) -> bool:
         raise UnwritableError(f"cannot remove {path}: {reason(error)}") from error
     if gone:
         forget_uses(path)
-        forget_begun(path)
+        remove_checkpoint(path)
     return gone
 
 
-def sole(one: LibraryFile, others: Iterable[LibraryFile]) -> bool:
+def is_only_copy(one: LibraryFile, others: Iterable[LibraryFile]) -> bool:
     """Whether its text would be lost with it: a file that it came from is not there, and no other segment has it.
 
     Also where that cannot be known, because the segment cannot be read now.
@@ -109,7 +109,7 @@ def sole(one: LibraryFile, others: Iterable[LibraryFile]) -> bool:
     return not any(_text(other) == info.text for other in others if other.name == one.name and other != one)
 
 
-def chosen(
+def select_files(
     there: Sequence[LibraryFile], outdated: Sequence[LibraryFile], older_than: float | None, most: int | None
 ) -> tuple[list[LibraryFile], list[LibraryFile]]:
     """What is to go, the least recently used first, and what stays of it because its text is nowhere else.
@@ -124,7 +124,7 @@ def chosen(
         old = older_than is not None and one.idle > older_than
         if one.path in going or not (old or (most is not None and left > most)):
             continue
-        if sole(one, [other for other in there if other.path not in going]):
+        if is_only_copy(one, [other for other in there if other.path not in going]):
             alone.append(one)
             continue
         going.add(one.path)
@@ -132,7 +132,7 @@ def chosen(
     return [one for one in there if one.path in going], alone
 
 
-def remove_each(wanted: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
+def remove_files(wanted: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
     """Remove these as they were seen, but none that is in use. A text that is nowhere else goes only with `outdated`
     ones."""
     return _remove(wanted, folder, None, outdated)
@@ -187,7 +187,7 @@ def _spared(one: LibraryFile, left: Mapping[Path, LibraryFile], outdated: bool) 
     """Remove a file, None; or why it stays. Raise UnwritableError if the folder does not let us."""
     if left[one.path] != one:  # since somebody decided that it goes, who may have been asked for minutes
         return "it was used or compiled meanwhile"
-    if not outdated and sole(one, left.values()):
+    if not outdated and is_only_copy(one, left.values()):
         return "its text is nowhere else"
     return None if remove(one.path) else "it is in use"
 

@@ -17,7 +17,7 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Help, Notice, SessionError
-from notes_cli.library.standing import marks_of, now
+from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import (
     NO_CALLBACKS,
     Answer,

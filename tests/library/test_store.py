@@ -18,7 +18,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, Help, NotesError, SegmentError, UnwritableError
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.library.store import Library, changes, export, found_in
+from notes_cli.library.store import Library, changes, export, shared_segments
 
 from ..limits import belongs_to_another, few_descriptors, small_files
 from ..refused import refused
@@ -362,6 +362,6 @@ def test_only_segments_are_found_in_a_folder(own: Path, tmp_path: Path) -> None:
     (own.parent / "readme.txt").touch()
     second = own.with_name("returns.abcdefabcdef.gguf")
     second.write_bytes(own.read_bytes())
-    assert found_in(own.parent) == {"returns": [own, second]}
+    assert shared_segments(own.parent) == {"returns": [own, second]}
     with refused(SegmentError, "cannot read"):
-        found_in(tmp_path / "nowhere")
+        shared_segments(tmp_path / "nowhere")

@@ -161,7 +161,7 @@ def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
     assert [(one.name, why) for one, why in done.spared] == [("piped", "its text is nowhere else")]
     assert names(folder) == ["piped"]
     there = tidy.library_files(folder)
-    assert tidy.chosen(there, [], 1.0, None) == ([], there)
+    assert tidy.select_files(there, [], 1.0, None) == ([], there)
     second = path.with_name(f"piped.{'0' * 12}.gguf")
     second.write_bytes(path.read_bytes())
     assert len(tidy.shrink(folder, path.stat().st_size).removed) == 1
@@ -174,14 +174,16 @@ def test_what_has_changed_since_it_was_chosen_stays(folder: Path, put: Callable[
     Library(folder).used(used)
     written.write_bytes(written.read_bytes())
     (tmp_path / "alone.txt").unlink()
-    done = tidy.remove_each(there, folder)
+    done = tidy.remove_files(there, folder)
     assert [(one.name, why) for one, why in done.spared] == [
         *((name, "it was used or compiled meanwhile") for name in ("used", "written")),
         ("alone", "its text is nowhere else"),
     ]
     assert not done.removed and alone.exists()
     assert (
-        len(tidy.remove_each(tidy.library_files(folder), folder, [one for one in there if one.name == "alone"]).removed)
+        len(
+            tidy.remove_files(tidy.library_files(folder), folder, [one for one in there if one.name == "alone"]).removed
+        )
         == 3
     )
 
@@ -288,6 +290,6 @@ def test_a_text_of_several_files_is_somewhere_else(tmp_path: Path, put: Callable
     for file in files:
         file.write_text("words")
     (one,) = tidy.library_files(put("both", source="\n".join(map(str, files))).parent)
-    assert not tidy.sole(one, [])
+    assert not tidy.is_only_copy(one, [])
     files[1].unlink()
-    assert tidy.sole(one, [])
+    assert tidy.is_only_copy(one, [])

@@ -29,7 +29,7 @@ from urllib.request import HTTPSHandler, Request, build_opener
 
 from notes_cli.engine.source import part_names
 from notes_cli.errors import Help, ModelError, NotesError, Progress, reason
-from notes_cli.library.model_stores import HUB, Named, files, hub_bases, parse
+from notes_cli.library.model_stores import HUB, NamedModel, files, hub_bases, parse
 from notes_cli.library.safe_files import check_private, replacing
 from notes_cli.library.smollm2 import FILE, MODULE, PACKAGE, SHA256, SIZE, WHEEL
 
@@ -42,7 +42,7 @@ class Choice:
     """What a name means in a repository: its files, and their bytes as far as the repository tells."""
 
     repo: str
-    model: Named
+    model: NamedModel
     files: tuple[str, ...]
     size: int
 
@@ -64,16 +64,16 @@ def choose(word: str) -> Choice:
     with _asking(repo):
         info = _library().HfApi().model_info(repo, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return chosen(repo, tag, sizes)
+    return choose_file(repo, tag, sizes)
 
 
-def chosen(repo: str, tag: str | None, sizes: Mapping[str, int]) -> Choice:
+def choose_file(repo: str, tag: str | None, sizes: Mapping[str, int]) -> Choice:
     """The model that a tag means among the files of a repository, with the bytes of each."""
     user, name = repo.split("/")
     there = list(files(HUB, hub_bases(user, name), map(Path, sorted(sizes)), lambda path: ""))
     if not there:
         raise ModelError(f"{repo} has no GGUF files", "Look for a repository whose name ends in GGUF")
-    meant = [one for one in there if one.called(repo, tag)]
+    meant = [one for one in there if one.matches(repo, tag)]
     if tag is None and len(meant) > 1:
         meant = [one for one in there if USUAL.casefold() in one.tags] or meant
     choices = [Choice(repo, one, (own := _own(one.path, sizes)), sum(sizes[file] for file in own)) for one in meant]

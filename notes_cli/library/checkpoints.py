@@ -20,32 +20,32 @@ from notes_cli.library.container import open_segment
 from notes_cli.library.safe_files import check_private, check_private_file, make_private
 from notes_cli.library.segment_files import name_in
 
-BEGUN = ".begun"
+CHECKPOINTS = ".begun"
 
 
-def begun_path(segment: Path) -> Path:
+def checkpoint_path(segment: Path) -> Path:
     """Where the begun part of a segment file is, whether it exists or not."""
-    return segment.parent / BEGUN / segment.name
+    return segment.parent / CHECKPOINTS / segment.name
 
 
-def begun_rows(segment: Path) -> Segment | None:
+def load_checkpoint(segment: Path) -> Segment | None:
     """What is there of it, None where that is nothing that can be used: it would only have saved time."""
-    path = begun_path(segment)
+    path = checkpoint_path(segment)
     with suppress(OSError, SegmentError):
         return open_segment(path) if path.is_file() and not path.is_symlink() else None
     return None
 
 
-def forget_begun(segment: Path) -> None:
+def remove_checkpoint(segment: Path) -> None:
     """Remove it: the segment is compiled, or not wanted any more."""
     with suppress(OSError):
-        begun_path(segment).unlink(missing_ok=True)
+        checkpoint_path(segment).unlink(missing_ok=True)
 
 
-def begun_segments(folder: Path) -> Iterator[Path]:
+def compile_checkpoints(folder: Path) -> Iterator[Path]:
     """All of a library's."""
     with suppress(OSError):
-        yield from sorted(path for path in (folder / BEGUN).iterdir() if name_in(path))
+        yield from sorted(path for path in (folder / CHECKPOINTS).iterdir() if name_in(path))
 
 
 # Takes the name of a step and the function that measures it; returns what was found, as JSON has it.
@@ -68,13 +68,13 @@ def keep_nothing(name: str, measure: Callable[[], Any]) -> Any:
     return measure()
 
 
-class Unfinished:
+class CalibrationCheckpoint:
     """The steps that are kept on the way to one profile."""
 
     def __init__(self, profile: Path, kind: str) -> None:
         """`profile`: where it will be. `kind`: what must be the same for what was kept to be of use. Raise NotesError
         for a file of another user."""
-        self._path = profile.parent / BEGUN / f"{profile.stem}.jsonl"
+        self._path = profile.parent / CHECKPOINTS / f"{profile.stem}.jsonl"
         self._kind, self.found = kind, dict[str, Any]()
         check_private(self._path.parent)
         check_private_file(self._path)
@@ -108,7 +108,7 @@ class Unfinished:
             self._path.unlink(missing_ok=True)
 
 
-def begun_calibrations(profiles: Path) -> Iterator[Path]:
+def calibration_checkpoints(profiles: Path) -> Iterator[Path]:
     """What is kept of calibrations that have not been finished."""
     with suppress(OSError):
-        yield from sorted((profiles / BEGUN).glob("*.jsonl"))
+        yield from sorted((profiles / CHECKPOINTS).glob("*.jsonl"))

@@ -133,7 +133,7 @@ def holding(
     return {name: value for name, value in found.items() if value != fields[name]}
 
 
-def standing(skill: str, field: str, was: str, value: str, marks: tuple[str, ...] = ()) -> GlobalErratum:
+def new_erratum(skill: str, field: str, was: str, value: str, marks: tuple[str, ...] = ()) -> GlobalErratum:
     """An erratum of now."""
     return GlobalErratum(skill, field, was, value, now(), marks)
 
