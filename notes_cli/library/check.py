@@ -1,4 +1,4 @@
-"""Check every file of the library, of the profiles and of the JSON caches, and repair what loses nothing by it.
+"""Checks all files of the library, the profiles and the JSON caches for damage, leftovers and unsafe permissions.
 
 Damaged files are moved aside, leftovers of killed processes are removed.
 """

@@ -1,4 +1,4 @@
-"""Read and write a segment (tokens and K/V of a compiled text) as one GGUF file: docs/format.md has its bytes.
+"""Reads and writes a segment (tokens and K/V of a compiled text) as one GGUF file (docs/format.md).
 
 Files are written atomically, and every byte is covered by a checksum: one of the head (with its own digits as zeros)
 and one of each tensor with its padding. The bytes that were checked are the bytes that are used, since they are read

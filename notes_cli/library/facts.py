@@ -1,4 +1,4 @@
-"""JSON caches of facts about models that are slow to compute: file digests, Ollama forms, rendered templates."""
+"""Caches facts about models that are slow to compute as JSON: file digests, Ollama forms, rendered templates."""
 
 from __future__ import annotations
 

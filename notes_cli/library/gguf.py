@@ -1,4 +1,4 @@
-"""Read and write the GGUF head of a segment file: strings, unsigned integers, and tensors without gaps between them.
+"""Reads and writes the GGUF head of a segment file: strings, unsigned integers, and tensors without gaps between them.
 
 Written without the package gguf, which takes 40 ms to load, because each turn of a session writes a file. Reading
 (engine/gguf_file.py) is stricter than for models: other types, gaps and bytes after the last tensor raise FormatError.

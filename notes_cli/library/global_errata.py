@@ -1,9 +1,9 @@
-"""Standing errata: corrections of skills that everybody is told, in a file beside the compiled skills.
+"""Reads and appends global errata: corrections of skills that apply to all conversations and sessions of a library.
 
-A line of JSON each, only ever appended, so that several programs may read and write it at once. An erratum is of the
-skill that had the name then: of its file, or of its text. It holds for as long as the text says what it said then:
-whoever writes another value into the text has the last word. A line without a value says what a compile found: of which
-skill the errata of a field are from now on, too, or of none, as they have ended.
+The file, one JSON object per line, is only appended to, so that several processes can use it at once. An erratum
+belongs to the skill that had the name when it was added, identified by source file or text (`marks_of`), and is valid
+while the text has the value that it corrects: a new value in the text ends it. A line without a value is written by a
+compile: with marks, the errata of the field also belong to the skill with these; with none, they have ended.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from notes_cli.errors import NotesError, reason
 from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked
 from notes_cli.library.segment_files import ERRATA
 
-PATIENCE = 2  # seconds that another process may hold the file: a server answers nobody meanwhile
-ENDED = ""  # what no text says of a field
+PATIENCE = 2  # seconds to wait for another process: a server answers no request meanwhile
+ENDED = ""  # a value that no field has
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,49 +31,48 @@ class GlobalErratum:
 
     skill: str
     field: str
-    was: str  # what the text says; ENDED once a compile has found another
+    was: str  # the value in the text; ENDED once a compile has found another
     value: str
     time: str  # UTC
-    marks: tuple[str, ...] = ()  # of the skill (marks_of); older files have none: of whatever has the name
+    marks: tuple[str, ...] = ()  # of the skill (marks_of); empty: of any skill with the name
 
     def is_of(self, marks: Collection[str]) -> bool:
-        """Whether it is about the skill with these marks; one without any is whatever has the name."""
+        """Return True if it belongs to the skill with these marks; no marks match any."""
         return not marks or not self.marks or not set(self.marks).isdisjoint(marks)
 
 
 class GlobalErrata:
-    """Those of one library, the latest last."""
+    """The global errata of a library, the latest last."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ERRATA
-        self._seen: object = None
-        self._found: list[GlobalErratum] = []
+        self._stamp: object = None
+        self._errata: list[GlobalErratum] = []
 
     def all(self) -> Sequence[GlobalErratum]:
-        """Raise NotesError for a file that cannot be read."""
+        """Return all errata, the latest last. Raises NotesError for a file that cannot be read."""
         try:
             check_private(self.path.parent)
             check_private_file(self.path)
-            found = self.path.stat()
-            seen = found.st_ino, found.st_mtime_ns, found.st_size
-            if seen != self._seen:
-                self._found, self._seen = _read(self.path.read_bytes()), seen
+            status = self.path.stat()
+            stamp = status.st_ino, status.st_mtime_ns, status.st_size
+            if stamp != self._stamp:
+                self._errata, self._stamp = _read(self.path.read_bytes()), stamp
         except FileNotFoundError:
-            self._found, self._seen = [], None
+            self._errata, self._stamp = [], None
         except OSError as error:
             raise NotesError(f"cannot read {self.path}: {reason(error)}") from error
         except (AttributeError, ValueError, TypeError, KeyError) as error:
             raise NotesError(f"{self.path} is damaged", "Mend or remove it") from error
-        return self._found
+        return self._errata
 
     def add(self, errata: Sequence[GlobalErratum]) -> list[GlobalErratum]:
-        """Tell these from now on; return them with the time that this is. Raise NotesError where the file cannot be
-        written."""
+        """Append errata; return them with their time. Raises NotesError if the file cannot be written."""
         new: list[GlobalErratum] = []
 
         def lines() -> list[Mapping[str, Any]]:
-            new.extend(replace(one, time=now()) for one in errata)  # times are in the order of the lines
-            return [asdict(one) for one in new]
+            new.extend(replace(erratum, time=now()) for erratum in errata)  # times are in the order of the lines
+            return [asdict(erratum) for erratum in new]
 
         self._append(lines)
         return new
@@ -81,37 +80,39 @@ class GlobalErrata:
     def compiled(
         self, skill: str, fields: Mapping[str, str], marks: Sequence[str], *, same: bool = False
     ) -> list[GlobalErratum]:
-        """A skill was compiled: what was said of another of its name, or of another value, has ended for good. `same`:
-        it took the place of what is known to be the same skill. Return what nobody is told any more."""
+        """Record that a skill was compiled, which ends errata of another skill of its name, or of another value.
+        `same`: it replaces a segment of the same skill. Return the errata that no longer apply."""
         ended: list[GlobalErratum] = []
 
         def lines() -> list[Mapping[str, Any]]:
-            found: list[Mapping[str, Any]] = []
-            latest = {one.field: one for one in self.all() if one.skill == skill and one.was != ENDED}
-            for field, one in latest.items():
-                holds = fields.get(field) == one.was and (same or one.is_of(marks))
-                if not holds or not set(marks) <= set(one.marks):
-                    found.append({"skill": skill, "field": field, "marks": list(marks) if holds else []})
-                if not holds and one.value != one.was:
-                    ended.append(one)
-            return found
+            new: list[Mapping[str, Any]] = []
+            latest = {
+                erratum.field: erratum for erratum in self.all() if erratum.skill == skill and erratum.was != ENDED
+            }
+            for field, erratum in latest.items():
+                valid = fields.get(field) == erratum.was and (same or erratum.is_of(marks))
+                if not valid or not set(marks) <= set(erratum.marks):
+                    new.append({"skill": skill, "field": field, "marks": list(marks) if valid else []})
+                if not valid and erratum.value != erratum.was:
+                    ended.append(erratum)
+            return new
 
         if self.path.exists():
             self._append(lines)
         return ended
 
     def _append(self, lines: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """Append what `lines` gives while nobody else writes."""
+        """Append the result of `lines`, called with the file locked."""
         try:
             with locked(self.path.parent / ".locks" / f"{ERRATA}.lock", wait=PATIENCE):
                 self.all()
-                data = b"".join(json.dumps(one, ensure_ascii=False).encode() + b"\n" for one in lines())
+                data = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines())
                 if not data:
                     return
                 with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-                    whole = file.read().rfind(b"\n") + 1  # a line that a crash tore is written over
-                    file.truncate(whole)
-                    file.seek(whole)
+                    end = file.read().rfind(b"\n") + 1  # of the complete lines: a crash may have left a part of one
+                    file.truncate(end)
+                    file.seek(end)
                     file.write(data)
                     os.fsync(file.fileno())
         except HeldError as error:
@@ -123,46 +124,47 @@ class GlobalErrata:
 def holding(
     errata: Sequence[GlobalErratum], skill: str, fields: Mapping[str, str], marks: Collection[str] = ()
 ) -> dict[str, str]:
-    """What is to be said of a skill whose text has these fields: the value of each that another one was given. `marks`:
-    its own; none for the library's."""
-    found = {
-        one.field: one.value
-        for one in errata
-        if one.skill == skill and fields.get(one.field) == one.was and one.is_of(marks)
+    """Return the corrected value of each field of a skill that differs from `fields`, the values in its text. `marks`:
+    those of the skill; empty: any skill of the name."""
+    values = {
+        erratum.field: erratum.value
+        for erratum in errata
+        if erratum.skill == skill and fields.get(erratum.field) == erratum.was and erratum.is_of(marks)
     }
-    return {name: value for name, value in found.items() if value != fields[name]}
+    return {name: value for name, value in values.items() if value != fields[name]}
 
 
 def new_erratum(skill: str, field: str, was: str, value: str, marks: tuple[str, ...] = ()) -> GlobalErratum:
-    """An erratum of now."""
+    """Return an erratum with the current time."""
     return GlobalErratum(skill, field, was, value, now(), marks)
 
 
 def now() -> str:
-    """Fine enough to tell what came first of two things in one second. A time without a fraction is its end."""
+    """Return the UTC time with microseconds. (A time without a fraction counts as the end of its second.)"""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def marks_of(source: str, text: str) -> tuple[str, ...]:
-    """What tells a skill from others of its name: what it says, and where its text came from, if that was a file."""
-    found = [f"text {text}", *([] if source in ("", "-") else [f"file {source}"])]
-    return tuple(hashlib.sha256(one.encode(errors="replace")).hexdigest()[:16] for one in found)
+    """Return digests that identify a skill among others of its name: of its text, and of its source file, if any."""
+    marks = [f"text {text}", *([] if source in ("", "-") else [f"file {source}"])]
+    return tuple(hashlib.sha256(mark.encode(errors="replace")).hexdigest()[:16] for mark in marks)
 
 
 def _read(data: bytes) -> list[GlobalErratum]:
-    found: list[GlobalErratum] = []
+    errata: list[GlobalErratum] = []
     for line in data[: data.rfind(b"\n") + 1].splitlines():
-        told = json.loads(line)
-        marks = tuple(told.pop("marks", ()))
-        if not all(isinstance(value, str) for value in (*told.values(), *marks)):
+        entry = json.loads(line)
+        marks = tuple(entry.pop("marks", ()))
+        if not all(isinstance(value, str) for value in (*entry.values(), *marks)):
             raise ValueError(line)
-        if "value" in told:
-            found.append(GlobalErratum(**told, marks=marks))
+        if "value" in entry:
+            errata.append(GlobalErratum(**entry, marks=marks))
             continue
-        whose = told["skill"], told["field"]
-        found = [_from_now_on(one, marks) if (one.skill, one.field) == whose else one for one in found]
-    return found
+        key = entry["skill"], entry["field"]
+        errata = [_update(old, marks) if (old.skill, old.field) == key else old for old in errata]
+    return errata
 
 
-def _from_now_on(one: GlobalErratum, marks: tuple[str, ...]) -> GlobalErratum:
-    return replace(one, marks=(*one.marks, *marks)) if marks else replace(one, was=ENDED)
+def _update(erratum: GlobalErratum, marks: tuple[str, ...]) -> GlobalErratum:
+    """Add marks to an erratum, or end it without any."""
+    return replace(erratum, marks=(*erratum.marks, *marks)) if marks else replace(erratum, was=ENDED)

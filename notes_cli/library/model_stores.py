@@ -1,8 +1,8 @@
-"""Models that other programs keep on this machine, by name. Nothing is ever written there.
+"""Lists the models in the stores of other programs: Hugging Face, llama.cpp, LM Studio and Ollama. Writes nothing.
 
 * The Hugging Face cache, which llama.cpp shares: `models--USER--REPO/` with refs, snapshots and blobs.
-* llama.cpp's older cache: files `USER_REPO_FILE.gguf`, beside them `manifest=USER=REPO=TAG.json`.
-* LM Studio: `PUBLISHER/MODEL/*.gguf`. They may be links to anywhere: its import makes such.
+* llama.cpp's older cache: files `USER_REPO_FILE.gguf` and `manifest=USER=REPO=TAG.json`.
+* LM Studio: `PUBLISHER/MODEL/*.gguf`, which may be links to anywhere: its import makes such.
 * Ollama: manifests by name, which name the blob that is the GGUF.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 
 from notes_cli.errors import reason
 
-Warn = Callable[[str], object]  # is told of what cannot be read
+Warn = Callable[[str], object]  # gets a message for each folder that cannot be read
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-[0-9]{5}")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
-DOWNLOADING = (".incomplete", ".downloadInProgress")  # how Hugging Face and llama.cpp end a file until it is whole
+DOWNLOADING = (".incomplete", ".downloadInProgress")  # Hugging Face's and llama.cpp's suffixes of unfinished downloads
 _UNFINISHED = (*DOWNLOADING, ".part", ".partial")
-_BESIDE = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # as llama.cpp tells them from models
+_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # no models: llama.cpp's list
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +34,31 @@ class NamedModel:
     """A model of a store."""
 
     store: str
-    bases: tuple[str, ...]  # what it is called without its tag; the first is shown
+    bases: tuple[str, ...]  # its names without a tag; the first is shown
     tag: str  # "" for none
     path: Path
     problem: str = ""  # why it cannot be used
-    tags: frozenset[str] = frozenset()  # all tags that it answers to, in lower case
+    tags: frozenset[str] = frozenset()  # all its tags, in lower case
 
     @property
     def name(self) -> str:
-        """What to type for it."""
+        """The name to type."""
         return f"{self.bases[0]}:{self.tag}" if self.tag else self.bases[0]
 
     def matches(self, base: str, tag: str | None) -> bool:
-        """Whether a name means this model, None being any tag."""
-        known = {name.casefold() for name in self.bases}
-        return base.casefold() in known and (tag is None or tag.casefold() in self.tags)
+        """Return True if base and tag name this model; None matches any tag."""
+        bases = {name.casefold() for name in self.bases}
+        return base.casefold() in bases and (tag is None or tag.casefold() in self.tags)
 
 
 def parse(word: str) -> tuple[str, str | None]:
-    """The base and the tag of a name."""
+    """Split a name into base and tag."""
     base, colon, tag = word.rpartition(":")
     return (base, tag) if colon and "/" not in tag else (word, None)
 
 
 def list_folder(folder: Path, warn: Warn) -> list[str]:
-    """The names in a folder, none if it is not there."""
+    """Return the names in a folder; none if it does not exist."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -69,12 +69,12 @@ def list_folder(folder: Path, warn: Warn) -> list[str]:
 
 
 def unreadable(error: OSError) -> str:
-    """What to warn of a folder that cannot be read."""
+    """Return the message for a folder that cannot be read."""
     return f"cannot read {error.filename}: {reason(error)}"
 
 
 def file_problem(path: Path, within: Path | None = None) -> str:
-    """Why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
+    """Return why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
     try:
         real = path.resolve(strict=True)
         if within is not None and not real.is_relative_to(within.resolve()):
@@ -91,17 +91,15 @@ def file_problem(path: Path, within: Path | None = None) -> str:
 def files(
     store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = file_problem
 ) -> Iterator[NamedModel]:
-    """The models among files that share a base: one for the parts of a split one; what belongs beside a model is none.
-
-    Their tags are the quantizations that end their names, or their whole names where that would be one for two.
-    """
+    """Yield the models among files that share a base, a split one once, without companions such as mmproj. The tag is
+    the quantization that ends the name, or the whole name where two have the same quantization."""
     stems = {}
     for path in paths:
         name = path.name
         unfinished = next((end for end in _UNFINISHED if name.endswith(f".gguf{end}")), "")
         stem = name.removesuffix(unfinished).removesuffix(".gguf")
         part = _PART.fullmatch(stem)
-        if stem == name or any(word in name for word in _BESIDE) or (part and part["number"] != "00001"):
+        if stem == name or any(word in name for word in _COMPANIONS) or (part and part["number"] != "00001"):
             continue
         stems[path] = part["stem"] if part else stem, unfinished
     shown = Counter(_shown(stem) for stem, _ in stems.values())
@@ -113,9 +111,9 @@ def files(
 
 
 def _shown(stem: str) -> str:
-    """The quantization at the end of a file's name, else the name."""
-    found = _TAG.search(stem)
-    return found[1] if found else stem
+    """Return the quantization at the end of a file's name, else the name."""
+    match = _TAG.search(stem)
+    return match[1] if match else stem
 
 
 HUB = "Hugging Face"
@@ -124,7 +122,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def hub_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
-    """All models of a cache; what is wrong with one is said in it."""
+    """Yield all models of a Hugging Face cache, also unusable ones, with their problem."""
     for name in list_folder(root, warn):
         match = _REPO.fullmatch(name)
         if match:
@@ -132,32 +130,32 @@ def hub_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
 
 
 def hub_bases(user: str, repo: str) -> tuple[str, ...]:
-    """What a repository is called."""
+    """Return the names of a repository."""
     return tuple(f"{host}{user}/{repo}" for host in ("", "hf.co/", "huggingface.co/"))
 
 
-def _repository(root: Path, folder: Path, called: tuple[str, ...], warn: Warn) -> Iterator[NamedModel]:
+def _repository(root: Path, folder: Path, bases: tuple[str, ...], warn: Warn) -> Iterator[NamedModel]:
     paths: list[Path] = []
     for snapshot in _snapshots(folder, warn):
         whole = folder / "snapshots" / snapshot
         for place, _, names in os.walk(whole, onerror=lambda error: warn(unreadable(error))):  # links not followed
             paths += [Path(place, name) for name in sorted(names)]
-    found = list(files(HUB, called, paths, lambda path: file_problem(path, root)))
-    yield from found
+    models = list(files(HUB, bases, paths, lambda path: file_problem(path, root)))
+    yield from models
     for blob in list_folder(folder / "blobs", warn):
-        if blob.endswith(DOWNLOADING) and (found or "gguf" in called[0].lower()):
-            yield NamedModel(HUB, called, "", folder / "blobs" / blob, "a download of it has not been finished")
+        if blob.endswith(DOWNLOADING) and (models or "gguf" in bases[0].lower()):
+            yield NamedModel(HUB, bases, "", folder / "blobs" / blob, "a download of it has not been finished")
 
 
 def _snapshots(folder: Path, warn: Warn) -> list[str]:
-    """The commit that `main` refers to, or another reference; all that are there where nothing refers to one."""
-    there = [name for name in list_folder(folder / "snapshots", warn) if _COMMIT.fullmatch(name)]
+    """Return the commit of `main` or of another reference; all commits without a reference."""
+    commits = [name for name in list_folder(folder / "snapshots", warn) if _COMMIT.fullmatch(name)]
     references = list_folder(folder / "refs", warn)
     for name in sorted(references, key=lambda name: name != "main"):
         commit = _commit(folder / "refs" / name)
-        if commit in there:
+        if commit in commits:
             return [commit]
-    return there
+    return commits
 
 
 def _commit(path: Path) -> str:
@@ -165,18 +163,18 @@ def _commit(path: Path) -> str:
         if not path.is_file():
             return ""
         with path.open("rb") as file:
-            found = file.read(64).decode("ascii").strip()
+            commit = file.read(64).decode("ascii").strip()
     except (OSError, ValueError):
         return ""
-    return found if _COMMIT.fullmatch(found) else ""
+    return commit if _COMMIT.fullmatch(commit) else ""
 
 
 LLAMA_CPP = "llama.cpp"
-_ALIKE = 3  # letters with which a repository and its files begin
+_ALIKE = 3  # letters that a repository and its files have in common at the start
 
 
 def llama_cpp_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
-    """All models in the folder; what is wrong with one is said in it."""
+    """Yield all models of llama.cpp's older cache, also unusable ones, with their problem."""
     names = list_folder(root, warn)
     known = [parts[1:3] for parts in (name.split("=") for name in names) if parts[0] == "manifest" and len(parts) == 4]
     known.sort(key=lambda parts: -len("_".join(parts)))  # user_repo_more is not of user_repo
@@ -189,12 +187,12 @@ def llama_cpp_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
         if user:
             yield from files(LLAMA_CPP, hub_bases(user, repo), paths)
         else:
-            yield from (replace(one, tag="") for one in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
+            yield from (replace(model, tag="") for model in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
 
 
 def _guesses(name: str) -> Iterator[str]:
-    """The name of a file, and what it may have been downloaded as: a split of it in user, repository and file, where
-    the file begins as the repository does, as they are called on Hugging Face."""
+    """Yield the name of a file and its possible names on Hugging Face: splits into user, repository and file in which
+    repository and file begin alike."""
     yield name.split(".gguf")[0]
     words = name.split("_")
     for user in range(1, len(words) - 1):
@@ -208,7 +206,7 @@ LM_STUDIO = "LM Studio"
 
 
 def lm_studio_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
-    """All models in the folder; what is wrong with one is said in it."""
+    """Yield all models of LM Studio, also unusable ones, with their problem."""
     for publisher in list_folder(root, warn):
         for model in list_folder(root / publisher, warn):
             folder = root / publisher / model
@@ -218,12 +216,12 @@ def lm_studio_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
 
 
 OLLAMA = "Ollama"
-_HOSTS = ("ollama.com", "registry.ollama.ai")  # one and the same
+_HOSTS = ("ollama.com", "registry.ollama.ai")  # the same registry
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _WORD = re.compile(r"\w[\w.:-]*", re.ASCII)
 _LIST = "application/vnd.ollama.manifest.list.v2+json"
 _LAYER = "application/vnd.ollama.image."
-MAX_BYTES = 4 << 20  # of a manifest; thousands of layers
+MAX_BYTES = 4 << 20  # of a manifest: thousands of layers
 
 
 class _ManifestError(ValueError):
@@ -231,7 +229,7 @@ class _ManifestError(ValueError):
 
 
 def ollama_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
-    """All models of a store; what is wrong with one is said in it."""
+    """Yield all models of Ollama, also unusable ones, with their problem."""
     seen = set()
     for folder in ("manifests-v2", "manifests"):
         for manifest in _manifests(root / folder, warn):
@@ -244,7 +242,7 @@ def ollama_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
 
 
 def _manifests(root: Path, warn: Warn) -> Iterator[Path]:
-    """The files four folders deep whose names Ollama could have given."""
+    """Yield the files at depth four that have names as Ollama gives."""
     folders = [root]
     for _ in range(4):
         folders = [folder / name for folder in folders for name in list_folder(folder, warn) if _WORD.fullmatch(name)]
@@ -255,11 +253,11 @@ def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: 
     base = f"{namespace}/{model}"
     bases: tuple[str, ...] = (f"{host}/{base}",)
     if host in _HOSTS:
-        bases = (base, *(f"{one}/{base}" for one in _HOSTS))
+        bases = (base, *(f"{name}/{base}" for name in _HOSTS))
         bases = (model, *bases) if namespace.lower() == "library" else bases
     path, problem = manifest, ""
     try:
-        path = _weights(root, _runnable(root, _read_json(root, manifest)))
+        path = _weights(root, _gguf_manifest(root, _read_json(root, manifest)))
         problem = file_problem(path, root)
     except _ManifestError as error:
         problem = str(error)
@@ -267,7 +265,7 @@ def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: 
 
 
 def _read_json(root: Path, path: Path) -> dict[str, Any]:
-    """A manifest, or the list of a model's manifests. Links may lead to blobs, not out of the store."""
+    """Read a manifest or a list of manifests. Links may not leave the store. Raises _ManifestError."""
     try:
         problem = file_problem(path, root)
         if problem:
@@ -279,19 +277,19 @@ def _read_json(root: Path, path: Path) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise _ManifestError(f"its manifest {path} is larger than {MAX_BYTES >> 20} MiB")
     try:
-        found = json.loads(data)
+        manifest = json.loads(data)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        manifest = None
+    if not isinstance(manifest, dict):
         raise _ManifestError(f"its manifest {path} is not valid")
-    return found
+    return manifest
 
 
-def _runnable(root: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """The manifest for a GGUF, of a list that has one for each format."""
-    if found.get("mediaType") != _LIST:
-        return found
-    children = [child for child in _dicts(found.get("manifests")) if child.get("format") in ("gguf", "", None)]
+def _gguf_manifest(root: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of the GGUF, from a list with one for each format. Raises _ManifestError."""
+    if manifest.get("mediaType") != _LIST:
+        return manifest
+    children = [child for child in _dicts(manifest.get("manifests")) if child.get("format") in ("gguf", "", None)]
     children = [child for child in children if child.get("runner") != "mlx"]
     if not children:
         raise _ManifestError("it has no GGUF, only other formats")
@@ -304,7 +302,7 @@ def _runnable(root: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weights(root: Path, manifest: dict[str, Any]) -> Path:
-    """The file of the one layer that is a model."""
+    """Return the file of the single layer that is a model. Raises _ManifestError."""
     layers = [
         (str(layer.get("mediaType")).removeprefix(_LAYER), layer.get("digest"))
         for layer in _dicts(manifest.get("layers"))
@@ -328,4 +326,4 @@ def _blob(root: Path, digest: object) -> Path:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -30,7 +30,7 @@ MakeSegment = Callable[..., Segment]
 
 def same(a: Segment, b: Segment) -> bool:
     """Equal in everything, to the bit."""
-    plain = ("name", "description", "text", "base", "pinned", "fields", "identity", "blocks", "source")
+    plain = ("name", "description", "text", "base", "prefix_only", "fields", "identity", "blocks", "source")
     arrays: list[tuple[NDArray[Any], NDArray[Any]]] = [(a.tokens, b.tokens), (a.context, b.context)]
     for left, right in zip(a.layers, b.layers, strict=True):
         arrays += [(left.k, right.k), (left.v, right.v)]

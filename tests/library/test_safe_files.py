@@ -212,7 +212,7 @@ def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeyp
         told.append(who)
         os.kill(holder.pid, signal.SIGKILL)
 
-    with locked(path, told=go_on):
+    with locked(path, on_wait=go_on):
         pass
     assert told[1:] == [f"process {holder.pid} (stopped, goes on with: kill -CONT {holder.pid})"]
 
@@ -229,7 +229,7 @@ def test_a_wait_can_be_ended(tmp_path: Path, holder: subprocess.Popen[bytes], mo
 
     before = signal.signal(signal.SIGALRM, raised)
     try:
-        with pytest.raises(KeyboardInterrupt), locked(tmp_path / "locks" / "a.lock", told=interrupt):
+        with pytest.raises(KeyboardInterrupt), locked(tmp_path / "locks" / "a.lock", on_wait=interrupt):
             pass
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -237,5 +237,5 @@ def test_a_wait_can_be_ended(tmp_path: Path, holder: subprocess.Popen[bytes], mo
 
 def test_a_free_lock_is_not_told_of(tmp_path: Path) -> None:
     """Nothing is said, and the folder is ours alone."""
-    with locked(tmp_path / "locks" / "a.lock", told=pytest.fail):
+    with locked(tmp_path / "locks" / "a.lock", on_wait=pytest.fail):
         assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o700

@@ -265,7 +265,7 @@ def test_changes(filled: Library, identity: Identity) -> None:
         "fields": [("date", "1é", 6, 8)],
         "identity": identity,
         "context": np.array([7, 8], np.int32),
-        "pinned": False,
+        "prefix_only": False,
     }
     assert changes(info, **now) == []
     for part, value, word in [
@@ -275,7 +275,7 @@ def test_changes(filled: Library, identity: Identity) -> None:
         ("fields", [], "fields"),
         ("identity", replace(identity, kv_type="f32/f32"), "f32/f32"),
         ("context", [7], "left context"),
-        ("pinned", True, "cannot be moved"),
+        ("prefix_only", True, "cannot be moved"),
         ("influence", True, "has not been measured"),
     ]:
         (change,) = changes(info, **(now | {part: value}))
