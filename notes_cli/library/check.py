@@ -71,12 +71,12 @@ def check_library(folder: Path, on_checked: OnChecked = lambda size: None) -> It
     for part in compile_checkpoints(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
-                what = "a compile was interrupted, and was not taken up again"
-                yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
+                problem = "a compile was interrupted, and was not taken up again"
+                yield Finding("leftover", part, problem, mend=_removal(part, still=partial(_old, part)))
     for record in orphaned_uses(folder):
-        what = "the segment whose uses it counts is gone"
+        problem = "the segment whose uses it counts is gone"
         still = partial(_orphaned, record, folder)
-        yield Finding("orphan", record, what, mend=_removal(record, still=still))
+        yield Finding("orphan", record, problem, mend=_removal(record, still=still))
 
 
 def check_profiles(folder: Path) -> Iterator[Finding]:
@@ -98,8 +98,8 @@ def check_profiles(folder: Path) -> Iterator[Finding]:
     for part in calibration_checkpoints(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
-                what = "a calibration was interrupted, and was not taken up again"
-                yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
+                problem = "a calibration was interrupted, and was not taken up again"
+                yield Finding("leftover", part, problem, mend=_removal(part, still=partial(_old, part)))
 
 
 def check_memory(folder: Path) -> Iterator[Finding]:
@@ -110,8 +110,8 @@ def check_memory(folder: Path) -> Iterator[Finding]:
         try:
             json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            what = f"it is not JSON ({error}); what it held is found out again"
-            yield Finding("damaged", path, what, mend=_removal(path))
+            problem = f"it is not JSON ({error}); what it held is found out again"
+            yield Finding("damaged", path, problem, mend=_removal(path))
         except OSError as error:
             yield Finding("unreadable", path, reason(error))
     yield from leftovers(folder)
@@ -192,10 +192,10 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
     else:
         match = FILE.fullmatch(path.name)
         if match and (match["key"] != info.identity.key or info.name != name):
-            what = (
+            problem = (
                 f"it holds {info.name} for {info.identity.model} {info.identity.quantization}, and is called otherwise"
             )
-            yield Finding("renamed", path, what, Help.TAKE_OVER(path=path))
+            yield Finding("renamed", path, problem, Help.TAKE_OVER(path=path))
 
 
 def _sound(path: Path) -> bool:

@@ -424,7 +424,7 @@ def _format(data: memoryview) -> int:
 
 
 def _head_sum(data: memoryview, head: Head) -> str:
-    """Checksum of everything before the first tensor, with its own digits taken as zeros."""
+    """Compute the checksum of everything before the first tensor, with its own digits as zeros."""
     at = head.value_offset.get(HEAD_SUM)
     if at is None or len(str(head.metadata[HEAD_SUM]).encode()) != len(NO_DIGEST):
         raise FormatError("it has no checksum")
@@ -435,11 +435,11 @@ def _head_sum(data: memoryview, head: Head) -> str:
 
 
 def _checksum(head: Head, name: str) -> str:
-    """The checksum that a tensor must have."""
-    found = head.metadata.get(f"notes.checksum.{name}")
-    if not isinstance(found, str) or not CHECKSUM.fullmatch(found):
+    """Return the recorded checksum of a tensor."""
+    checksum = head.metadata.get(f"notes.checksum.{name}")
+    if not isinstance(checksum, str) or not CHECKSUM.fullmatch(checksum):
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")
-    return found
+    return checksum
 
 
 def _check(data: memoryview, checksum: str, name: str) -> None:
@@ -554,7 +554,7 @@ def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
     """Return the place of each layer's K and V in the file, by layer and part. Without a V tensor, V has no columns."""
     rounded = dict(zip(NAMES["attention"], quantized(kv), strict=True))
     parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
-    found: dict[tuple[int, str], list[StoredTensor | None]] = {}
+    tensors: dict[tuple[int, str], list[StoredTensor | None]] = {}
     for name, entry in head.tensors.items():
         checksum = _checksum(head, name)
         if name in (*LISTS, INFLUENCE, AXES, PICTURES) or CARRY_NAME.fullmatch(name):
@@ -573,11 +573,11 @@ def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
         elif entry.dtype != Q8_0 and entry.dtype.kind != "f":
             raise FormatError(f"{name} is neither f16 nor f32")
         tensor = StoredTensor(entry.dtype, entry.shape, entry.offset, entry.end, checksum)
-        found.setdefault((int(match[1]), part), [None, None])[index] = tensor
+        tensors.setdefault((int(match[1]), part), [None, None])[index] = tensor
     order = list(NAMES)
     layers = []
-    for layer, part in sorted(found, key=lambda key: (key[0], order.index(key[1]))):
-        k, v = found[layer, part]
+    for layer, part in sorted(tensors, key=lambda key: (key[0], order.index(key[1]))):
+        k, v = tensors[layer, part]
         if k is None and (part != "state" or v is None):
             raise FormatError(f"layer {layer} has no K rows")
         known = k if k is not None else v

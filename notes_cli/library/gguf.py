@@ -74,9 +74,9 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
         elif kind not in (UINT32, UINT64):
             raise FormatError(f"it holds a value of type {kind}, which segments do not have")
         metadata[key] = value  # type: ignore[assignment]
-    found = read_tensors(cursor, n_tensors)
+    infos = read_tensors(cursor, n_tensors)
     start = padded(cursor.at)
-    tensors = _placed(found, start)
+    tensors = _placed(infos, start)
     end = max((entry.end for entry in tensors.values()), default=start)
     size = len(data) if size is None else size
     if end != size:

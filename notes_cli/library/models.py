@@ -82,8 +82,8 @@ class Models:
             files = [self._aliases[word]] if word in self._aliases else [model.path for model in self._matches(word)]
             if not files:
                 return path
-            what = "is a folder" if os.path.isdir(path) else "no such file"
-            raise ModelError(f"{word}: {what}, but also the name of a model", Help.NAME_ONE(files=files))
+            problem = "is a folder" if os.path.isdir(path) else "no such file"
+            raise ModelError(f"{word}: {problem}, but also the name of a model", Help.NAME_ONE(files=files))
         if word in self._aliases and word not in before:
             return self._find(self._aliases[word], (*before, word))
         if word in before:
@@ -97,10 +97,10 @@ class Models:
         if len(usable) > 1:
             usable = [model for model in usable if _is_model(model.path)] or usable
         if len(usable) > 1:
-            what = f"{word} may be {' or '.join(f'{model.name} ({model.store})' for model in usable)}"
+            message = f"{word} may be {' or '.join(f'{model.name} ({model.store})' for model in usable)}"
             if len({model.name.casefold() for model in usable}) == len(usable):
-                raise ModelError(what, "Name one of these")
-            raise ModelError(what, Help.NAME_ONE(files=[model.path for model in usable]))
+                raise ModelError(message, "Name one of these")
+            raise ModelError(message, Help.NAME_ONE(files=[model.path for model in usable]))
         if not matches:
             raise self._unknown(word)
         model = (usable or matches)[0]
@@ -135,8 +135,8 @@ class Models:
         near = near or [name for key, name in names.items() if len(word) > 2 and word.casefold() in key.casefold()]
         near = near or [names[key] for key in get_close_matches(word, names)]
         near = list(dict.fromkeys(near))
-        what = f"{word}: no such model" + (f". Did you mean {' or '.join(near[:_NEAR])}?" if near else "")
-        return ModelError(what, Help.LOOKED_IN(places=self.places))
+        message = f"{word}: no such model" + (f". Did you mean {' or '.join(near[:_NEAR])}?" if near else "")
+        return ModelError(message, Help.LOOKED_IN(places=self.places))
 
     @property
     def places(self) -> str:

@@ -169,8 +169,8 @@ class Profiles:
         matches = [known for known in names if known == name]
         matches = matches or [known for known in names if name and known.startswith(name)]
         if len(matches) != 1:
-            what = f"several profiles have a name that begins with {name!r}" if matches else f"no profile {name!r}"
-            raise NotesError(what, Help.LIST_PROFILES())
+            message = f"several profiles have a name that begins with {name!r}" if matches else f"no profile {name!r}"
+            raise NotesError(message, Help.LIST_PROFILES())
         path = self.folder / f"{matches[0]}.json"
         check_private_file(path)
         return path

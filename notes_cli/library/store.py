@@ -146,8 +146,8 @@ class Library:
         any."""
         from notes_cli.library.checkpoints import remove_checkpoint
 
-        wanted = None if identity is None else self.path(name, identity)
-        files = [path for known, path in self._files() if known == name and wanted in (None, path)]
+        target = None if identity is None else self.path(name, identity)
+        files = [path for known, path in self._files() if known == name and target in (None, path)]
         if not files:
             raise self.unknown(name, files=False)
         for path in files:
@@ -203,8 +203,8 @@ class Library:
             try:
                 stack.enter_context(locked(tidy.lock_of(path), wait, on_wait))
             except HeldError as error:
-                what = f"another process is compiling {name}"
-                raise CompilingError(what, f"Wait for it, or end it: {error}") from None
+                message = f"another process is compiling {name}"
+                raise CompilingError(message, f"Wait for it, or end it: {error}") from None
             except OSError as error:
                 raise UnwritableError(f"cannot write to the library {self.folder}: {reason(error)}") from error
             known = self.names()
@@ -352,26 +352,28 @@ def changes(
     left context, `prefix_only` whether its K/V is stored, too, `influence` whether that of the fields is needed,
     `blocks` the first token of each, `kv` the stored type; None: any.
     """
-    found = list(info.identity.differences(identity))
+    reasons = list(info.identity.differences(identity))
     if info.text != text:
-        found.append("the text has changed")
+        reasons.append("the text has changed")
     elif [(span.name, span.value, span.start, span.end) for span in info.fields] != list(fields):
-        found.append("the fields have changed")
+        reasons.append("the fields have changed")
     if info.text == text and not np.array_equal(info.tokens, np.asarray(tokens, np.int32)):
-        found.append("its text gives different tokens now")
+        reasons.append("its text gives different tokens now")
     if info.description != description:
-        found.append("the description has changed")
+        reasons.append("the description has changed")
     if not np.array_equal(info.context, np.asarray(context, np.int32)):
-        found.append("it was compiled after a different left context")
+        reasons.append("it was compiled after a different left context")
     if info.prefix_only != prefix_only:
-        found.append("its rows can be moved now" if info.prefix_only else "its rows cannot be moved any more")
+        reasons.append("its rows can be moved now" if info.prefix_only else "its rows cannot be moved any more")
     if blocks is not None and info.blocks != blocks and info.text == text:
-        found.append(f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block")
+        reasons.append(
+            f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block"
+        )
     if kv not in (None, info.kv):
-        found.append(f"its rows are kept as {info.kv}, not as {kv}")
+        reasons.append(f"its rows are kept as {info.kv}, not as {kv}")
     if influence and info.fields and not info.influence:
-        found.append("the influence of its fields has not been measured")
-    return found
+        reasons.append("the influence of its fields has not been measured")
+    return reasons
 
 
 READ = stat.S_IRGRP | stat.S_IROTH

@@ -127,9 +127,9 @@ def select_files(
     return [file for file in files if file.path in removed], spared
 
 
-def remove_files(wanted: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
+def remove_files(files: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
     """Remove files that are unchanged and not in use. The only copy of a text is removed only if `outdated`."""
-    return _remove(wanted, folder, None, outdated)
+    return _remove(files, folder, None, outdated)
 
 
 def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
@@ -146,7 +146,7 @@ def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
 
 
 def _remove(
-    wanted: Iterable[LibraryFile], folder: Path, most: int | None, outdated: Collection[LibraryFile] = ()
+    files: Iterable[LibraryFile], folder: Path, most: int | None, outdated: Collection[LibraryFile] = ()
 ) -> Tidied:
     """Remove files, until `most` bytes are left if given; a file that cannot be removed is skipped. One process at a
     time does this, so that two of them do not remove twice as much."""
@@ -156,7 +156,7 @@ def _remove(
             total = sum(file.nbytes for file in left.values())
             removed, spared = [], []
             failed: UnwritableError | None = None
-            for file in wanted:
+            for file in files:
                 if most is not None and total <= most:
                     break
                 if file.path not in left:  # another process has removed it
