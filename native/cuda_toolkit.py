@@ -1,4 +1,4 @@
-"""Make a CUDA toolkit folder where cuBLAS is missing beside nvcc: links to nvcc's toolkit and to PyPI's nvidia-cublas.
+"""Makes a CUDA toolkit folder for an nvcc without cuBLAS, of links to nvcc's toolkit and to PyPI's nvidia-cublas.
 
     CUDAToolkit_ROOT=$(python native/cuda_toolkit.py FOLDER)
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 
 def root(nvcc: str) -> tuple[Path, str]:
-    """The folder that holds the compiler's bin/ and include/, and its version (13.0). `nvcc` may be a wrapper script,
-    so the compiler is asked: a dry run prints the folder as TOP. Raise CalledProcessError."""
+    """Return the folder with the compiler's bin/ and include/, and its version (13.0), from the output of a dry run,
+    since `nvcc` may be a wrapper script. Raises CalledProcessError."""
     dry = subprocess.run([nvcc, "--dryrun", "-E", "-x", "cu", "/dev/null"], capture_output=True, text=True, check=True)
     top = re.search(r"^#\$ TOP=(.*)$", dry.stderr, re.MULTILINE)
     version = re.search(
@@ -28,7 +28,7 @@ def root(nvcc: str) -> tuple[Path, str]:
 
 
 def complete(folder: Path) -> bool:
-    """Whether the toolkit has cuBLAS, header and library."""
+    """Return True if the toolkit has cuBLAS, header and library."""
     return bool(list(folder.glob("**/cublas_v2.h")) and list(folder.glob("**/libcublas.so")))
 
 
@@ -40,7 +40,7 @@ def link(source: Path, target: Path) -> None:
 
 def assemble(toolkit: Path, version: str, folder: Path) -> None:
     """Fill `folder` with links to everything in `toolkit`, and to the headers and libraries of the wheel nvidia-cublas
-    of the same version, which pip downloads (about 400 MB). Raise CalledProcessError."""
+    of the same version, which pip downloads (about 400 MB). Raises CalledProcessError."""
     unpacked = folder / "cublas"
     subprocess.run(
         [
@@ -65,7 +65,7 @@ def assemble(toolkit: Path, version: str, folder: Path) -> None:
         link(source, folder / "lib64" / source.name)
         if ".so." in source.name:  # the linker looks for libcublas.so
             link(source, folder / "lib64" / (source.name.partition(".so.")[0] + ".so"))
-    for name, target in (("include", "include"), ("lib", "lib64")):  # where nvcc.profile looks
+    for name, target in (("include", "include"), ("lib", "lib64")):  # the paths in nvcc.profile
         link(folder / target, folder / "targets" / "x86_64-linux" / name)
 
 

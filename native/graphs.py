@@ -1,8 +1,8 @@
-"""The files of llama.cpp that were read for notes_graph.cpp, and what they were then: GRAPHS.sha256.
+"""Checks that llama.cpp's graph sources are the ones reviewed for notes_graph.cpp, by their digests in GRAPHS.sha256.
 
-notes_graph.cpp tells how each architecture rotates its keys, and of which ones it is known what their recurrent state
-follows from. Hyper-parameters do not say that, the code in src/models does: where it changes, what we tell may be
-wrong, and a splice with it. prepare.py asks at configure time.
+notes_graph.cpp describes how each architecture rotates its keys, and which recurrent states have known dependencies.
+That is in llama.cpp's src/models, not in hyper-parameters: after a change there our description, and a splice with it,
+may be wrong. prepare.py runs the check at configure time.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIST = HERE / "GRAPHS.sha256"
-PRISTINE = ".notes-pristine"  # in the sources: the SHA-256 of each graph before our patches, lines as in LIST
+PRISTINE = ".notes-pristine"  # file in the sources: SHA-256 of each graph before our patches, lines as in LIST
 OURS = HERE / "notes_graph.cpp"
-CLASS = r"(?:llama_model|llm_build)_\w+"  # of a model, and of graphs that several models share
+CLASS = r"(?:llama_model|llm_build)_\w+"  # classes of models, and of graphs that several models share
 
 
 def graphs(source: Path) -> list[str]:
-    """The files under `source` that make the graphs of the architectures that notes_graph.cpp names.
-
-    Raise ValueError for one that cannot be found: llama.cpp has been arranged otherwise.
-    """
+    """Return the files under `source` that build the graphs of the architectures in notes_graph.cpp. Raises ValueError
+    for an architecture that is not found: llama.cpp's layout has changed."""
     wanted = sorted(set(re.findall(r"\bLLM_ARCH_\w+", OURS.read_text())))
     classes = _classes((source / "src/llama-model.cpp").read_text())
     header = (source / "src/models/models.h").read_text()
@@ -31,7 +29,7 @@ def graphs(source: Path) -> list[str]:
     files: set[str] = set()
     for arch in wanted:
         names, seen, here = set(classes.get(arch, ())), set[str](), set[str]()
-        while names:  # a graph may be another one's, or built on it
+        while names:  # a graph may be shared, or derived from another
             name = names.pop()
             seen.add(name)
             block = re.search(rf"^struct {name}\b.*?^}};", header, re.M | re.S)
@@ -45,49 +43,49 @@ def graphs(source: Path) -> list[str]:
 
 
 def _classes(text: str) -> dict[str, set[str]]:
-    """By architecture: the classes that llama.cpp makes for it (`case X: case Y: return new Z(params)`)."""
-    found: dict[str, set[str]] = {}
+    """Return the classes of each architecture in llama.cpp (`case X: case Y: return new Z(params)`)."""
+    classes: dict[str, set[str]] = {}
     cases: list[str] = []
-    fresh = True  # the next case begins a new list
+    fresh = True  # the next case starts a new list
     for arch, name in re.findall(r"case (LLM_ARCH_\w+):|return new (llama_model_\w+)\(", text):
         if arch:
             cases = [arch] if fresh else [*cases, arch]
             fresh = False
         else:
             for case in cases:
-                found.setdefault(case, set()).add(name)
+                classes.setdefault(case, set()).add(name)
             fresh = True
-    return found
+    return classes
 
 
 def changed(source: Path) -> list[str]:
-    """What is not as it was read, a sentence a file."""
+    """Return the differences from GRAPHS.sha256, a sentence per file."""
     known, pristine = _read(LIST), _read(source / PRISTINE)
-    found = []
+    differences = []
     for file, digest in known.items():
         if file not in pristine:
-            found.append(f"{file} is gone")
+            differences.append(f"{file} is gone")
         elif pristine[file] != digest:
-            found.append(f"{file} has changed")
-    found += [f"{file} is new to the list" for file in graphs(source) if file not in known]
-    return found
+            differences.append(f"{file} has changed")
+    differences += [f"{file} is new to the list" for file in graphs(source) if file not in known]
+    return differences
 
 
 def record(source: Path) -> None:
-    """Write down the digests of all graphs in sources that are not patched yet."""
+    """Record the digests of all graphs in unpatched sources."""
     files = sorted((source / "src/models").glob("*.cpp"))
     digests = {f"src/models/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     _write(source / PRISTINE, digests)
 
 
 def accept(source: Path) -> None:
-    """They have been read again: write their digests down."""
+    """Write GRAPHS.sha256 after the graphs have been reviewed again."""
     pristine = _read(source / PRISTINE)
     _write(LIST, {file: pristine[file] for file in graphs(source)})
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Digests by file."""
+    """Return digests by file."""
     return {file: digest for digest, file in map(str.split, path.read_text().splitlines())}
 
 
@@ -96,15 +94,15 @@ def _write(path: Path, digests: dict[str, str]) -> None:
 
 
 def refusal(source: Path) -> str:
-    """What to do where something is not as it was read, in one paragraph; empty if all is."""
+    """Return a message with the differences and the steps to resolve them; empty without any."""
     try:
-        found = changed(source)
+        differences = changed(source)
     except ValueError as error:
         return f"{error}. Adapt native/graphs.py"
-    if not found:
+    if not differences:
         return ""
     return (
-        f"the graphs of llama.cpp are not those that native/notes_graph.cpp was written for: {', '.join(found)}. "
+        f"the graphs of llama.cpp are not those that native/notes_graph.cpp was written for: {', '.join(differences)}. "
         "Read them again for what they do with K (which layers rotate, with which base, scale and factors, what "
         "follows) and what state they keep, adapt native/notes_graph.cpp, accept them with: "
         "python native/prepare.py build/llama.cpp --accept, and run make zoo."

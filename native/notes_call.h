@@ -1,4 +1,4 @@
-// notes_call.h: calls through the C interface, where exceptions become a status and a message.
+// notes_call.h: wraps calls of the C interface, converting exceptions to a status and a message.
 #pragma once
 
 #include "notes_kv.h"

@@ -21,12 +21,12 @@ static std::string named(int32_t il) {
     return "layer " + std::to_string(il);
 }
 
-// What a tensor is a view of.
+// Return the tensor under a view.
 static const ggml_tensor * source(const ggml_tensor * t) {
     return t->view_src ? t->view_src : t;
 }
 
-// The same through views that have nodes of their own, and through the rows of a state's cell.
+// Return the tensor under views that are nodes of the graph, and under the rows of a state's cell.
 static const ggml_tensor * origin(const ggml_tensor * t) {
     while (t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_GET_ROWS) {
         t = t->src[0];
@@ -34,7 +34,7 @@ static const ggml_tensor * origin(const ggml_tensor * t) {
     return source(t);
 }
 
-// The node that computes what a view looks at.
+// Return the node that computes the content of a view.
 static const ggml_tensor * computed(const ggml_tensor * t) {
     while (t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW) {
         t = t->src[0];
@@ -42,7 +42,7 @@ static const ggml_tensor * computed(const ggml_tensor * t) {
     return t;
 }
 
-// Where an operation that we know has the state that it begins with.
+// Index of the initial state among the sources of a known operation.
 static int state_source(const ggml_tensor * node) {
     switch (node->op) {
         case GGML_OP_SSM_SCAN:          return 0;
@@ -50,7 +50,7 @@ static int state_source(const ggml_tensor * node) {
         case GGML_OP_GATED_DELTA_NET:   return 5;
         case GGML_OP_RWKV_WKV6:         return 5;
         case GGML_OP_RWKV_WKV7:         return 6;
-        // S <- S d + X, in operations of its own (lightning attention)
+        // S <- S d + X, as separate operations (lightning attention)
         case GGML_OP_ADD:               return node->src[0]->op == GGML_OP_MUL ? 0 : -1;
         default:                        return -1;
     }
@@ -66,7 +66,7 @@ notes_capture::notes_capture(llama_context & ctx, llama_seq_id seq) : memory(*no
     for (size_t il = 0; il < memory.s_l.size(); ++il) {
         ggml_tensor * s = memory.s_l[il];
         if (!s || s->ne[0] == 0) {
-            continue; // a convolution alone: a stretch that is longer than it leaves nothing of what was before
+            continue; // a convolution alone: a longer range of tokens replaces all of its state
         }
         layers.push_back({});
         layers.back().il = il;
@@ -85,16 +85,16 @@ int64_t notes_capture::row(const llama_memory_recurrent & memory, llama_seq_id s
 void notes_capture::margins(const llama_context & ctx, int32_t & before, int32_t & after) {
     const auto & hparams = ctx.get_model().hparams;
     before = after = 0;
-    if (hparams.wkv_head_size != 0) { // a token's input is mixed with that of the one before it
+    if (hparams.wkv_head_size != 0) { // token shift: the input is mixed with that of the preceding token
         before = 1;
-        after  = hparams.token_shift_count > 1 ? 2 : 0; // that of the feed-forward, too, which depends on the state
+        after  = hparams.token_shift_count > 1 ? 2 : 0; // the feed-forward has a shift, too, and depends on the state
         return;
     }
     before = std::max({ (int32_t) hparams.ssm_d_conv - 1, (int32_t) hparams.n_shortconv_l_cache - 1, 0 });
     if (hparams.n_embd_head_kda != 0 && hparams.ssm_d_conv == 0) {
         before = 3;
     }
-    if (hparams.ple_conv_state() > 0) { // embeddings of n-grams, which go through a convolution of their own before that
+    if (hparams.ple_conv_state() > 0) { // embeddings of n-grams, which pass another convolution first
         before += hparams.ple_conv_kernel*hparams.ple_ngram_size - 1;
     }
 }
@@ -112,7 +112,7 @@ notes_capture::layer * notes_capture::layer_of(const ggml_tensor * state) {
     return nullptr;
 }
 
-// The identity: n numbers, or as many as there are in matrices of `head` rows.
+// The identity: n ones, or identity matrices of `head` rows.
 void notes_capture::begin(layer & layer, int32_t form, int64_t n, int64_t run, int64_t head) {
     if (layer.a) {
         if (layer.form != form || layer.run != run || layer.head != head) {
@@ -143,16 +143,16 @@ void notes_capture::begin(layer & layer, int32_t form, int64_t n, int64_t run, i
     buffers.emplace_back(std::move(ctx), std::move(buffer));
 }
 
-// What replaces A, for the recurrence that `node` computes; the last of its nodes.
+// Add nodes that update A for the recurrence of `node`; return the last one.
 ggml_tensor * notes_capture::transition(ggml_context * ctx0, layer & layer, ggml_tensor * node) {
     const int64_t n = layer.before.size();
-    const auto zeros = [&](ggml_tensor * like) { // of that shape, side by side
+    const auto zeros = [&](ggml_tensor * like) { // of that shape, contiguous
         return ggml_fill(ctx0, ggml_is_contiguous(like) ? like : ggml_cont(ctx0, like), 0.0f);
     };
     const auto state = [&](const ggml_tensor * like) {
         return ggml_reshape_4d(ctx0, layer.a, like->ne[0], like->ne[1], like->ne[2], like->ne[3]);
     };
-    const auto tail = [&](ggml_tensor * t) { // where operations leave the state after the last token
+    const auto tail = [&](ggml_tensor * t) { // the state after the last token in an operation's output
         return ggml_view_1d(ctx0, t, n, ggml_nbytes(t) - n*sizeof(float));
     };
     ggml_tensor ** src = node->src;
@@ -199,7 +199,7 @@ ggml_tensor * notes_capture::transition(ggml_context * ctx0, layer & layer, ggml
         case GGML_OP_ADD: {
             ggml_tensor * mul    = src[0];
             ggml_tensor * factor = mul->src[1];
-            int64_t run = 1; // one factor for so many elements
+            int64_t run = 1; // elements that share a factor
             int     dim = 0;
             for (; dim < GGML_MAX_DIMS && factor->ne[dim] == 1; ++dim) {
                 run *= mul->ne[dim];
@@ -218,7 +218,7 @@ ggml_tensor * notes_capture::transition(ggml_context * ctx0, layer & layer, ggml
     return ggml_cpy(ctx0, ggml_reshape_1d(ctx0, res, ggml_nelements(res)), layer.a);
 }
 
-// Whether `node` is computed from the state of a layer, which no node before `first` looks at.
+// True if `node` depends on the state of a layer, which no node before `first` reads.
 bool notes_capture::depends(const order & order, const layer & layer, const ggml_tensor * node, int first) const {
     std::set<const ggml_tensor *> seen;
     std::vector<const ggml_tensor *> open { node };
@@ -259,13 +259,13 @@ void notes_capture::extend(llm_graph_result & res, const llama_ubatch & ubatch) 
         ggml_cgraph  & graph = *res.get_gf();
         ggml_context * ctx0  = res.get_ctx();
 
-        constexpr int MOST = 16; // nodes that one layer gets
+        constexpr int MOST = 16; // new nodes per layer
         const int room = MOST*(int) layers.size();
         if (graph.size - graph.n_nodes - graph.n_leafs < room || ggml_get_mem_size(ctx0) - ggml_used_mem(ctx0) < room*(ggml_tensor_overhead() + 64)) {
             throw notes_failure(NOTES_E_UNSUPPORTED, "there is no room in the graph of this model for what computes it");
         }
 
-        // Every state must be written once, from an operation that we know and that begins with it.
+        // Every state must be written once, by a known operation that starts from it.
         struct found { layer * of; ggml_tensor * node; int after; };
         std::vector<found> all;
         const int n_nodes = graph.n_nodes;
@@ -309,7 +309,7 @@ void notes_capture::extend(llm_graph_result & res, const llama_ubatch & ubatch) 
             throw notes_failure(NOTES_E_UNSUPPORTED, "the states of " + std::to_string(layers.size() - all.size()) + " of " + std::to_string(layers.size()) + " layers are not written by the graph");
         }
 
-        // Each where its layer is computed and not at the end, or the inputs of all would have to be kept until then.
+        // Computed next to its layer, since at the end of the graph the inputs of all layers would have to be kept.
         const std::vector<ggml_tensor *> before(graph.nodes, graph.nodes + n_nodes);
         std::vector<int> ends { n_nodes };
         for (const auto & each : all) {
@@ -352,7 +352,7 @@ void notes_capture::read(llama_context & ctx, const std::vector<int32_t> & wante
             to.n_a = to.run = to.head = 0;
             continue;
         }
-        // WKV6 and GLA have one factor a row of a head's matrix: what is kept of it is that.
+        // WKV6 and GLA have one factor per row of a head's matrix: keep only these.
         const int64_t n    = ggml_nelements(found->a);
         const int64_t each = found->form == NOTES_FORM_DIAGONAL && found->head ? found->head : 1;
         to.form = found->form;

@@ -1,4 +1,4 @@
-// Splices that carry the state of recurrent layers on: notes_kv::carry, and the C interface of the patch group `recurrent`.
+// Splices that propagate the state of recurrent layers: notes_kv::carry, and the C interface of the patch group `recurrent`.
 #include "notes_carry.h"
 
 #include "notes_call.h"

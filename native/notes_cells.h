@@ -1,4 +1,4 @@
-// notes_cells.h: positions, tokens and cells of a sequence: what splices and decodes check and look up alike.
+// notes_cells.h: checks of positions and tokens, and lookup of a sequence's cells, for splices and decodes.
 #pragma once
 
 #include "notes_kv.h"
@@ -22,7 +22,7 @@ inline void check_seq(const llama_context & ctx, llama_seq_id seq) {
     }
 }
 
-// Positions count in 32 bits, and so does the one after the last.
+// Positions have 32 bits, also the position after the last.
 inline void check_range(llama_pos p0, int64_t n) {
     if (n <= 0 || p0 < 0 || p0 + n > INT32_MAX) {
         throw notes_failure(NOTES_E_ARGUMENT, "there are no positions " + between(p0, n));
@@ -38,7 +38,7 @@ inline void check_tokens(const llama_context & ctx, const llama_token * tokens, 
     }
 }
 
-// Cells that have a position and no sequence: memory ran out between the two.
+// Free cells that have a position but no sequence, because an allocation failed in between.
 inline void sweep(llama_kv_cells & cells) {
     for (uint32_t cell = 0; cell < cells.size(); ++cell) {
         if (!cells.is_empty(cell) && cells.seq_count(cell) == 0) {

@@ -1,4 +1,4 @@
-// Whatever decodes, and the sequences that it decodes in: rewrite, append, show, truncate, share.
+// Operations that decode, and that truncate or fork sequences: rewrite, append, show, truncate, share.
 #include "notes_kv.h"
 
 #include "notes_cells.h"
@@ -16,11 +16,12 @@
 #include <set>
 #include <utility>
 
-// During a rewrite the old rows wait under this sequence id: cells keep a bit for it, no batch can name it.
+// During a rewrite the old rows are parked under this sequence id: cells have a bit for it, but no batch can use it.
 static constexpr llama_seq_id PARKED = LLAMA_MAX_SEQ - 1;
 
-// To have the states of a batch side by side, llama.cpp gives the cell of a sequence that is not in it to one that is. The
-// books say so at once, the data moves as the graph runs: if that fails, such a sequence would go on from another's state. It is emptied.
+// To have the states of a batch in adjacent cells, llama.cpp gives the cell of a sequence outside of the batch to one in it.
+// The metadata changes at once, the data moves while the graph runs: if that fails, the outside sequence would continue from
+// another's state. It is emptied.
 static void decode(llama_context & ctx, const notes_memory & parts, const llama_batch_ext & batch) {
     std::vector<int32_t> tails;
     for (uint32_t seq = 0; parts.recurrent && seq < ctx.n_seq_max(); ++seq) {
@@ -76,7 +77,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         }
     }
 
-    // the rows as they are, in every cache: one cell a position, or none before others
+    // the old rows, in every cache: one cell per position, or none before the first row
     std::vector<std::vector<uint32_t>> old;
     std::vector<bool> crowded; // caches that lack free cells
     const auto cells_of = [&](size_t c) -> llama_kv_cells & {
@@ -87,7 +88,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         const auto & kv    = *memory.caches[c].kv;
         const auto & cells = cells_of(c);
 
-        // A token is recomputed from all that its window shows. A small cache has dropped what later tokens do not see.
+        // A token is recomputed from its whole window, but a small cache drops rows that later tokens do not attend to.
         if (!whole_window(c) && !keeps(memory, c, seq, sees_from(kv, positions[0]))) {
             throw notes_failure(NOTES_E_POSITION, "position " + std::to_string(positions[0]) + " lies deeper than the sliding window: its layers keep the rows from position " +
                     std::to_string(cells.seq_pos_min(seq)) + " on only (swa_full keeps them all)");
@@ -104,7 +105,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
         }
         uint32_t free = cells.size() - cells.get_used();
         crowded.push_back(free < (uint32_t) n);
-        if (crowded[c] && !whole_window(c)) { // what no token looks at any more makes room, where it is this sequence's alone
+        if (crowded[c] && !whole_window(c)) { // free rows outside of every window, where no other sequence shares them
             const auto unseen = cells_between(cells, seq, 0, sees_from(kv, positions[0]));
             free += std::count_if(unseen.begin(), unseen.end(), [&](uint32_t cell) { return cells.seq_count(cell) == 1; });
         }
@@ -112,26 +113,26 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
             throw notes_failure(NOTES_E_ROOM, "a rewrite of " + std::to_string(n) + " tokens needs as many free cells in the K/V cache, there are " + std::to_string(free));
         }
     }
-    for (size_t c = 0; c < memory.caches.size(); ++c) { // now that every cache has room: dropped rows do not come back
+    for (size_t c = 0; c < memory.caches.size(); ++c) { // only once every cache has enough free cells: dropped rows cannot be restored
         if (crowded[c]) {
             memory.caches[c].kv->seq_rm(seq, 0, sees_from(*memory.caches[c].kv, positions[0]));
         }
     }
 
-    // Out of the sequence's sight, but not free: the old rows survive until the new ones are there. Meanwhile no cell is free
-    // for lying outside of a window: the parked ones and what the next token to be rewritten looks at would seem to.
+    // Park the old rows: no longer part of the sequence, but not free until the new ones are computed. Meanwhile no cell may
+    // be reused for being outside of a window: parked cells, and rows that the next token attends to, would seem to be.
     std::vector<bool> keeps;
     for (const auto & cache : memory.caches) {
         keeps.push_back(cache.kv->keep_masked);
     }
-    bool parked = false; // all of them: new rows can be where the old ones were
+    bool parked = false; // all of them: new rows may use the cells of old ones
     const auto finish = [&](bool done) {
         for (size_t c = 0; c < memory.caches.size(); ++c) {
             memory.caches[c].kv->keep_masked = keeps[c];
         }
         for (size_t c = 0; c < memory.caches.size(); ++c) {
             auto & cells = cells_of(c);
-            for (uint32_t cell = 0; !done && parked && cell < cells.size(); ++cell) { // not by position: a set may lack what a cell has
+            for (uint32_t cell = 0; !done && parked && cell < cells.size(); ++cell) { // not by position: the set of positions may lack a cell
                 if (cells.seq_has(cell, seq) && std::binary_search(positions, positions + n, cells.pos_get(cell))) {
                     cells.seq_rm(cell, seq);
                 }
@@ -170,7 +171,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     } catch (...) {
         try {
             finish(false);
-        } catch (...) { // no memory for the books of the rows as they were
+        } catch (...) { // no memory to restore the old rows' metadata
             ctx.get_memory()->seq_rm(seq, -1, -1);
             finish(true);
         }
@@ -179,7 +180,7 @@ void notes_kv::rewrite(llama_seq_id seq, const llama_pos * positions, const llam
     finish(true);
 }
 
-// Whether a sequence can have `n` positions from `p0` on. Where they are looked up in a table, llama.cpp aborts beyond its end.
+// Throws if a sequence cannot have `n` positions from `p0` on. llama.cpp aborts beyond the end of a position table.
 static void check_fits(const llama_context & ctx, int64_t p0, int64_t n) {
     if (p0 + n > ctx.n_ctx_seq()) {
         throw notes_failure(NOTES_E_ROOM, "positions " + between(p0, n) + " do not fit a context of " + std::to_string(ctx.n_ctx_seq()));
@@ -205,16 +206,16 @@ void notes_kv::check_window(const notes_memory & memory, llama_seq_id seq, llama
     }
 }
 
-// The position of the last row, -1 without any. Rows of an image share it.
+// Position of the last row, -1 without rows. Rows of an image share it.
 static llama_pos last_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
     llama_pos res = ctx.get_memory()->seq_pos_max(seq);
     for (const auto & cache : memory.caches) {
-        res = std::max(res, cache.kv->seq_pos_max(seq)); // with a sliding window the memory tells of its layers alone
+        res = std::max(res, cache.kv->seq_pos_max(seq)); // with a sliding window the memory answers for those layers only
     }
     return res;
 }
 
-// The position after the last row. That of an image is as far on as the image is high or wide.
+// Position after the last row. After an image it advances by the image's height or width.
 static int64_t next_position(llama_context & ctx, const notes_memory & memory, llama_seq_id seq) {
     const llama_pos last = last_position(ctx, memory, seq);
     int64_t res = (int64_t) last + 1;
@@ -265,7 +266,7 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
         throw notes_failure(NOTES_E_ARGUMENT, "cannot append " + std::to_string(items.size()) + " tokens (logits of all of them: at most " + std::to_string(n_batch) + ")");
     }
     if (items.size() > n_batch) {
-        // the last token of every sequence goes into the last batch, so that its logits are there together
+        // the last token of every sequence goes into the last batch, so that all logits are available together
         std::stable_partition(items.begin(), items.end(), [](const item & it) { return !it.last; });
     }
 
@@ -290,8 +291,8 @@ void notes_kv::append(llama_context & ctx, const llama_seq_id * seqs, const int3
     }
 }
 
-// Without the rows from p0 on; empty where that is not possible: recurrent state cannot go back, and a small window has dropped what it
-// looked at before.
+// Remove the rows from p0 on, or all rows where that is not possible: recurrent state cannot be rolled back, and a small
+// window has dropped the rows that it covered before.
 void notes_kv::go_back(llama_context & ctx, const notes_memory & parts, llama_seq_id seq, llama_pos p0) {
     auto & memory = *ctx.get_memory();
     if (!memory.seq_rm(seq, p0, -1) || lacks_window(parts, seq, p0)) {
@@ -311,12 +312,12 @@ void notes_kv::show(llama_context & ctx, llama_seq_id seq, const float * rows, i
     }
     const int32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
     const notes_memory parts(ctx);
-    const int64_t before = (int64_t) last_position(ctx, parts, seq) + 1; // what is from there on is new
+    const int64_t before = (int64_t) last_position(ctx, parts, seq) + 1; // rows from there on are new
     const llama_pos first = *std::min_element(positions, positions + n);
     if (first < before) {
         throw notes_failure(NOTES_E_POSITION, "an image goes after the last row of sequence " + std::to_string(seq) + ", from position " + std::to_string(before) + " on");
     }
-    const llama_pos last = *std::max_element(positions, positions + (int64_t) n*(n_pos > 1 ? 3 : 1)); // what follows comes after every axis
+    const llama_pos last = *std::max_element(positions, positions + (int64_t) n*(n_pos > 1 ? 3 : 1)); // later tokens follow the largest position of any axis
     check_fits(ctx, first, (int64_t) last - first + 1);
     check_window(parts, seq, positions[0]);
 
@@ -380,7 +381,7 @@ void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, in
             throw notes_failure(NOTES_E_POSITION, "sequence " + std::to_string(to) + " already holds rows");
         }
     }
-    // A memory that is not known may keep states, too, and parts of it that are not one a position.
+    // An unknown memory may keep states, too, and data that is not per position.
     const bool whole = parts.recurrent || !parts.unknown.empty();
     if (!parts.unknown.empty() && !ctx.get_cparams().kv_unified) {
         throw notes_failure(NOTES_E_UNSUPPORTED, "sequences with K/V caches of their own cannot share cells (kv_unified puts them in one)");
@@ -396,8 +397,8 @@ void notes_kv::share(llama_context & ctx, llama_seq_id from, llama_seq_id to, in
     }
     if (n > 0) {
         memory.seq_cp(from, to, 0, whole ? -1 : n);
-        // Cells of two sequences are not used again, and a small window's cache may have no others: of what its last token
-        // does not look at `to` has no use, and `from` keeps it until there is no room.
+        // Shared cells are not reused, and a small window's cache may have no others: `to` does not need rows that its last
+        // token does not attend to, and `from` keeps them until cells are scarce.
         for (const auto & cache : parts.caches) {
             if (cache.window && !cache.kv->keep_masked) {
                 cache.kv->seq_rm(to, 0, sees_from(*cache.kv, n - 1));
@@ -425,7 +426,7 @@ std::vector<uint32_t> notes_kv::cells(const llama_context & ctx, llama_seq_id se
     }
     const auto & kv = *parts.caches[0].kv;
     const auto found = cells_between(kv.get_cells(seq), seq, 0, LLONG_MAX);
-    const uint32_t first = kv.get_stream(seq)*kv.get_size(); // the cells of a stream are its own
+    const uint32_t first = kv.get_stream(seq)*kv.get_size(); // each stream has its own cells
     std::vector<uint32_t> res;
     for (const uint32_t cell : found) {
         res.push_back(first + cell);

@@ -1,4 +1,4 @@
-// The C interface: every call goes through `guarded`, which turns exceptions into a status and a message.
+// Implementation of the C interface: every call goes through `guarded`, which converts exceptions to a status and a message.
 #include "notes_ext.h"
 
 #include "notes_call.h"
@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cstdio>
 
-static thread_local char last_error[512]; // no allocation: it must also tell of memory that ran out
+static thread_local char last_error[512]; // no allocation: it must also report that memory ran out
 
 int32_t fail(notes_status status, const char * why) noexcept {
     snprintf(last_error, sizeof(last_error), "%s", why);
@@ -156,7 +156,7 @@ int32_t notes_read(llama_context * ctx, llama_seq_id seq, llama_pos p0, int32_t 
     }
     return guarded([&] {
         if (p0 != base) {
-            notes_kv(*ctx, NOTES_SPLICE); // to move rows one must know how they are rotated
+            notes_kv(*ctx, NOTES_SPLICE); // moving rows requires a known rotation
         }
         notes_kv(*ctx, NOTES_READ).read(seq, p0, n, positions, rows, n_layers, base);
         return NOTES_OK;

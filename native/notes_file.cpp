@@ -23,7 +23,7 @@ std::atomic<int64_t> notes_file_bytes { 0 };
 
 struct notes_file::progress {
     XXH3_state_t         hash;
-    std::atomic<int64_t> hashed { 0 }; // bytes from the start on
+    std::atomic<int64_t> hashed { 0 }; // number of leading bytes
 };
 
 notes_file::notes_file(int fd, const notes_stored * layers, int32_t n_layers, int32_t n_rows, int32_t first)
@@ -35,7 +35,7 @@ notes_file::notes_file(int fd, const notes_stored * layers, int32_t n_layers, in
 
 notes_file::~notes_file() = default;
 
-// Bytes that were read, 0 at the end of the file, negative if that failed: `errno` says why.
+// Returns the number of bytes read, 0 at the end of the file, negative on failure (`errno`).
 static int64_t read_at(int fd, char * to, int64_t size, int64_t at) {
 #ifdef _WIN32
     OVERLAPPED place = {};
@@ -74,7 +74,7 @@ bool notes_file::read(int32_t layer, bool v, int64_t at, int64_t size, char * to
     }
 
     auto & mine = tensors[2*layer + v];
-    while (mine.hashed.load(std::memory_order_acquire) != at) { // mostly it is: the piece before was begun long ago
+    while (mine.hashed.load(std::memory_order_acquire) != at) { // rarely waits: the piece before was started long ago
         if (stopped) {
             return false;
         }

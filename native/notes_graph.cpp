@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <set>
 
-// The architectures whose graphs have been read and whose rows and logits have been measured against decoding at the
-// target position (make zoo, docs/architectures.md). To move the rows of another one on trust could make a silently
-// wrong cache. What a graph does of its own is in notes_graph_of.
+// Architectures whose graphs have been reviewed and whose moved rows and logits have been compared with a decode at the target
+// position (make zoo, docs/architectures.md). Moving rows of an unreviewed one could make a silently wrong cache. Special
+// cases of a graph are in notes_graph_of.
 static const std::set<llm_arch> KNOWN = {
     LLM_ARCH_AFMOE, LLM_ARCH_APERTUS, LLM_ARCH_ARCEE, LLM_ARCH_ARCTIC, LLM_ARCH_BAICHUAN, LLM_ARCH_BAILINGMOE,
     LLM_ARCH_BAILINGMOE2, LLM_ARCH_BITNET, LLM_ARCH_BLOOM, LLM_ARCH_CHATGLM, LLM_ARCH_CODESHELL, LLM_ARCH_COGVLM,
@@ -30,7 +30,7 @@ static const std::set<llm_arch> KNOWN = {
     LLM_ARCH_STARCODER2, LLM_ARCH_STEP35, LLM_ARCH_TALKIE, LLM_ARCH_XVERSE,
 };
 
-// The same of attention beside recurrent layers, and what their state follows from: docs/recurrent.md has what was read.
+// The same with attention and recurrent layers: docs/recurrent.md has the review of their state's dependencies.
 static const std::set<llm_arch> HYBRID = {
     LLM_ARCH_BAILINGMOE3, LLM_ARCH_FALCON_H1, LLM_ARCH_GLM5_NEXT, LLM_ARCH_GRANITE_HYBRID, LLM_ARCH_JAMBA,
     LLM_ARCH_KIMI_K3, LLM_ARCH_KIMI_LINEAR, LLM_ARCH_LFM2, LLM_ARCH_LFM2MOE, LLM_ARCH_MINIMAX_01, LLM_ARCH_NEMOTRON_H,
@@ -38,12 +38,12 @@ static const std::set<llm_arch> HYBRID = {
     LLM_ARCH_QWEN4EXP,
 };
 
-// Of recurrent layers alone.
+// With recurrent layers only.
 static const std::set<llm_arch> RECURRENT = {
     LLM_ARCH_ARWKV7, LLM_ARCH_MAMBA, LLM_ARCH_MAMBA2, LLM_ARCH_RWKV6, LLM_ARCH_RWKV6QWEN2, LLM_ARCH_RWKV7,
 };
 
-// Which layers rotate K. Granite says so in its hyper-parameters, all others in their graphs.
+// Layers that rotate K. Granite has it in its hyper-parameters, all others in their graphs.
 static bool rotates(const llama_model & model, int32_t il) {
     const auto & hparams = model.hparams;
     const int32_t step = hparams.n_no_rope_layer_step;
@@ -82,7 +82,7 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
     }
 
     res.type        = model.hparams.rope_type;
-    res.n_rot       = model.hparams.n_rot(); // most graphs take that of the first layer for all
+    res.n_rot       = model.hparams.n_rot(); // most graphs use the first layer's for all
     res.freq_base   = model.get_rope_freq_base (cparams, il);
     res.freq_scale  = model.get_rope_freq_scale(cparams, il);
     res.ext_factor  = cparams.yarn_ext_factor;
@@ -91,13 +91,13 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
 
     const bool window = model.hparams.is_swa(il);
 
-    // With low-rank K (MLA) what is rotated is at the end: of the row that K and V are computed from, or of a head.
+    // With low-rank K (MLA) the rotated elements are at the end: of the row from which K and V are computed, or of a head.
     if (kind == NOTES_ATTENTION && (model.hparams.is_mla() || model.hparams.n_lora_kv > 0)) {
         res.offset = hparams.n_embd_head_k(il) - res.n_rot;
     }
 
     switch (model.arch) {
-        // the base and the scale of the context on every layer, also where sliding windows have their own
+        // base and scale of the context on every layer, also where sliding windows have values of their own
         case LLM_ARCH_COHERE2:
         case LLM_ARCH_COHERE2MOE:
         case LLM_ARCH_EXAONE4:
@@ -133,7 +133,7 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
         case LLM_ARCH_SPARK2_5:
             res.n_rot = model.hparams.n_rot(il);
             break;
-        // constants, whatever the file or the user says
+        // constants, which override the file and the user
         case LLM_ARCH_COGVLM:
             res.freq_base   = 10000.0f;
             res.freq_scale  = 1.0f;
@@ -141,7 +141,7 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
             res.attn_factor = 1.0f;
             res.factors     = nullptr;
             break;
-        // factors that are in the file and not in the graph
+        // factors that are in the file but not used by the graph
         case LLM_ARCH_FALCON_H1:
         case LLM_ARCH_PANGU_EMBED:
             res.factors = nullptr;
@@ -168,7 +168,7 @@ notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hpar
                 break;
             case LLM_ARCH_GLM5_NEXT:
             case LLM_ARCH_QWEN4EXP:
-                res.type = LLAMA_ROPE_TYPE_NONE; // pooled first, and rotated where they are looked at
+                res.type = LLAMA_ROPE_TYPE_NONE; // pooled first, and rotated when they are used
                 break;
             default:
                 res.type = LLAMA_ROPE_TYPE_NEOX; // DeepSeek V3.2, dots3note
@@ -221,7 +221,7 @@ std::string notes_graph_refusal(const llama_context & ctx) {
         case LLM_ARCH_GEMMA4_ASSISTANT:
             return "a draft model's rows belong to the model that it drafts for";
         case LLM_ARCH_LLAMA_EMBED:
-            return "this model keeps no K/V cache (an encoder or a diffusion model)"; // it has one, and never writes it
+            return "this model keeps no K/V cache (an encoder or a diffusion model)"; // it has one, but never writes it
         default:
             return "";
     }
@@ -231,7 +231,7 @@ std::string notes_graph_move_refusal(const llama_context & ctx) {
     const auto & model = ctx.get_model();
 
     switch (model.arch) {
-        // W*R(p)*q times W*R(p')*k is no function of p - p'
+        // W*R(p)*q times W*R(p')*k is not a function of p - p'
         case LLM_ARCH_HUNYUAN_DENSE:
         case LLM_ARCH_HUNYUAN_MOE:
         case LLM_ARCH_HUNYUAN_VL:
@@ -268,29 +268,29 @@ std::string notes_graph_move_refusal(const llama_context & ctx, llama_pos base, 
     const auto [low, high] = std::minmax(base, p0);
     const llama_pos last = high + n - 1;
 
-    // With chunked attention a token sees its own chunk of positions only.
+    // With chunked attention a token attends to its own chunk of positions only.
     if (const int32_t size = hparams.n_swa; hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED && high % size != low % size &&
             (low/size != (low + n - 1)/size || high/size != last/size)) {
         return "rows cannot be moved across a boundary of this model's attention chunks of " + std::to_string(size) + " positions";
     }
-    // Queries are scaled by their position, in steps: rows of higher layers follow from that.
+    // Queries are scaled by their position, in steps, which changes the rows of higher layers.
     if (const int32_t size = hparams.n_attn_temp_floor_scale; hparams.f_attn_temp_scale != 0.0f && size > 0) {
         const llama_pos offset = hparams.f_attn_temp_offset;
         if ((low + offset)/size != (last + offset)/size) {
             return "rows cannot be moved from one stretch of " + std::to_string(size) + " positions to another: this model scales its attention by them";
         }
     }
-    // Which blocks of positions a token looks at is chosen by score once there are more than it may look at.
+    // Above a maximum number of blocks of positions, a token attends to those with the best scores.
     if (const int32_t size = hparams.indexer_block_size; model.arch == LLM_ARCH_MINIMAX_M3 && notes_graph_uses_indexer(ctx) &&
             size > 0 && (high - low) % size != 0 && last >= (int64_t) size*hparams.indexer_top_k) {
         return "from position " + std::to_string((int64_t) size*hparams.indexer_top_k) + " on, rows can be moved by multiples of " + std::to_string(size) + " positions only, this model's attention blocks";
     }
-    // Where the last tokens, which do not fill a pool, are never looked at, it matters from the start where pools begin.
+    // Where last tokens that do not fill a pool are never attended to, the starts of pools matter from the first token on.
     if (const int32_t size = hparams.indexer_kpool; model.arch == LLM_ARCH_GLM5_NEXT && !hparams.indexer_kpool_select_tail &&
             size > 0 && (high - low) % size != 0) {
         return "rows can be moved by multiples of " + std::to_string(size) + " positions only, over which this model pools what it looks at";
     }
-    // Keys of an indexer that are pooled by stretches of positions choose what is looked at, beyond as many as may be.
+    // Above a maximum, keys of an indexer that are pooled over ranges of positions select the rows to attend to.
     if (model.arch == LLM_ARCH_GLM5_NEXT || model.arch == LLM_ARCH_QWEN4EXP) {
         for (uint32_t il = 0; il < hparams.n_layer(); ++il) {
             const int32_t size = model.arch == LLM_ARCH_GLM5_NEXT ? hparams.indexer_kpool : hparams.dsv4_compress_ratios[il];

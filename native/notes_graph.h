@@ -1,6 +1,6 @@
-// notes_graph.h: what the graph of an architecture does with K before it goes into the cache (llama.cpp's src/models).
+// notes_graph.h: the rotation that each architecture's graph applies to K before caching it, and known limits per graph.
 //
-// Hyper-parameters do not tell: many a graph decides for itself which layers rotate, with which base, and what follows.
+// Hyper-parameters are not enough: many graphs (llama.cpp's src/models) decide in code which layers rotate, and how.
 #pragma once
 
 #include "notes_ext.h"
@@ -12,7 +12,7 @@ struct ggml_tensor;
 struct llama_context;
 struct llama_hparams;
 
-// The arguments of ggml_rope for the K of one layer, and what else its graph says.
+// Arguments of ggml_rope for the K of one layer, as its graph passes them.
 struct notes_graph {
     llama_rope_type type; // NONE: not rotated
     int   n_rot;
@@ -24,20 +24,19 @@ struct notes_graph {
     const ggml_tensor * factors; // of the frequencies, or null
 };
 
-// Of layer `il` in a cache of this kind, whose hyper-parameters for an indexer are not the model's.
+// Rotation of layer `il` in a cache of this kind. `hparams` are the cache's, which for an indexer differ from the model's.
 notes_graph notes_graph_of(const llama_context & ctx, const llama_hparams & hparams, notes_layer_kind kind, int32_t il);
 
-// Whether a quantized cache of this kind holds rows mixed by a Hadamard matrix when the cache is prepared for it.
+// True if a quantized cache of this kind holds rows mixed by a Hadamard matrix, provided that the cache is set up for it.
 bool notes_graph_mixes_k(const llama_context & ctx, notes_layer_kind kind);
 
-// Whether the indexer's keys are kept: some graphs do without where the context does not suit them.
+// True if the indexer's keys are cached: some graphs do without an indexer in some contexts.
 bool notes_graph_uses_indexer(const llama_context & ctx);
 
-// What llama.cpp computes wrongly with a batch of `n_seqs` sequences, empty if nothing is known, or if it was built with the
-// patch group `fixes`.
+// Known bug of llama.cpp with a batch of `n_seqs` sequences, empty without one, or in a build with the patch group `fixes`.
 std::string notes_graph_bug(const llama_context & ctx, int32_t n_seqs);
 
-// Why no rows of this context can be read or put back, empty if they can.
+// Why rows of this context can be neither read nor restored, empty if they can.
 std::string notes_graph_refusal(const llama_context & ctx);
 
 // Why no rows of this architecture can be moved, empty if they can.

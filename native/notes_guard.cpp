@@ -15,12 +15,12 @@
 #include <unistd.h>
 #endif
 
-// All that the handler needs is prepared: it may neither allocate nor lock.
+// Data of the handler, prepared because it may neither allocate nor lock.
 static char before_text[1024];
 static char after_text [512];
 static char reason_text[256];
 
-// What the RPC backend begins with where a server is lost (patches/fixes/rpc-lost-server.patch).
+// Start of the RPC backend's message for a lost server (patches/fixes/rpc-lost-server.patch).
 static const char ELSEWHERE[] = "the RPC server ";
 
 static const struct { int number; const char * name; } SIGNALS[] = {
@@ -33,7 +33,7 @@ static const struct { int number; const char * name; } SIGNALS[] = {
 #endif
 };
 
-// Printable text of one line: names in a file are anybody's, and may hold what a terminal obeys.
+// Make text printable on one line: names in untrusted files may contain terminal escapes.
 static void copy(char * to, size_t size, const char * from) {
     size_t n = 0;
     for (; from && *from && n + 1 < size; ++from) {
@@ -44,7 +44,7 @@ static void copy(char * to, size_t size, const char * from) {
             to[n++] = c < 0x20 || c == 0x7f ? '?' : (char) c;
         }
     }
-    if (from && *from) { // cut off, perhaps in the middle of a character
+    if (from && *from) { // truncated, perhaps within a character
         while (n > 0 && (to[n - 1] & 0xc0) == 0x80) {
             n--;
         }
@@ -64,13 +64,13 @@ static void print(const char * text) {
 static std::atomic<bool> on = false;
 
 static void on_signal(int number) {
-    if (!on) { // a handler that was installed while we were has called us after that
+    if (!on) { // called by a handler that was installed over ours, after ours was removed
         std::signal(number, SIG_DFL);
         raise(number);
         return;
     }
     static std::atomic_flag printed = ATOMIC_FLAG_INIT;
-    if (printed.test_and_set()) { // another thread is on its way out
+    if (printed.test_and_set()) { // another thread is exiting already
 #ifdef _WIN32
         return;
 #else
@@ -85,7 +85,7 @@ static void on_signal(int number) {
             reason = signal.name;
         }
     }
-    if (strncmp(reason, ELSEWHERE, sizeof(ELSEWHERE) - 1) == 0) { // the model is not to blame
+    if (strncmp(reason, ELSEWHERE, sizeof(ELSEWHERE) - 1) == 0) { // not a fault of the model
         print("notes: ");
         print(reason);
         print(". What is on disk is whole\n");
@@ -101,7 +101,7 @@ static void on_signal(int number) {
 }
 
 static void on_abort(const char * message) { // ggml's assertions; abort() follows
-    // "/path/of/the/build/src/llama-x.cpp:12: text": the path is nobody's business
+    // "/path/of/the/build/src/llama-x.cpp:12: text": the path must not be shown
     const char * text = message;
     for (const char * c = message; *c && *c != ' '; ++c) {
         if (*c == '/' || *c == '\\') {
@@ -109,7 +109,7 @@ static void on_abort(const char * message) { // ggml's assertions; abort() follo
         }
     }
     if (const char * elsewhere = strstr(text, ELSEWHERE)) {
-        text = elsewhere; // the place in the source is nobody's business either
+        text = elsewhere; // without the place in the source
     }
     copy(reason_text, sizeof(reason_text), text);
 }
@@ -170,7 +170,7 @@ static void install() {
     }
 }
 
-static void remove() { // but what others have installed since stays
+static void remove() { // keep handlers that others have installed since
     if (std::get_terminate() == on_terminate) {
         std::set_terminate(terminate_was);
     }

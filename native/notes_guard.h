@@ -1,8 +1,8 @@
-// notes_guard.h: one line and the status 1 where llama.cpp would end the process with a signal.
+// notes_guard.h: signal handlers that turn a crash of llama.cpp into one line on stderr and exit status 1.
 #pragma once
 
-// From now on, a crash (an assertion of ggml, an exception that nobody catches, a bad access) prints `before`, what is
-// known of it, and `after` on stderr, in one line, and exits with status 1. Null: no longer. A signal that somebody else
-// handles already keeps its handler. Files that break llama.cpp do it in worker threads and in the middle of an
-// allocation, so nothing can be saved by going on.
+// Install handlers, or remove them (null). A crash (an assertion of ggml, an uncaught exception, a bad access) prints
+// `before`, its reason as far as known, and `after` on stderr, in one line, and exits with status 1. A signal that has a
+// handler already keeps it. Files that crash llama.cpp do so in worker threads and in the middle of an allocation, so that
+// the process cannot continue.
 void notes_guard_set(const char * before, const char * after);

@@ -1,4 +1,4 @@
-// What a context can do; splice, carry and read.
+// Capabilities of a context; splice and read.
 #include "notes_kv.h"
 
 #include "notes_cells.h"
@@ -25,7 +25,7 @@
 std::atomic<int64_t> notes_kv::stored_bytes { 0 };
 
 //
-// what a context can do
+// capabilities of a context
 //
 
 std::string notes_kv::adapters(const llama_context & ctx) {
@@ -56,7 +56,7 @@ const notes_row_loops & notes_loops() {
 }
 
 std::string notes_kv::refusal(llama_context & ctx, notes_op op) {
-    // Rows belong to the weights that they were computed with, and what we know of those is the digest of a file.
+    // Rows depend on the weights with which they were computed, and the identity of weights is a file's digest.
     if (const std::string added = adapters(ctx); !added.empty()) {
         return "this context computes with " + added + ", and rows are known by the model's file alone. Take it off the "
             "context, or merge a LoRA into the model (llama-export-lora)";
@@ -125,7 +125,7 @@ notes_kv::notes_kv(llama_context & ctx, notes_op op) : ctx(ctx), memory(ctx) {
     for (size_t c = 0; c < memory.caches.size(); ++c) {
         const auto & cache = memory.caches[c];
         if (cache.kind == NOTES_INDEXER && !notes_graph_uses_indexer(ctx)) {
-            continue; // nobody writes it
+            continue; // it is never written
         }
         for (size_t i = 0; i < cache.kv->layers.size(); ++i) {
             all.push_back({ cache.kind, (int32_t) cache.kv->layers[i].il, c, i });
@@ -166,7 +166,7 @@ notes_layer notes_kv::shape(const layer & layer) const {
     res.n_embd_k = at.k->ne[0];
     res.type_k   = at.k->type;
     if (at.v && layer.kind == NOTES_ATTENTION) {
-        res.n_embd_v = kv.hparams.n_embd_v_gqa(layer.il); // the tensor may be wider: without flash attention all are alike
+        res.n_embd_v = kv.hparams.n_embd_v_gqa(layer.il); // the tensor may be wider: without flash attention all layers have one width
         res.type_v   = at.v->type;
     }
     return res;
@@ -196,10 +196,10 @@ std::vector<double> notes_kv::frequencies(int32_t i) const {
 }
 
 //
-// rows in and out
+// splice and read
 //
 
-// Shifts and stream copies that stock calls have asked for wait for the next decode; rows are right only after them.
+// Apply shifts and stream copies of stock calls, which llama.cpp defers to the next decode; rows are valid only after them.
 void notes_kv::settle() const {
     ctx.sched_reserve();
     ctx.memory_update(false);
@@ -215,7 +215,7 @@ ggml_type notes_source::type(int32_t layer, bool v) const {
     return (ggml_type) (file ? file->tensor(layer, v).type : v ? rows[layer].type_v : rows[layer].type_k);
 }
 
-// `quantized`: they may be.
+// `quantized`: quantized rows are allowed.
 void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t n, bool quantized) const {
     if (n_layers != (int32_t) all.size()) {
         throw notes_failure(NOTES_E_ARGUMENT, "rows of " + std::to_string(n_layers) + " layers given, the memory has " + std::to_string(all.size()));
@@ -250,12 +250,12 @@ void notes_kv::check_rows(const notes_source & source, int32_t n_layers, int32_t
     }
 }
 
-// Whether a cache keeps all rows. That of sliding-window layers may drop what leaves the window; its size does not tell.
+// True if a cache keeps all rows. That of sliding-window layers may drop rows that leave the window, whatever its size.
 bool notes_kv::whole_window(size_t cache) const {
     return !memory.caches[cache].window || memory.caches[cache].kv->keep_masked;
 }
 
-// The first position that a token at `pos` looks at in the layers of this cache.
+// First position that a token at `pos` attends to in the layers of this cache.
 llama_pos notes_kv::sees_from(const llama_kv_cache & kv, llama_pos pos) {
     const int64_t size = kv.n_swa;
     switch (kv.swa_type) {
@@ -265,7 +265,7 @@ llama_pos notes_kv::sees_from(const llama_kv_cache & kv, llama_pos pos) {
     }
 }
 
-// Whether this cache has every row of the sequence at positions [p0, p1). The first one has all that there are.
+// True if this cache has every row of the sequence at positions [p0, p1). The first cache keeps all rows.
 bool notes_kv::keeps(const notes_memory & memory, size_t cache, llama_seq_id seq, llama_pos p0, llama_pos p1) {
     const auto & all  = memory.caches[0].kv->get_cells(seq).seq_pos_get(seq);
     const auto & here = memory.caches[cache].kv->get_cells(seq).seq_pos_get(seq);
@@ -273,7 +273,7 @@ bool notes_kv::keeps(const notes_memory & memory, size_t cache, llama_seq_id seq
             [](const auto & a, const auto & b) { return a.first == b.first; });
 }
 
-// Whether the sliding-window layers no longer have something before `pos` that a token there looks at.
+// True if the sliding-window layers have dropped a row that a token at `pos` attends to.
 bool notes_kv::lacks_window(const notes_memory & memory, llama_seq_id seq, llama_pos pos) {
     for (size_t c = 0; c < memory.caches.size(); ++c) {
         const auto & cache = memory.caches[c];
@@ -293,7 +293,7 @@ void notes_kv::check_move(llama_pos base, llama_pos p0, int32_t n) const {
     }
 }
 
-// Cells that find_slot would give if the sequence had dropped its rows below `first`.
+// Number of cells that find_slot could return if the sequence had dropped its rows below `first`.
 int64_t notes_kv::room(size_t cache, llama_seq_id seq, int64_t first) const {
     const auto & kv    = *memory.caches[cache].kv;
     const auto & cells = kv.get_cells(seq);
@@ -335,7 +335,7 @@ void notes_kv::check_positions(const llama_pos * positions, int32_t n, llama_pos
     }
 }
 
-// The ubatch that a decode of rows [first, n) would have had: it says where the cells are (as in state_read_meta).
+// The ubatch of a decode of rows [first, n), to have find_slot assign cells (as in state_read_meta).
 llama_ubatch notes_kv::ubatch(const llama_seq_id & seq, const llama_token * tokens, int32_t first, int32_t n, const std::function<llama_pos(int32_t, uint32_t)> & at) const {
     const uint32_t n_pos = ctx.get_model().hparams.n_pos_per_embd();
     llama_batch_allocr balloc(n_pos);
@@ -375,7 +375,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
         if (!cells_between(memory.caches[c].kv->get_cells(seq), seq, p0, p1).empty()) {
             throw notes_failure(NOTES_E_POSITION, "positions " + between(p0, p1 - p0) + " of sequence " + std::to_string(seq) + " already hold rows");
         }
-        if (!whole_window(c) && !keeps(memory, c, seq, p1)) { // what it keeps has no holes: truncate relies on that
+        if (!whole_window(c) && !keeps(memory, c, seq, p1)) { // the rows of a cache have no holes: truncate relies on that
             throw notes_failure(NOTES_E_POSITION, "positions " + between(p0, p1 - p0) + " lie deeper than the sliding window (swa_full keeps all rows)");
         }
     }
@@ -391,7 +391,7 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
 
     settle();
 
-    // Where only the window is kept, what leaves it makes room. It does not come back: see before whether all will go well.
+    // Where only the window is kept, rows that leave it are lost: check first that the splice will succeed.
     bool drops = false;
     for (size_t c = 0; c < memory.caches.size(); ++c) {
         const auto & kv = *memory.caches[c].kv;
@@ -404,14 +404,14 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
     if (drops && source.file) {
         throw notes_failure(NOTES_E_ARGUMENT, "rows that leave a sliding window do not come back: read the file into memory before");
     }
-    if ((drops || carried) && !move(NOWHERE, nowhere, 0, source, n, moved)) { // a state is written over, and does not come back, either
+    if ((drops || carried) && !move(NOWHERE, nowhere, 0, source, n, moved)) { // an overwritten state cannot be restored, either
         throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
     }
 
     struct landing { llama_ubatch ubatch; llama_kv_cache::slot_info slot; };
     std::vector<landing> landings;
     std::vector<place>   places;
-    bool gone = false; // what the sequence had before is not whole any more
+    bool gone = false; // the earlier rows of the sequence are incomplete
     std::function<void()> undo = [] {};
     try {
         for (size_t c = 0; c < memory.caches.size(); ++c) {
@@ -451,16 +451,16 @@ void notes_kv::splice(llama_seq_id seq, llama_pos p0, const llama_token * tokens
                 undo = [&mem, seq] { mem.seq_rm(seq, -1, -1); };
                 mem.seq_rm(seq, -1, -1);
             }
-            if (!mem.find_slot(ubatch(seq, tokens, carried ? 0 : n - 1, n, at))) { // a cell of its own, whoever shared it
+            if (!mem.find_slot(ubatch(seq, tokens, carried ? 0 : n - 1, n, at))) { // a cell of its own, even if it was shared
                 throw notes_failure(NOTES_E_ROOM, "no room for the state of another sequence");
             }
             state = mem.head;
-            mem.cells[state].src = state; // as in state_read_meta: what is there counts
+            mem.cells[state].src = state; // as in state_read_meta: the data in the cell is valid
         }
 
-        // Free cells first, the books after: if the rows turn out bad, or other than those that were written to their file, no
-        // sequence has ever seen them. What has been written by then is finite: a free cell is still multiplied with zero
-        // weights, and may hold no NaN.
+        // Write to free cells first and update the metadata afterwards: rows that turn out to be bad, or that differ from the
+        // file's checksum, have then never been part of a sequence. Only finite values are written: a free cell is still
+        // multiplied with zero weights, so that it must not hold NaN.
         gone |= carried;
         if (!move(INTO_CACHE, places, state, source, n, moved)) {
             throw notes_failure(NOTES_E_NOT_FINITE, "the rows hold NaN or infinity");
@@ -523,7 +523,7 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
             for (int axis = 0; positions && axis < 3; ++axis) {
                 positions[3*i + axis] = here[axis] - p0 + base;
             }
-            // Sound has positions on the fourth axis, too, which text and images have not; the cells do not tell.
+            // Audio also has positions on the fourth axis, unlike text and images; cells do not record them.
             const bool alone = (i == 0 || cells.pos_get(found[i - 1]) != pos) && (i + 1 == n || cells.pos_get(found[i + 1]) != pos);
             if (axes && ext.tok == LLAMA_TOKEN_NULL && alone && ext.x == pos && ext.y == pos && has_still_pairs()) {
                 throw notes_failure(NOTES_E_UNSUPPORTED, "the row at position " + std::to_string(pos) + " may be one of sound, whose rotation is another one");
@@ -544,7 +544,7 @@ void notes_kv::read(llama_seq_id seq, llama_pos p0, int32_t n, llama_pos * posit
     }
 }
 
-// Whether some rotated pairs do not change when text moves: those of the fourth axis of M-RoPE.
+// True if some rotated pairs are unchanged when text moves: those of the fourth axis of M-RoPE.
 bool notes_kv::has_still_pairs() const {
     return std::any_of(all.begin(), all.end(), [&](const layer & layer) {
         if (layer.kind == NOTES_RECURRENT) {

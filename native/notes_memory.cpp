@@ -14,7 +14,7 @@
 
 #include <typeinfo>
 
-// The exact class, not a relative: what a class inherits may be only half of what it keeps.
+// Match the exact class, since a derived class may keep more than its base.
 template<typename T>
 static T * exactly(llama_memory_i & memory) {
     return typeid(memory) == typeid(T) ? static_cast<T *>(&memory) : nullptr;
@@ -54,7 +54,7 @@ notes_memory::notes_memory(const llama_context & ctx) {
     } else if (auto * mem = exactly<llama_memory_hybrid_iswa>(memory)) {
         iswa(*mem->get_mem_attn());
         for (auto & cache : caches) {
-            cache.mixes = false; // build_inp_mem_hybrid_iswa knows of none
+            cache.mixes = false; // build_inp_mem_hybrid_iswa does not mix
         }
         recurrent = mem->get_mem_recr();
     } else if (auto * mem = exactly<llama_memory_hybrid_idx>(memory)) {
@@ -71,7 +71,7 @@ notes_memory::notes_memory(const llama_context & ctx) {
     }
 }
 
-// Graphs take each head's part of a row, which must be whole blocks. llama.cpp asks that with flash attention alone.
+// Graphs view each head's part of a row, which must be whole blocks. llama.cpp checks that with flash attention only.
 std::string notes_types_refusal(const llama_model & model, ggml_type type_k, ggml_type type_v) {
     const auto & hparams = model.hparams;
     const auto refused = [](const char * part, ggml_type type, const char * name, uint32_t size) -> std::string {

@@ -1,4 +1,4 @@
-// notes_memory.h: what the memory of a context is made of: attention caches, and the state of recurrent layers.
+// notes_memory.h: finds the parts of a context's memory: attention caches, indexer caches, recurrent state.
 #pragma once
 
 #include "notes_ext.h"
@@ -20,16 +20,16 @@ struct notes_memory {
         bool             mixes = true; // the graphs of this memory mix rows with a Hadamard matrix where the cache asks for it
     };
 
-    // Look into the memory of a context. `unknown` then says why it was not understood, and is empty if it was.
+    // Inspect the memory of a context. `unknown` is the reason if its class is not supported, else empty.
     explicit notes_memory(const llama_context & ctx);
 
     std::string              unknown;
-    std::vector<cache>       caches; // the first is the one that keeps every row
+    std::vector<cache>       caches; // the first one keeps every row
     llama_memory_recurrent * recurrent = nullptr;
 
-    // Set if the indexer keeps more than its keys: pools of them, which must be told when keys change.
+    // Set if the indexer also keeps pools of keys, which must be notified when keys change.
     llama_memory_hybrid_idx * pools = nullptr;
 };
 
-// Why no cache of these types can keep the rows of a model, in llama.cpp's words, empty if one can.
+// Why a cache cannot keep the rows of a model in these types, in llama.cpp's words, empty if it can.
 std::string notes_types_refusal(const llama_model & model, ggml_type type_k, ggml_type type_v);

@@ -1,4 +1,4 @@
-// The bytes of rows on their way into a cache and out of it: parts and pieces of them, threads, and what each does with one.
+// Moves rows into and out of a cache: splits them into parts and pieces, which threads read, hash, rotate and store.
 #include "notes_kv.h"
 
 #include "notes_file.h"
@@ -22,15 +22,15 @@
 #include <thread>
 #include <utility>
 
-// What a thread reads, hashes, turns and stores at once: it stays in the processor's caches meanwhile. Of a file in the
-// page cache so much at once comes a quarter faster than 256 KB (docs/LOG.md).
+// Bytes that a thread reads, hashes, rotates and stores as one piece, which fits into the processor's caches. A file in the
+// page cache is read a quarter faster so than by 256 KB (docs/LOG.md).
 static constexpr int64_t PIECE = 1 << 20;
 static constexpr int32_t LINE  = 32; // f16 of a column in a cache line
 
-// Memory elsewhere (a GPU, another machine) is copied in few calls: so much between what is wanted is rather copied along.
+// Device memory is copied in few calls: gaps of up to this many bytes are copied along.
 static constexpr int64_t BETWEEN = 64 << 10;
 
-// Tasks are begun in their order; `work` gets the number of a task and that of its thread. The first exception is thrown.
+// Run tasks on threads, started in order; `work` gets the numbers of the task and of the thread. Rethrows the first exception.
 static void in_parallel(int32_t n_tasks, int32_t n_threads, const std::function<void(int32_t, int32_t)> & work) {
     std::atomic<int32_t> next { 0 };
     std::exception_ptr   error;
@@ -53,7 +53,7 @@ static void in_parallel(int32_t n_tasks, int32_t n_threads, const std::function<
             others.emplace_back(loop, t);
         }
     } catch (...) {
-        // the threads that there are do the work
+        // continue with the threads that have started
     }
     loop(0);
     for (auto & thread : others) {
@@ -78,16 +78,15 @@ struct tensor_rows {
     size_t width(int64_t n) const { return columns ? n*item() : ggml_row_size(t->type, n_embd); }
     int64_t lines(int64_t n) const { return columns ? n_embd : n; }
 
-    // Whether its memory is copied line by line in one call.
+    // True if one call copies lines with gaps.
     bool by_lines() const { return notes_stage::by_lines(t); }
 
-    // Bytes that are copied along for cells between others. Of columns that cannot be copied line by line it is all, anyway.
+    // Bytes that are copied along for a gap of cells. Columns that cannot be copied by lines are copied whole anyway.
     int64_t between(int64_t n) const { return columns ? n*item()*(by_lines() ? n_embd : 1) : n*pitch(); }
 };
 
-// Some cells of a tensor, and where they are worked on: where they lie if that is host memory, else in a buffer. That is
-// one call of the backend each way, whatever it has calls for: where it cannot copy lines that lie apart, as that of
-// another machine, what is between them is copied, too, and so read before it is written.
+// Some cells of a tensor, accessed in place in host memory, else through a staging buffer with one backend call each way: a
+// backend that cannot copy lines with gaps (RPC) copies the gaps, too, which are therefore read before they are written.
 class notes_span {
 public:
     notes_span(const tensor_rows & rows, uint32_t cell, int64_t n, notes_stage & stage) : rows(rows), cell(cell), stage(stage) {
@@ -105,7 +104,7 @@ public:
         data  = stage.buffer(rows.t, here.bytes());
     }
 
-    // Whether a store of all these cells writes nothing else.
+    // True if a store of all these cells writes nothing else.
     bool exact() const { return !whole; }
 
     notes_row_block block(uint32_t at) const {
@@ -165,9 +164,9 @@ std::vector<notes_kv::part> notes_kv::parts(const notes_source & source, int32_t
     return res;
 }
 
-// The rows of all parts, as the source counts them (the first `skipped` go nowhere), in pieces, and these in the order in which
-// threads begin them. Of as many parts as there are threads they come by turns: a file is read nearly in its order, and a
-// piece seldom has to wait until the one before it has been hashed.
+// Split the rows of all parts, as numbered in the source (the first `skipped` are not placed), into pieces, in the order in
+// which threads start them. Pieces of as many parts as there are threads alternate: a file is read nearly sequentially, and
+// a piece seldom waits for the hash of the one before it.
 std::vector<notes_kv::piece> notes_kv::pieces(const std::vector<part> & parts, const std::vector<place> & places, int32_t skipped, int32_t n_threads) const {
     std::vector<std::vector<piece>> of(parts.size());
     size_t longest = 0;
@@ -180,11 +179,11 @@ std::vector<notes_kv::piece> notes_kv::pieces(const std::vector<part> & parts, c
             const tensor_rows rows { stream(part, place), part.n_embd, 0, part.columns };
             if (rows.host()) {
                 step = std::max<int64_t>(LINE, PIECE/part.size/LINE*LINE);
-            } else if ((!part.columns || rows.by_lines()) && place.runs.size() == 1) { // else what lies between is copied along
-                const int64_t size = std::max(part.size, ggml_row_size(rows.t->type, part.n_embd)); // here and there
+            } else if ((!part.columns || rows.by_lines()) && place.runs.size() == 1) { // else gaps are copied along
+                const int64_t size = std::max(part.size, ggml_row_size(rows.t->type, part.n_embd)); // in the source and in the cache
                 step = std::max<int64_t>(LINE, (notes_stage::SIZE/size - LINE)/LINE*LINE);
             }
-            if (part.columns) { // pieces begin where a cache line does
+            if (part.columns) { // pieces start at a cache line
                 const auto & run = place.runs.front();
                 const int64_t cell = (int64_t) run.cell - run.row - skipped; // of the source's row 0
                 lead = (LINE - cell % LINE) % LINE;
@@ -214,7 +213,7 @@ ggml_tensor * notes_kv::stream(const part & part, const place & place) const {
     return (part.v ? at.v_stream : at.k_stream)[place.stream];
 }
 
-// Rows [first, last) of a part, of which the first one is at `data`.
+// Move rows [first, last) of a part, the first of which is at `data`.
 bool notes_kv::move_rows(direction way, const part & part, const place & place, char * data, int32_t first, int32_t last, const notes_turn & turn, notes_stage & stage) const {
     const tensor_rows cache { stream(part, place), part.n_embd, part.hadamard, part.columns };
 
@@ -240,7 +239,7 @@ bool notes_kv::move_rows(direction way, const part & part, const place & place, 
             end  = wanted[i1].cell + wanted[i1].n;
         }
         if (way == NOWHERE) {
-            std::vector<char> over(part.n_embd*sizeof(float)); // every row over the one before
+            std::vector<char> over(part.n_embd*sizeof(float)); // each row overwrites the previous one
             const notes_row_block mine { part.type, data + (wanted[i0].row - first)*part.size, part.size };
             if (!notes_loops().move(turn, mine, { cache.t->type, over.data(), 0, part.hadamard }, wanted[i0].n, part.n_embd)) {
                 return false;
@@ -275,7 +274,7 @@ bool notes_kv::move_rows(direction way, const part & part, const place & place, 
     return true;
 }
 
-// The state of a recurrent layer is in row `state` of its tensors.
+// Move the state of a recurrent layer, row `state` of its tensors.
 bool notes_kv::move_state(direction way, const part & part, int64_t state, char * data) const {
     const auto & mem = *memory.recurrent;
     const auto   il  = all[part.layer].il;
@@ -301,7 +300,7 @@ bool notes_kv::move_state(direction way, const part & part, int64_t state, char 
     return true;
 }
 
-// All layers; `places` has one entry a cache. False if something was not finite: the rest was moved, or found to be damaged.
+// Move all layers; `places` has one entry per cache. Returns false if a value was not finite; the rest has been moved.
 bool notes_kv::move(direction way, const std::vector<place> & places, int64_t state, const notes_source & source, int32_t n, double distance) const {
     auto * file = source.file;
     const int32_t skipped = file ? file->first : 0;
@@ -317,7 +316,7 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
     for (const auto & part : every) {
         bytes += n*(int64_t) part.size;
     }
-    const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22)); // no more than pay for being started
+    const int32_t n_threads = std::min<int64_t>(ctx.n_threads_batch(), 1 + (bytes >> 22)); // no more than are worth starting
     const auto work = pieces(every, places, skipped, n_threads);
 
     std::vector<ggml_backend_t> backends;
@@ -325,7 +324,7 @@ bool notes_kv::move(direction way, const std::vector<place> & places, int64_t st
         backends.push_back(backend.get());
     }
     std::mutex turn;
-    std::deque<notes_stage> stages; // of each thread; gone, with all that was on its way there, before this returns
+    std::deque<notes_stage> stages; // one per thread; destroyed, with all copies complete, before this returns
     for (int32_t i = 0; i < n_threads; ++i) {
         stages.emplace_back(backends, turn);
     }

@@ -12,8 +12,8 @@
 #include <array>
 #include <cmath>
 
-// Whether a pair rotates when a text or an image moves along the time axis: with M-RoPE its time, row and column all grow
-// by the distance, but the fourth axis stays 0 (ggml_mrope_cache_init in ggml-cpu/ops.cpp; llm_graph_input_pos).
+// True if a pair rotates when a text or an image moves along the time axis: with M-RoPE time, row and column all grow by the
+// distance, but the fourth axis stays 0 (ggml_mrope_cache_init in ggml-cpu/ops.cpp; llm_graph_input_pos).
 static bool follows_time(llama_rope_type type, const std::array<int, 4> & sections, int pair) {
     const int sector = pair % std::max(1, sections[0] + sections[1] + sections[2] + sections[3]);
     switch (type) {
@@ -44,7 +44,7 @@ notes_rotation notes_layer_rotation(const llama_context & ctx, const llama_hpara
     const bool yarn = graph.ext_factor != 0.0f;
     const int  n    = res.n_rot / 2;
 
-    // the factor of rope_yarn (ggml-cpu/ops.cpp): the forward pass has put it into K once
+    // the factor of rope_yarn (ggml-cpu/ops.cpp), which the forward pass has applied to K once
     res.magnitude = graph.attn_factor * (yarn ? 1.0f + 0.1f*logf(1.0f/res.freq_scale) : 1.0f);
 
     std::vector<float> factors(n, 1.0f);
@@ -57,7 +57,7 @@ notes_rotation notes_layer_rotation(const llama_context & ctx, const llama_hpara
         ggml_rope_yarn_corr_dims(res.n_rot, cparams.n_ctx_orig_yarn, res.freq_base, cparams.yarn_beta_fast, cparams.yarn_beta_slow, corr);
     }
 
-    // The kernels step theta by a float ratio; starting from the same float keeps our angles theirs far along the text.
+    // The kernels step theta by a float ratio; starting from the same float keeps our angles equal at large positions.
     const float step = powf(res.freq_base, -2.0f/res.n_rot);
 
     res.freq.resize(n);

@@ -4,7 +4,7 @@
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
 
-// That of llama.cpp's sources, inlined.
+// From llama.cpp's sources, inlined.
 #define XXH_INLINE_ALL
 #ifdef __AVX512F__
 #define XXH_VECTOR XXH_AVX2 // as fast, and GCC 12 has warnings for its own intrinsics of AVX-512
@@ -22,8 +22,8 @@
 #include <immintrin.h>
 #endif
 
-// Whether every element is finite and stays so when it is stored as `into`. What a quantized type can hold depends on
-// its neighbours: there, as for f16, 65520 is the bound. Integer maxima instead of isfinite: these loops are vectorised.
+// True if every element is finite and stays so in the type `into`. The range of a quantized type depends on the elements of
+// the block: there, as for f16, 65520 is the bound. Integer maxima instead of isfinite: these loops are vectorised.
 static bool fits(ggml_type type, const void * row, int n, ggml_type into) {
     if (type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) {
         const uint16_t * x = (const uint16_t *) row;
@@ -38,7 +38,7 @@ static bool fits(ggml_type type, const void * row, int n, ggml_type into) {
     for (int i = 0; i < n; ++i) {
         top = std::max<uint32_t>(top, x[i] & 0x7fffffff);
     }
-    // the first that rounds to infinity: 2^128 - 2^119 in bf16, 65520 in f16
+    // the smallest value that rounds to infinity: 2^128 - 2^119 in bf16, 65520 in f16
     return top < (into == GGML_TYPE_F32 ? 0x7f800000u : into == GGML_TYPE_BF16 ? 0x7f7f8000u : 0x477ff000u);
 }
 
@@ -46,7 +46,7 @@ static bool can(ggml_type type) {
     return type == GGML_TYPE_F32 || (ggml_get_type_traits(type)->to_float && ggml_get_type_traits_cpu(type)->from_float);
 }
 
-// ggml's own is compiled for any processor.
+// ggml's own is compiled for the baseline instruction set.
 static void dequantize(const block_q8_0 * __restrict x, float * __restrict y, int n) {
     for (int i = 0; i < n/QK8_0; ++i) {
         const float d = ggml_fp16_to_fp32(x[i].d);
@@ -56,7 +56,7 @@ static void dequantize(const block_q8_0 * __restrict x, float * __restrict y, in
     }
 }
 
-// `n` elements in another type, or as they are. One of the two is f32, or they are the same.
+// Convert `n` elements. One of the types is f32, or both are the same.
 static void convert(ggml_type from, const void * src, ggml_type to, void * dst, int n) {
     if (from == to) {
         memcpy(dst, src, ggml_row_size(from, n));
@@ -93,9 +93,9 @@ static void mix(float * x, int n, int size) {
     }
 }
 
-// memcpy that passes the processor's caches by: memory that is going to be overwritten need not be read first, which is
-// a third of the traffic of a copy and most of the waiting where lines lie apart. Stores are as wide as there are: a whole
-// line in one is a tenth less for a splice than in four. Call `settle` when all is written.
+// memcpy that bypasses the processor's caches: memory that will be overwritten need not be read first, which is a third of
+// the traffic of a copy and most of its latency where lines have gaps. Stores are as wide as possible: a whole line at once
+// makes a splice a tenth faster than four stores. Call `settle` when all is written.
 static void stream(void * dst, const void * src, size_t size) {
 #if defined(__x86_64__) || defined(_M_X64)
     if ((uintptr_t) dst % 64 == 0 && size % 64 == 0) {
@@ -149,8 +149,8 @@ static void turn_head(const notes_turn & turn, const float * __restrict x, float
 }
 
 #if defined(__AVX2__) && defined(__F16C__) && defined(__FMA__)
-// Rows in a cache of f16, the usual case: converted, turned and converted back in registers. The loops below, for
-// everything else, take a row of f32 five times, which costs as much as the memory.
+// Rows in an f16 cache, the usual case: converted, rotated and converted back in registers. The loops below, for all other
+// types, pass over a row of f32 five times, which costs as much as the memory traffic.
 struct row_f16 {
     const uint16_t * x;
 
@@ -186,7 +186,7 @@ static void convert_f16(const row_f16 & x, uint16_t * y, int n) {
     memcpy(y, x.x, n*sizeof(uint16_t));
 }
 
-// The head whose rotated elements begin at `first`.
+// Rotate the head whose rotated elements start at `first`.
 template<typename row_type>
 static void turn_head_f16(const notes_turn & turn, const row_type & x, int first, uint16_t * y) {
     const float * c = turn.cos.data();
@@ -200,7 +200,7 @@ static void turn_head_f16(const notes_turn & turn, const row_type & x, int first
     if (turn.rotation.type == LLAMA_ROPE_TYPE_NORM) {
         for (int j = 0; j < turn.rotation.n_rot; j += 8) {
             const __m256 a = load(j);
-            store(j, a, _mm256_permute_ps(a, 0xb1)); // neighbours change places
+            store(j, a, _mm256_permute_ps(a, 0xb1)); // swap neighbours
         }
     } else {
         const int half = turn.rotation.n_rot/2;
@@ -221,7 +221,7 @@ static bool move_into_f16(const notes_turn & turn, const notes_row_block & src, 
     for (int i = 0; i < n_rows; ++i) {
         const row_type x { (const item *) (src.data + i*src.stride) };
         if (turn.identity || rotation.n_rot < rotation.head_size) {
-            convert_f16(x, row.data(), n_embd); // what is not rotated
+            convert_f16(x, row.data(), n_embd); // for elements that are not rotated
         }
         for (int h = 0; h < (turn.identity ? 0 : rotation.n_head); ++h) {
             turn_head_f16(turn, x, h*rotation.head_size + rotation.offset, row.data());
@@ -282,7 +282,7 @@ static bool move(const notes_turn & turn, const notes_row_block & src, const not
         }
         if (!turn.identity) {
             if (rotation.n_rot < rotation.head_size) {
-                y = x; // what is not rotated
+                y = x; // for elements that are not rotated
             }
             for (int h = 0; h < rotation.n_head; ++h) {
                 const int first = h*rotation.head_size + rotation.offset;
@@ -293,7 +293,7 @@ static bool move(const notes_turn & turn, const notes_row_block & src, const not
         if (dst.hadamard) {
             mix(x.data(), n_embd, dst.hadamard);
         }
-        if (!fits(GGML_TYPE_F32, x.data(), n_embd, dst.type)) { // NaN and infinity come through all of it
+        if (!fits(GGML_TYPE_F32, x.data(), n_embd, dst.type)) { // NaN and infinity survive all of the above
             return false;
         }
         convert(GGML_TYPE_F32, x.data(), dst.type, y.data(), n_embd);
@@ -304,7 +304,7 @@ static bool move(const notes_turn & turn, const notes_row_block & src, const not
     return true;
 }
 
-static constexpr int TILE = 32; // 64 bytes of f16: what is written is whole cache lines
+static constexpr int TILE = 32; // 64 bytes of f16: writes are whole cache lines
 
 // Transpose TILE x TILE elements of `a`, with the help of `b`; returns which of the two holds the result. A perfect
 // shuffle rotates the bits of every index by one, so five of them swap the row's five bits with the column's: loops
@@ -324,8 +324,7 @@ static const T * transpose_tile(T * a, T * b) {
     return a;
 }
 
-// Bands of rows that end where a cache line of `dst` does, a tile at a time; each band is looked through before it is
-// written.
+// Process bands of rows that end at a cache line of `dst`, a tile at a time; each band is checked before it is written.
 template<typename T>
 static bool transpose(const notes_row_block & src, const notes_row_block & dst, int n_rows, int n_cols) {
     alignas(64) T a[TILE*TILE] = {};
@@ -346,7 +345,7 @@ static bool transpose(const notes_row_block & src, const notes_row_block & dst, 
             for (int r = 0; r < n; ++r) {
                 const char * from = rows + r*src.stride + j*ggml_type_size(src.type);
                 if (src.type == dst.type && m == TILE) {
-                    memcpy(a + r*TILE, from, TILE*sizeof(T)); // of a size known here: no call, twice the speed
+                    memcpy(a + r*TILE, from, TILE*sizeof(T)); // of constant size: no call, twice the speed
                 } else if (src.type == dst.type || src.type == GGML_TYPE_F32 || dst.type == GGML_TYPE_F32) {
                     convert(src.type, from, dst.type, a + r*TILE, m);
                 } else {
@@ -374,7 +373,7 @@ static bool transpose_rows(const notes_row_block & src, const notes_row_block & 
     if (!ggml_is_quantized(src.type)) {
         return transpose_plain(src, dst, n_rows, n_cols);
     }
-    // Blocks lie across what is written: the same bands, in the type of `dst` before.
+    // Blocks run across the direction of writing: the same bands, converted to the type of `dst` first.
     const size_t item = ggml_type_size(dst.type);
     std::vector<char> band(TILE*n_cols*item);
     const notes_row_block plain { dst.type, band.data(), n_cols*item };
@@ -407,7 +406,7 @@ static void product(const float * s, const float * a, const float * b, float * o
     }
 }
 
-// What the backend answers when it is asked for it by this name (patches/hooks/hooks.patch).
+// The backend returns this table by name (patches/hooks/hooks.patch).
 extern "C" {
 notes_row_loops notes_row_loops_here = { can, move, transpose_rows, hash, product };
 }

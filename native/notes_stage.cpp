@@ -25,8 +25,8 @@ bool notes_stage::by_lines(const ggml_tensor * t) {
     return calls.get_tensor_2d && calls.set_tensor_2d;
 }
 
-// Pinned memory takes a while to get: what a splice has had is kept for the next one. It is never given back: when the
-// process ends, the backend that it is of may have ended before.
+// Pinned memory is slow to allocate: buffers of a splice are kept for the next one. They are never freed: at the end of the
+// process their backend may be gone already.
 struct pinned_pool {
     std::mutex mutex;
     std::multimap<ggml_backend_buffer_type_t, ggml_backend_buffer_t> idle;
@@ -47,7 +47,7 @@ static ggml_backend_buffer_t take(ggml_backend_buffer_type_t type) {
             return res;
         }
     }
-    return ggml_backend_buft_alloc_buffer(type, notes_stage::SIZE); // null: then without
+    return ggml_backend_buft_alloc_buffer(type, notes_stage::SIZE); // null: continue without pinned memory
 }
 
 static void put_back(ggml_backend_buffer_type_t type, ggml_backend_buffer_t buffer) {
@@ -57,15 +57,15 @@ static void put_back(ggml_backend_buffer_type_t type, ggml_backend_buffer_t buff
 
 struct notes_stage::slot {
     ggml_backend_buffer_t   pinned = nullptr;
-    std::unique_ptr<char[]> plain; // where there is no pinned memory, or more is needed
+    std::unique_ptr<char[]> plain; // without pinned memory, or for larger requests
     size_t                  plain_size = 0;
     ggml_backend_event_t    event = nullptr;
-    bool                    busy  = false; // until the event, what is in it is being copied
+    bool                    busy  = false; // until the event, its content is being copied
     std::vector<std::pair<notes_lines, const char *>> late; // for tests: not copied yet
 };
 
 struct notes_stage::lane {
-    ggml_backend_t             backend = nullptr; // that copies without waiting
+    ggml_backend_t             backend = nullptr; // that copies asynchronously
     ggml_backend_buffer_type_t pinned  = nullptr;
     slot slots[2];
     int  last = 0;
@@ -87,9 +87,9 @@ notes_stage::~notes_stage() {
     }
 }
 
-// Only the device's own kind of buffer is copied to without waiting, as where llama.cpp loads weights so; what is spread
-// over several devices (meta) is not. Whether a device has events shows where one is made: its properties are not asked
-// for, they hold the memory that is free, which another machine would be asked for each time.
+// Only the device's own buffer type is copied to asynchronously, as where llama.cpp loads weights; tensors on several devices
+// (meta) are not. Support of events is tested by creating one: reading the device's properties would query its free memory,
+// which is a request per call to an RPC server.
 notes_stage::lane & notes_stage::lane_of(const ggml_tensor * t) {
     const auto type = ggml_backend_buffer_get_type(buffer_of(t));
     auto & res = lanes[type];
@@ -137,7 +137,7 @@ char * notes_stage::buffer(const ggml_tensor * t, size_t size) {
     return slot.plain.get();
 }
 
-// What is still on its way may be a part of what is wanted.
+// Pending copies may overlap the requested lines.
 void notes_stage::fetch(const notes_lines & lines, char * data) {
     for (auto & slot : lane_of(lines.t).slots) {
         wait(slot);

@@ -1,4 +1,4 @@
-// notes_stage.h: rows on their way to and from memory that is not the host's (a GPU, another machine), through buffers that take turns.
+// notes_stage.h: copies rows to and from device memory (a GPU, an RPC server) through alternating staging buffers.
 #pragma once
 
 #include "ggml-backend.h"
@@ -10,8 +10,8 @@
 #include <mutex>
 #include <vector>
 
-// Lines of a tensor, `width` bytes each, the first one at `offset`, consecutive ones `pitch` bytes apart. In a buffer
-// they follow each other.
+// Lines of a tensor, `width` bytes each, the first one at `offset`, consecutive ones `pitch` bytes apart; contiguous in a
+// buffer.
 struct notes_lines {
     ggml_tensor * t;
     size_t  offset;
@@ -23,30 +23,30 @@ struct notes_lines {
     bool   gapless() const { return n <= 1 || width == pitch; }
 };
 
-// The buffers of one thread, two for each kind of memory: while the backend takes what is in one, the other is filled.
-// They are of memory that the device itself can read, where it offers that (pinned), and what can be is copied without
-// waiting for it, where the backend can (CUDA, Vulkan, RPC). Everything has arrived when the stage is gone.
+// Staging buffers of one thread, two per kind of memory: while the backend copies one, the other is filled. They are pinned
+// memory where the device offers it, and copies are asynchronous where the backend can (CUDA, Vulkan, RPC). The destructor
+// waits for all copies.
 class notes_stage {
 public:
-    // Copies without waiting go through `backends`, which must be those that compute; `turn` is for all threads' stages.
+    // Asynchronous copies go through `backends`, which must be those that compute; all threads' stages share the mutex `turn`.
     notes_stage(const std::vector<ggml_backend_t> & backends, std::mutex & turn);
     ~notes_stage();
 
-    // Whether these are worked on in a buffer, and whether lines with gaps between them are one call.
+    // True if the tensor needs a staging buffer; true if lines with gaps are copied in one call.
     static bool elsewhere(const ggml_tensor * t);
     static bool by_lines (const ggml_tensor * t);
 
-    // A buffer for so many bytes of this tensor; the one before it may still be on its way.
+    // Return a buffer of `size` bytes for this tensor; the previous one may still be copied.
     char * buffer(const ggml_tensor * t, size_t size);
 
     void fetch(const notes_lines & lines, char * data);
     void store(const notes_lines & lines, const char * data);
 
-    static constexpr int64_t SIZE = 4 << 20; // what is best staged at once; more gets memory of its own
+    static constexpr int64_t SIZE = 4 << 20; // bytes of a buffer; larger requests get memory of their own
 
-    // For tests: treat the host's memory like that of a device. NOTES_STAGING_LATE copies as late as a device might.
+    // For tests: treat host memory like device memory. NOTES_STAGING_LATE copies as late as a device might.
     static std::atomic<int32_t> forced; // enum notes_staging
-    static std::atomic<int64_t> calls;  // of backends, by all stages
+    static std::atomic<int64_t> calls;  // backend calls of all stages
 
 private:
     struct slot;

@@ -13,7 +13,7 @@ bool notes_watch_set(llama_context *, int) {
 
 #include <poll.h>
 
-// Asked after every node of a graph, of which a small model computes a hundred in a millisecond: look at the clock first.
+// Called after every node of a graph, a hundred times in a millisecond for a small model: check the clock first.
 static bool readable(void * data) {
     static constexpr std::chrono::milliseconds apart(5);
     static thread_local std::chrono::steady_clock::time_point asked;

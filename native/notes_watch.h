@@ -1,7 +1,7 @@
-// notes_watch.h: stop a computation when a descriptor can be read from: a signal has come, or somebody has asked for it.
+// notes_watch.h: aborts computations of a context while a file descriptor is readable (a signal, a request to stop).
 #pragma once
 
 #include "llama.h"
 
-// False where the system cannot ask.
+// Returns false on systems that cannot poll.
 bool notes_watch_set(llama_context * ctx, int fd);

@@ -1,10 +1,10 @@
-"""Put the patched llama.cpp sources and their binding into a folder: find the pinned sdist, check, unpack, patch it.
+"""Unpacks and patches llama.cpp: finds the pinned sdist of llama-cpp-python, checks its digest, applies the patches.
 
 Run by CMakeLists.txt at configure time: `python prepare.py DESTINATION --patches hooks,fixes`. Prints one sentence and
-exits 1 when it cannot. The sdist of llama-cpp-python is looked for in NOTES_SDIST (the file, or a folder holding it),
-else `pip download` fetches the exact version from the user's index. A folder that was prepared from the same sdist and
-patches is left as it is. In the end the graphs at hand are compared with those that notes_graph.cpp was written for
-(graphs.py), as they were before patching; `python prepare.py DESTINATION --accept` records that they have been read.
+exits 1 on failure. The sdist comes from NOTES_SDIST (the file or its folder), else `pip download` fetches the exact
+version from the user's index. A folder prepared from the same sdist and patches is left unchanged. Finally the
+unpatched graphs are compared with those that notes_graph.cpp was written for (graphs.py); `python prepare.py
+DESTINATION --accept` records that they have been reviewed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fail(message: str) -> None:
 
 
 def find_sdist(scratch: Path) -> Path:
-    """The sdist from NOTES_SDIST, else from the package index."""
+    """Return the sdist from NOTES_SDIST, else from the package index."""
     named = os.environ.get("NOTES_SDIST")
     if named:
         path = Path(named).expanduser()
@@ -44,8 +44,8 @@ def find_sdist(scratch: Path) -> Path:
         if not path.is_file():
             fail(f"NOTES_SDIST={named}: there is no {SDIST}. Unset it to download the file, or name the file itself.")
         return path
-    # --no-deps --no-binary: the source distribution alone, through the user's own index and proxy settings.
-    # CMAKE_ARGS would reach the metadata step of that sdist, which needs none of our options.
+    # --no-deps --no-binary: only the source distribution, through the user's index and proxy settings.
+    # CMAKE_ARGS would reach the metadata step of that sdist, which must not get our options.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-binary", "llama-cpp-python", "--dest", str(scratch), f"llama-cpp-python=={VERSION}"]
     environment = {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
@@ -66,7 +66,7 @@ def check(sdist: Path) -> None:
 
 
 def unpack(sdist: Path, target: Path) -> None:
-    """The folder vendor/llama.cpp of the sdist, and in it, as `llama_cpp`, the binding with its licence."""
+    """Unpack vendor/llama.cpp of the sdist, and into it, as `llama_cpp`, the binding with its licence."""
     root = f"llama_cpp_python-{VERSION}/"
     sources = f"{root}vendor/llama.cpp/"
     binding = {root + name: f"llama_cpp/{name.rpartition('/')[2]}" for name in BINDING}
@@ -80,12 +80,12 @@ def unpack(sdist: Path, target: Path) -> None:
                 continue
             if hasattr(tarfile, "data_filter"):
                 archive.extract(member, target, filter="data")
-            else:  # Python before 3.10.12; the hash above vouches for the content
+            else:  # Python before 3.10.12; the content has been checked by its digest
                 archive.extract(member, target)
 
 
 def patches_of(groups: str) -> list[Path]:
-    """The patches of these groups, a list with commas, in the order in which they are applied."""
+    """Return the patches of a comma-separated list of groups, in the order of application."""
     named = [group.strip() for group in groups.split(",") if group.strip()]
     for group in named:
         if group not in GROUPS:
@@ -118,7 +118,7 @@ def main(target: Path, groups: str, accept: bool = False) -> None:
 
 
 def make(target: Path, paths: list[Path]) -> None:
-    """Unpack and patch, in place of what was there."""
+    """Unpack and patch the sources, replacing the folder."""
     scratch = target.with_name(target.name + ".download")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -135,8 +135,8 @@ def make(target: Path, paths: list[Path]) -> None:
 
 
 def set_times(made: Path, before: Path) -> None:
-    """Files keep the times of those that they are equal to, and all others are new: a build goes by the times, and the
-    archive's are older than any object file."""
+    """Give files the times of equal files of `before`, and others the current time: a build compares times, and those
+    in the archive are older than any object file."""
     for path in made.rglob("*"):
         old = before / path.relative_to(made)
         if path.is_file() and old.is_file() and filecmp.cmp(old, path, shallow=False):

@@ -14,7 +14,7 @@ from notes_cli.commands.terminal import Grouped
 from notes_cli.explaining import edited
 
 if TYPE_CHECKING:
-    from notes_cli.library.standing import GlobalErratum
+    from notes_cli.library.global_errata import GlobalErratum
     from notes_cli.sessions.edits import Edited
 
 
@@ -84,7 +84,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
 def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
     """Tell everybody. 1 if a session could not be told."""
     from notes_cli.commands.remedies import worded
-    from notes_cli.library.standing import GlobalErrata
+    from notes_cli.library.global_errata import GlobalErrata
     from notes_cli.sessions.everybody import correct
 
     with open_model(quiet=json_, **model) as opened:
@@ -103,7 +103,7 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
 
 def _list(json_: bool) -> int:
     """What everybody is told now, also of skills that are not compiled now, but may be again."""
-    from notes_cli.library.standing import ENDED, GlobalErrata
+    from notes_cli.library.global_errata import ENDED, GlobalErrata
 
     store = library()
     latest = {(one.skill, one.field): one for one in GlobalErrata(store.folder).all() if one.was != ENDED}

@@ -18,7 +18,7 @@ from notes_cli.commands.remedies import advice, worded
 from notes_cli.errors import NotesError, reason, told
 
 if TYPE_CHECKING:
-    from notes_cli.library.check import Finding, Told
+    from notes_cli.library.check import Finding, OnChecked
     from notes_cli.library.tidy import LibraryFile
     from notes_cli.sessions.folder import Sessions
 
@@ -116,7 +116,7 @@ def prune_command(
             raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE or --stale")
     there = tidy.library_files(store.folder)
     outdated = _outdated(there) if stale else []
-    wanted, alone = tidy.chosen(there, outdated, older_than, max_size)
+    wanted, alone = tidy.select_files(there, outdated, older_than, max_size)
     for one in alone:
         output.say(f"{one} stays: its text is nowhere else. To remove it: notes rm {one.name}")
     if wanted and not dry_run and not yes:
@@ -128,7 +128,7 @@ def prune_command(
         if not output.confirm(f"Remove {_count_files(wanted)}?"):
             output.say("nothing was removed")
             return 1
-    done = tidy.Tidied([], [], 0) if dry_run or not wanted else tidy.remove_each(wanted, store.folder, outdated)
+    done = tidy.Tidied([], [], 0) if dry_run or not wanted else tidy.remove_files(wanted, store.folder, outdated)
     for one, why in done.spared:
         output.say(f"{one} stays: {why}")
     gone = wanted if dry_run else done.removed
@@ -240,7 +240,7 @@ def _if_ours(listed: Callable[[], list[_Listed]]) -> list[_Listed]:
         return []
 
 
-def _findings(sessions: Sessions, told_size: Told) -> Iterator[Finding]:
+def _findings(sessions: Sessions, told_size: OnChecked) -> Iterator[Finding]:
     """All there are; a folder that may not be looked at is one."""
     from notes_cli import config
     from notes_cli.library.check import Finding, check_library, check_memory, check_profiles

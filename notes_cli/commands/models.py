@@ -13,7 +13,7 @@ from notes_cli import output
 if TYPE_CHECKING:
     from notes_cli.engine.architectures import Skills
     from notes_cli.engine.header import Header
-    from notes_cli.library.model_stores import Named
+    from notes_cli.library.model_stores import NamedModel
     from notes_cli.library.models import Models
 
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class _Row:
     """A model, what its head says, or why it cannot be used."""
 
-    model: Named
+    model: NamedModel
     header: Header | None
     skills: Skills | None
     problem: str | None
@@ -166,7 +166,7 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
       notes ask "Why?" -m "$(notes pull -q ggml-org/Qwen3-0.6B-GGUF)"
     """
     from notes_cli.library import smollm2
-    from notes_cli.library.pulling import choose, fetch
+    from notes_cli.library.download import choose, fetch
 
     quiet = quiet or json_
     if name.casefold() == smollm2.NAME:
@@ -185,7 +185,7 @@ def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
     """The same for SmolLM2, unless it is there already."""
     from notes_cli import config
     from notes_cli.library import smollm2
-    from notes_cli.library.pulling import is_genuine, pull_smollm2
+    from notes_cli.library.download import is_genuine, pull_smollm2
 
     folder = config.paths().models
     path = smollm2.find_file(folder)

@@ -126,13 +126,13 @@ def import_command(
 
 def _groups(source: Path) -> list[list[Path]]:
     """The files of each skill that a word of the user means."""
-    from notes_cli.library.store import found_in
+    from notes_cli.library.store import shared_segments
 
     if not source.exists():
         raise SegmentError(f"{source}: no such file or folder")
     if not source.is_dir():
         return [[source]]
-    found = list(found_in(source).values())
+    found = list(shared_segments(source).values())
     if not found:
         raise SegmentError(f"there are no segments in {source}", "notes export writes them")
     return found

@@ -1,1 +1,1 @@
-"""On disk: compiled segments by name, profiles, and what is remembered of models."""
+"""Files on disk: compiled segments by name, calibration profiles, global errata, and models by name."""

@@ -1,7 +1,6 @@
-"""Checking what is on disk: every file of the library, of the profiles and of what is remembered of models.
+"""Checks all files of the library, the profiles and the JSON caches for damage, leftovers and unsafe permissions.
 
-What is found can be mended where that loses nothing: damaged files are set aside, leftovers of killed processes are
-removed.
+Damaged files are moved aside, leftovers of killed processes are removed.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from notes_cli.errors import (
     SegmentError,
     reason,
 )
+from notes_cli.library.checkpoints import CHECKPOINTS, calibration_checkpoints, compile_checkpoints
 from notes_cli.library.container import SegmentInfo, open_segment, peek
 from notes_cli.library.profiles import Profiles
 from notes_cli.library.safe_files import (
@@ -41,17 +41,16 @@ from notes_cli.library.safe_files import (
 )
 from notes_cli.library.segment_files import FILE, forget_uses, orphaned_uses, segment_files
 from notes_cli.library.tidy import lock_of
-from notes_cli.library.unfinished import BEGUN, begun_calibrations, begun_segments
 
 ASIDE = ".damaged"
-OLD = 30 * 86400.0  # seconds after which nobody goes on with a compile or a calibration
-Told = Callable[[int], object]  # gets the bytes of a file that has been checked
+OLD = 30 * 86400.0  # seconds after which a checkpoint counts as abandoned
+OnChecked = Callable[[int], object]  # gets the size of each checked file, in bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be, and what helps. `mend` does that, if it loses nothing, and says what it
-    did; it raises OSError or NotesError."""
+    """A problem with a file, and its remedy. `mend`, where a repair loses nothing, does it and returns a description of
+    it, or raises OSError or NotesError."""
 
     kind: str  # damaged, newer, unreadable, renamed, leftover, orphan, permission, outdated, busy
     path: Path
@@ -60,32 +59,32 @@ class Finding:
     mend: Callable[[], str] | None = None
 
 
-def check_library(folder: Path, told: Told = lambda size: None) -> Iterator[Finding]:
-    """What is wrong with a library; every byte of each segment is read. Raise NotesError if the folder may be of
-    another user's making, or cannot be read."""
+def check_library(folder: Path, on_checked: OnChecked = lambda size: None) -> Iterator[Finding]:
+    """Yield the problems of a library, reading every byte of each segment. Raises NotesError if another user may have
+    made the folder, or it cannot be read."""
     for name, path in segment_files(folder):
         yield from _segment(name, path)
         with suppress(OSError):
-            told(path.stat().st_size)
+            on_checked(path.stat().st_size)
     yield from leftovers(folder)
-    yield from leftovers(folder / BEGUN)
-    for part in begun_segments(folder):
+    yield from leftovers(folder / CHECKPOINTS)
+    for part in compile_checkpoints(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
-                what = "a compile was interrupted, and was not taken up again"
-                yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
+                problem = "a compile was interrupted, and was not taken up again"
+                yield Finding("leftover", part, problem, mend=_removal(part, still=partial(_old, part)))
     for record in orphaned_uses(folder):
-        what = "the segment whose uses it counts is gone"
+        problem = "the segment whose uses it counts is gone"
         still = partial(_orphaned, record, folder)
-        yield Finding("orphan", record, what, mend=_removal(record, still=still))
+        yield Finding("orphan", record, problem, mend=_removal(record, still=still))
 
 
 def check_profiles(folder: Path) -> Iterator[Finding]:
-    """What is wrong with the profiles of models. Raise NotesError as check_library does."""
+    """Yield the problems of the profiles of models. Raises NotesError as check_library does."""
     profiles = Profiles(folder)
     for name in profiles.names():
         path = folder / f"{name}.json"
-        yield from modes(path)
+        yield from check_permissions(path)
         try:
             profile = profiles.read(profiles.named(name))
         except OutdatedError as error:
@@ -96,30 +95,30 @@ def check_profiles(folder: Path) -> Iterator[Finding]:
             if path != profiles.path(profile.identity, profile.cache):
                 yield Finding("renamed", path, "its name is not that of the model that it was measured of")
     yield from leftovers(folder)
-    for part in begun_calibrations(folder):
+    for part in calibration_checkpoints(folder):
         with suppress(OSError):  # removed meanwhile
             if _old(part):
-                what = "a calibration was interrupted, and was not taken up again"
-                yield Finding("leftover", part, what, mend=_removal(part, still=partial(_old, part)))
+                problem = "a calibration was interrupted, and was not taken up again"
+                yield Finding("leftover", part, problem, mend=_removal(part, still=partial(_old, part)))
 
 
 def check_memory(folder: Path) -> Iterator[Finding]:
-    """What is wrong with what is remembered of models: it is found out again without it."""
+    """Yield the problems of the JSON caches of facts about models, which are computed again without them."""
     check_private(folder)
     for path in sorted(folder.glob("*.json")):
-        yield from modes(path)
+        yield from check_permissions(path)
         try:
             json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            what = f"it is not JSON ({error}); what it held is found out again"
-            yield Finding("damaged", path, what, mend=_removal(path))
+            problem = f"it is not JSON ({error}); what it held is found out again"
+            yield Finding("damaged", path, problem, mend=_removal(path))
         except OSError as error:
             yield Finding("unreadable", path, reason(error))
     yield from leftovers(folder)
 
 
 def leftovers(folder: Path) -> Iterator[Finding]:
-    """Temporary files of processes that were killed; those that are being written are nobody's fault."""
+    """Yield the temporary files of killed processes, not those that are being written."""
     for path in _files(folder):
         if path.name.startswith(".") and path.suffix == ".tmp" and not path.is_symlink():
             with suppress(OSError):  # renamed meanwhile
@@ -127,28 +126,28 @@ def leftovers(folder: Path) -> Iterator[Finding]:
                     yield Finding("leftover", path, "a process that was killed left it", mend=_removal(path, sure=True))
 
 
-def modes(path: Path) -> Iterator[Finding]:
-    """Whether others can read or write a file of ours, or own it."""
+def check_permissions(path: Path) -> Iterator[Finding]:
+    """Yield a finding if others can read or write a file of ours, or own it."""
     try:
         check_private_file(path)
-        found = path.lstat()
+        status = path.lstat()
     except NotesError as error:
         yield Finding("permission", path, error.what, error.remedy)
         return
     except OSError:
         return
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & OTHERS and stat.S_ISREG(found.st_mode) and hasattr(os, "geteuid"):
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & OTHERS and stat.S_ISREG(status.st_mode) and hasattr(os, "geteuid"):
 
-        def close() -> str:
+        def restrict() -> str:
             path.chmod(mode & ~OTHERS)
             return "took the others' rights to it"
 
-        yield Finding("permission", path, f"others have rights to it (mode {mode:o})", mend=close)
+        yield Finding("permission", path, f"others have rights to it (mode {mode:o})", mend=restrict)
 
 
 def set_aside(path: Path) -> str:
-    """Move a file into a folder beside it, where nothing looks for it. Raise OSError."""
+    """Move a file into a folder that no library reads. Raises OSError."""
     aside = aside_of(path)
     make_private(aside.parent)
     path.replace(aside)
@@ -157,7 +156,7 @@ def set_aside(path: Path) -> str:
 
 
 def aside_of(path: Path) -> Path:
-    """Where a damaged file is moved to; what was moved there before stays."""
+    """Return a free path to move a damaged file to."""
     aside, count = path.parent / ASIDE / path.name, 1
     while os.path.lexists(aside):
         count += 1
@@ -166,7 +165,7 @@ def aside_of(path: Path) -> Path:
 
 
 def _segment(name: str, path: Path) -> Iterator[Finding]:
-    yield from modes(path)
+    yield from check_permissions(path)
     info: SegmentInfo | None = None
     try:
         info = peek(path)
@@ -178,7 +177,7 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
         def mend() -> str:
             try:
                 with locked(lock_of(path), wait=0):
-                    if _sound(path):  # the others were checked meanwhile, which takes long
+                    if _sound(path):  # checking the rest of the library took long
                         return "it was compiled again meanwhile"
                     done = set_aside(path)
                     forget_uses(path)
@@ -193,10 +192,10 @@ def _segment(name: str, path: Path) -> Iterator[Finding]:
     else:
         match = FILE.fullmatch(path.name)
         if match and (match["key"] != info.identity.key or info.name != name):
-            what = (
+            problem = (
                 f"it holds {info.name} for {info.identity.model} {info.identity.quantization}, and is called otherwise"
             )
-            yield Finding("renamed", path, what, Help.TAKE_OVER(path=path))
+            yield Finding("renamed", path, problem, Help.TAKE_OVER(path=path))
 
 
 def _sound(path: Path) -> bool:
@@ -208,7 +207,8 @@ def _sound(path: Path) -> bool:
 
 
 def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
-    """What compiles a damaged segment's text again: from its file, or from the segment if its head is sound."""
+    """Return the command that compiles a damaged segment again: from its source, or from the segment if its head is
+    sound."""
     if info is None:
         return Help.COMPILE_TEXT(name=name)
     if info.source not in ("", "-") and os.path.isfile(info.source):
@@ -217,7 +217,7 @@ def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
 
 
 def _old(part: Path) -> bool:
-    """Whether nobody goes on with what is left of a compile. Raise OSError."""
+    """Return True for an abandoned checkpoint. Raises OSError."""
     return time.time() - part.stat().st_mtime > OLD
 
 
@@ -226,7 +226,7 @@ def _orphaned(record: Path, folder: Path) -> bool:
 
 
 def _removal(path: Path, *, sure: bool = False, still: Callable[[], bool] = lambda: True) -> Callable[[], str]:
-    """What removes a file, if it is `still` of no use when that is called."""
+    """Return a function that removes a file if it is `still` useless by then."""
 
     def remove() -> str:
         if not still():

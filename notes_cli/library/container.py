@@ -1,9 +1,9 @@
-"""The container: one segment in one GGUF file, described byte by byte in docs/format.md.
+"""Reads and writes a segment (tokens and K/V of a compiled text) as one GGUF file (docs/format.md).
 
-Written all or nothing, read once, and no byte of it unchecked: a checksum over the head (with its own digits as
-zeros) and one over each tensor with its padding. What is checked is what is used, as the bytes are read into memory of
-our own, or by a splice that checks what it places: others may truncate the file or write into it meanwhile. It knows no
-names and no folders: see store.py.
+Files are written atomically, and every byte is covered by a checksum: one of the head (with its own digits as zeros)
+and one of each tensor with its padding. The bytes that were checked are the bytes that are used, since they are read
+once, into our own memory, or by a splice that checks what it places: other processes may write to the file meanwhile.
+Names and folders are store.py's.
 """
 
 from __future__ import annotations
@@ -55,27 +55,25 @@ from notes_cli.library.info import (
     places,
     read_info,
 )
-from notes_cli.library.safe_files import hold_file, replacing
+from notes_cli.library.safe_files import lock_shared, replacing
 
 __all__ = ["SegmentInfo", "checksum_of", "open_segment", "open_stored", "peek", "write_segment"]
 
 NO_DIGEST = "0" * 32
 HEAD_SUM = "notes.checksum.head"
 LISTS = ("notes.tokens", "notes.context")
-FIRST = 1 << 18  # bytes in which most heads end, with the lists after them
-CHUNK = 8 << 20  # bytes that are read at once
+FIRST = 1 << 18  # bytes; holds most heads with the lists after them
+CHUNK = 8 << 20  # bytes of one read
 CHECKSUM = re.compile(r"[0-9a-f]{32}")
 CARRY_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.carry\.([rab])")
 ROWS_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([kv]|indexer\.[kv]|state\.[rs])")
-# By part of a layer: the names of its K and its V, as llama.cpp has them.
+# Names of K and V tensors by part of a layer.
 NAMES = {"attention": ("k", "v"), "indexer": ("indexer.k", "indexer.v"), "state": ("state.r", "state.s")}
 
 
 def write_segment(path: Path, segment: Segment, *, writer: str = "notes", created: str | None = None) -> str:
-    """Write the segment to `path`, all or nothing, mode 0600. Return the checksum of its head (`checksum_of`).
-
-    Raise UnwritableError if the disk refuses.
-    """
+    """Write the segment to `path`, atomically, with mode 0600. Return the checksum of its head (`checksum_of`). Raises
+    UnwritableError if the disk refuses."""
     tensors = _tensors(small(segment))
     values: dict[str, str | int] = {"general.architecture": "notes"}
     values |= {f"notes.{key}": value for key, value in metadata(segment, writer, created).items()}
@@ -94,26 +92,26 @@ def write_segment(path: Path, segment: Segment, *, writer: str = "notes", create
 
 
 def small(segment: Segment) -> Segment:
-    """The segment with its rows as its file keeps them: each that is to be quantized is rounded once."""
+    """Return the segment with its K/V in the types of its file; quantizing rounds each value once."""
     if not any(quantized(segment.kv)) or not segment.layers:
         return segment
 
-    def kept(rows: LayerRows) -> LayerRows:
+    def quantize_layer(rows: LayerRows) -> LayerRows:
         if rows.part != "attention":
             return rows
         both = zip((rows.k, rows.v), quantized(segment.kv), strict=True)
-        what = f"rows of layer {rows.layer} of {segment.name}"
-        k, v = (_quantized(values, what) if q8_0 else values for values, q8_0 in both)
+        label = f"rows of layer {rows.layer} of {segment.name}"
+        k, v = (_quantize(values, label) if q8_0 else values for values, q8_0 in both)
         return replace(rows, k=k, v=v)
 
-    return replace(segment, layers=tuple(map(kept, segment.layers)))
+    return replace(segment, layers=tuple(map(quantize_layer, segment.layers)))
 
 
 def open_segment(path: Path) -> Segment:
-    """Read a segment file; its rows are read-only views of what was read. Every byte is checked first.
+    """Read a segment file and check every byte; its K/V are read-only views of the buffer.
 
-    Raise SegmentError, in one line, if the file is missing or of a newer format, or cannot be read now; DamagedError if
-    it is damaged, or no segment.
+    Raises SegmentError if the file is missing, unreadable or of a newer format; DamagedError if it is damaged or not a
+    segment.
     """
     segment = open_stored(path)
     assert isinstance(segment.layers, Stored)
@@ -122,13 +120,13 @@ def open_segment(path: Path) -> Segment:
 
 
 def open_stored(path: Path) -> Segment:
-    """The same, but its rows stay in the file, which is held open, until they are placed or looked at: only then are
-    they read and checked, and only then may that raise what open_segment does. All else has been checked."""
-    with _saying(path), ExitStack() as opened:
+    """Open a segment file whose K/V stay in the file, which is kept open: they are read and checked when a splice or a
+    caller needs them, with the errors of open_segment. All else is checked now."""
+    with _segment_errors(path), ExitStack() as opened:
         file = opened.enter_context(path.open("rb", buffering=0))
-        hold_file(file)
+        lock_shared(file)
         data, head = _read(file)
-        info = _card(path, data, head)
+        info = _segment_info(path, data, head)
         if info.states and not info.prefix_only:
             raise FormatError("it holds the state of recurrent layers, but not all rows before it")
         if info.carried and not info.states:
@@ -161,44 +159,45 @@ def open_stored(path: Path) -> Segment:
             prefill=info.prefill,
             backend=info.backend,
         )
-        opened.pop_all()  # the file is its rows' now
+        opened.pop_all()  # _FileRows owns the file
         return segment
 
 
 def peek(path: Path) -> SegmentInfo:
-    """What the file says of itself; the rows are neither read nor checked. Errors as in open_segment."""
-    with _saying(path), path.open("rb", buffering=0) as file:
-        info = _card(path, *_read(file))
-        return replace(info, tokens=info.tokens.copy(), context=info.context.copy())  # all else can be freed
+    """Read a file's metadata; its K/V are neither read nor checked. Errors as in open_segment."""
+    with _segment_errors(path), path.open("rb", buffering=0) as file:
+        info = _segment_info(path, *_read(file))
+        return replace(info, tokens=info.tokens.copy(), context=info.context.copy())  # so that the buffer is freed
 
 
 def checksum_of(path: Path) -> str:
-    """The checksum of the file's head, which holds those of all that follows. Errors as in open_segment."""
-    with _saying(path), path.open("rb", buffering=0) as file:
+    """Return the checksum of the file's head, which holds those of all tensors. Errors as in open_segment."""
+    with _segment_errors(path), path.open("rb", buffering=0) as file:
         return str(_read(file)[1].metadata[HEAD_SUM])
 
 
 class _FileRows(Stored):
-    """The rows of a segment file."""
+    """The K/V of a segment file, read when needed."""
 
     def __init__(self, path: Path, tensors: Sequence[StoredLayer], file: BinaryIO) -> None:
         super().__init__(tensors, file)
         self._path = path
 
     def read(self, file: BinaryIO) -> tuple[LayerRows, ...]:
-        with _saying(self._path):
-            places = [one for each in self.tensors for one in (each.k, each.v) if one.end]
-            if not places:
+        with _segment_errors(self._path):
+            tensors = [tensor for layer in self.tensors for tensor in (layer.k, layer.v) if tensor.end]
+            if not tensors:
                 return ()
-            start, end = min(one.offset for one in places), max(one.end for one in places)
+            start, end = min(tensor.offset for tensor in tensors), max(tensor.end for tensor in tensors)
             data = _bytes(file, start, end)
-            for each in self.tensors:
-                for kind, one in zip(NAMES[each.part], (each.k, each.v), strict=True):
-                    if one.end:
-                        _check(data[one.offset - start : one.end - start], one.checksum, f"blk.{each.layer}.{kind}")
+            for layer in self.tensors:
+                for kind, tensor in zip(NAMES[layer.part], (layer.k, layer.v), strict=True):
+                    if tensor.end:
+                        chunk = data[tensor.offset - start : tensor.end - start]
+                        _check(chunk, tensor.checksum, f"blk.{layer.layer}.{kind}")
             return tuple(
-                LayerRows(each.layer, _rows(data, each.k, start), _rows(data, each.v, start), each.part)
-                for each in self.tensors
+                LayerRows(layer.layer, _rows(data, layer.k, start), _rows(data, layer.v, start), layer.part)
+                for layer in self.tensors
             )
 
     def refused(self, why: str, *, damaged: bool) -> SegmentError:
@@ -206,18 +205,18 @@ class _FileRows(Stored):
 
 
 class _FileCarry:
-    """The transitions of a segment file: read, and checked, when they are first asked for."""
+    """The state transitions of a segment file, read and checked at the first call."""
 
     def __init__(
         self, path: Path, tensors: dict[tuple[int, str], StoredTensor], heads: dict[int, int], file: int
     ) -> None:
         self._path, self._tensors, self._heads = path, tensors, heads
-        self._file: BinaryIO | None = os.fdopen(os.dup(file), "rb", buffering=0)  # the rows close theirs when read
+        self._file: BinaryIO | None = os.fdopen(os.dup(file), "rb", buffering=0)  # _FileRows closes its own
         self._read: tuple[Transition, ...] = ()
 
     def __call__(self) -> tuple[Transition, ...]:
         if self._file is not None:
-            with _saying(self._path):
+            with _segment_errors(self._path):
                 self._read = tuple(
                     self._transition(self._file, layer) for layer in sorted({at for at, _ in self._tensors})
                 )
@@ -225,16 +224,16 @@ class _FileCarry:
         return self._read
 
     def _transition(self, file: BinaryIO, layer: int) -> Transition:
-        found = {}
+        arrays = {}
         for kind in "rab":
             tensor = self._tensors.get((layer, kind))
             if tensor is None:
-                found[kind] = np.empty(0, np.float32)
+                arrays[kind] = np.empty(0, np.float32)
                 continue
             data = _bytes(file, tensor.offset, tensor.end)
             _check(data, tensor.checksum, f"blk.{layer}.carry.{kind}")
-            found[kind] = _array(data, tensor, tensor.offset)
-        return Transition(layer, found["r"], found["a"], found["b"], self._heads.get(layer, 0))
+            arrays[kind] = _array(data, tensor, tensor.offset)
+        return Transition(layer, arrays["r"], arrays["a"], arrays["b"], self._heads.get(layer, 0))
 
     def close(self) -> None:
         if self._file is not None:
@@ -250,7 +249,7 @@ class _FileCarry:
 
 
 def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
-    """All tensors by name. One without elements (no left context; no V rows) has no tensor."""
+    """Return all tensors by name, without empty ones (no left context; no V)."""
     tensors: dict[str, NDArray[Any]] = {
         "notes.tokens": np.ascontiguousarray(segment.tokens, "<i4"),
         "notes.context": np.ascontiguousarray(segment.context, "<i4"),
@@ -267,32 +266,32 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
     if segment.axes is not None:
         tensors[AXES] = np.ascontiguousarray(segment.axes, "<i4")
     if segment.pictures:
-        # As numbers, because older versions of notes, which are to say that they are old, know no tensor of bytes.
+        # As int32: a reader that does not know the format refuses it by its number, before it meets a tensor of bytes.
         files = places(segment.pictures)[1]
         tensors[PICTURES] = np.frombuffer(files + bytes(-len(files) % 4), "<i4")
-    for one in segment.carry.load() if segment.carry else ():
-        for kind, numbers in (("r", one.r), ("a", one.a), ("b", one.b)):
-            tensors[f"blk.{one.layer}.carry.{kind}"] = np.ascontiguousarray(numbers, "<f4")
+    for transition in segment.carry.load() if segment.carry else ():
+        for kind, numbers in (("r", transition.r), ("a", transition.a), ("b", transition.b)):
+            tensors[f"blk.{transition.layer}.carry.{kind}"] = np.ascontiguousarray(numbers, "<f4")
     if segment.influence:
         tensors[INFLUENCE] = np.stack([segment.influence[name] for name in field_names(segment.fields)]).astype("<f4")
     return {name: tensor for name, tensor in tensors.items() if tensor.size}
 
 
-def _quantized(values: RowArray, what: str) -> NDArray[Any]:
-    """Rows in blocks of Q8_0, each rounded once."""
+def _quantize(values: RowArray, label: str) -> NDArray[Any]:
+    """Return rows as Q8_0 blocks; `label` names them in errors."""
     from gguf import GGMLQuantizationType, quants
 
     if values.dtype == Q8_0:
         return values
     if values_per_row(values) % BLOCK:
-        raise SegmentError(f"{what} have {values_per_row(values)} numbers, which are no whole blocks of q8_0")
+        raise SegmentError(f"{label} have {values_per_row(values)} numbers, which are no whole blocks of q8_0")
     if not values.size:
         return np.empty((len(values), 0), Q8_0)
     with np.errstate(all="ignore"):
-        found: NDArray[Any] = quants.quantize(values.astype(np.float32), GGMLQuantizationType.Q8_0).view(Q8_0)
-    if not np.isfinite(found["scale"]).all():
-        raise SegmentError(f"{what} hold what is no number, or too large for q8_0")
-    return found
+        blocks: NDArray[Any] = quants.quantize(values.astype(np.float32), GGMLQuantizationType.Q8_0).view(Q8_0)
+    if not np.isfinite(blocks["scale"]).all():
+        raise SegmentError(f"{label} hold what is no number, or too large for q8_0")
+    return blocks
 
 
 def _tensor_sum(tensor: NDArray[Any]) -> str:
@@ -302,7 +301,7 @@ def _tensor_sum(tensor: NDArray[Any]) -> str:
 
 
 def _seal(path: Path) -> str:
-    """Put the checksum of the head in its place, and return it. It is last, so that it covers all the others."""
+    """Write the checksum of the head into the head, and return it; last, because it covers the other checksums."""
     with path.open("rb+") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
             head = read_head(view)
@@ -316,10 +315,8 @@ def _seal(path: Path) -> str:
 
 
 def _read(file: BinaryIO) -> tuple[memoryview, Head]:
-    """The bytes of a file up to the end of the lists at least, and its head; both were checked.
-
-    None of these is read twice: another process may be writing.
-    """
+    """Return the first bytes of a file, at least up to the end of the lists, and its head, both checked. Each byte is
+    read once, as another process may be writing."""
     size = os.fstat(file.fileno()).st_size
     data = _read_on(file, memoryview(b""), min(size, FIRST))
     while True:
@@ -340,13 +337,13 @@ def _read(file: BinaryIO) -> tuple[memoryview, Head]:
 
 
 def _bytes(file: BinaryIO, start: int, end: int) -> memoryview:
-    """Bytes [start, end) of a file."""
+    """Read bytes [start, end) of a file."""
     file.seek(start)
     return _read_on(file, memoryview(b""), end - start, start).toreadonly()
 
 
 def _read_on(file: BinaryIO, data: memoryview, size: int, start: int = 0) -> memoryview:
-    """What has been read of the file from byte `start` on, and what follows, `size` bytes in all."""
+    """Return `size` bytes of the file from byte `start` on, of which `data` has been read already."""
     buffer, at = np.empty(size, np.uint8).data, len(data)
     buffer[:at] = data
     while at < size:
@@ -358,8 +355,8 @@ def _read_on(file: BinaryIO, data: memoryview, size: int, start: int = 0) -> mem
 
 
 @contextmanager
-def _saying(path: Path) -> Iterator[None]:
-    """What goes wrong in the block is raised as SegmentError or DamagedError, with the path and a remedy."""
+def _segment_errors(path: Path) -> Iterator[None]:
+    """Convert errors of the block to SegmentError or DamagedError, with the path and a remedy."""
     try:
         yield
     except FileNotFoundError:
@@ -395,11 +392,11 @@ class _OtherKindError(FormatError):
 
 
 def _checked_head(data: memoryview, size: int) -> Head:
-    """The head of a file of that size, with its checksum found right. Only then is anything in it believed."""
+    """Parse the head of a file of that size and verify its checksum."""
     try:
         head = read_head(data, size)
     except FormatError:
-        # Other GGUF files hold types that the reader does not know, and so may later formats: say what such a file is.
+        # Other GGUF files and later formats may hold types that the reader does not know: name them in the error.
         later = _format(data)
         if later > FORMAT:
             raise _NewerError(later) from None
@@ -417,7 +414,7 @@ def _checked_head(data: memoryview, size: int) -> Head:
 
 
 def _format(data: memoryview) -> int:
-    """The format that a file says it has, whatever its tensors are like; 0 of what does not say."""
+    """Return the format in a file's metadata, even if its tensors cannot be parsed; 0 without one."""
     try:
         cursor = Cursor(data)
         version = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get("notes.format")
@@ -427,7 +424,7 @@ def _format(data: memoryview) -> int:
 
 
 def _head_sum(data: memoryview, head: Head) -> str:
-    """Checksum of everything before the first tensor, with its own digits taken as zeros."""
+    """Compute the checksum of everything before the first tensor, with its own digits as zeros."""
     at = head.value_offset.get(HEAD_SUM)
     if at is None or len(str(head.metadata[HEAD_SUM]).encode()) != len(NO_DIGEST):
         raise FormatError("it has no checksum")
@@ -438,11 +435,11 @@ def _head_sum(data: memoryview, head: Head) -> str:
 
 
 def _checksum(head: Head, name: str) -> str:
-    """The checksum that a tensor must have."""
-    found = head.metadata.get(f"notes.checksum.{name}")
-    if not isinstance(found, str) or not CHECKSUM.fullmatch(found):
+    """Return the recorded checksum of a tensor."""
+    checksum = head.metadata.get(f"notes.checksum.{name}")
+    if not isinstance(checksum, str) or not CHECKSUM.fullmatch(checksum):
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")
-    return found
+    return checksum
 
 
 def _check(data: memoryview, checksum: str, name: str) -> None:
@@ -450,7 +447,7 @@ def _check(data: memoryview, checksum: str, name: str) -> None:
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")
 
 
-def _card(path: Path, data: memoryview, head: Head) -> SegmentInfo:
+def _segment_info(path: Path, data: memoryview, head: Head) -> SegmentInfo:
     tokens, context = (_ints(data, head, name) for name in LISTS)
     if not len(tokens):
         raise FormatError("it has no tokens")
@@ -470,7 +467,7 @@ def _ints(data: memoryview, head: Head, name: str) -> Tokens:
 
 
 def _influence(file: BinaryIO, head: Head, info: SegmentInfo) -> dict[str, NDArray[np.float32]]:
-    """A row a field, in the order in which they first occur in the text."""
+    """Read the influence of each field: [fields in order of the text, tokens]."""
     entry = head.tensors.get(INFLUENCE)
     if entry is None:
         return {}
@@ -483,10 +480,10 @@ def _influence(file: BinaryIO, head: Head, info: SegmentInfo) -> dict[str, NDArr
 
 
 def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | None:
-    """Time, row and column of each row, where images have them. All must be as a compile makes it: a row of a text is
-    at one position, those of an image are within its own, and what follows it is after them."""
+    """Read time, row and column of each token where images share positions. They must be as a compile makes them: a
+    text token has one position, an image's tokens lie within its own, and later tokens follow them."""
     entry = head.tensors.get(AXES)
-    shared = sum(one.rows - one.positions for one in info.media)
+    shared = sum(image.rows - image.positions for image in info.media)
     if entry is None:
         if shared:
             raise FormatError("its images share positions, and it does not say how")
@@ -497,41 +494,41 @@ def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | 
     _check(data, _checksum(head, AXES), AXES)
     axes: NDArray[np.int32] = _array(data, entry, entry.offset).copy()
     at = done = 0
-    for one in (*info.media, None):
-        count = (one.first if one else len(axes)) - done
+    for image in (*info.media, None):
+        count = (image.first if image else len(axes)) - done
         if (axes[done : done + count] != at + np.arange(count)[:, None]).any():
             raise FormatError(f"{AXES} does not fit its tokens")
         at, done = at + count, done + count
-        if one:
-            inside = axes[one.first : one.last] - at
-            if (inside < 0).any() or (inside >= one.positions).any() or (inside[:, 0] != 0).any():
+        if image:
+            inside = axes[image.first : image.last] - at
+            if (inside < 0).any() or (inside >= image.positions).any() or (inside[:, 0] != 0).any():
                 raise FormatError(f"{AXES} does not fit its images")
-            at, done = at + one.positions, one.last
+            at, done = at + image.positions, image.last
     return axes
 
 
 def _pictures(file: BinaryIO, head: Head, info: SegmentInfo) -> tuple[ImageFile, ...]:
-    """The files of the images, which must be those whose rows these are."""
+    """Read the image files, whose digests must be those of the encoded images."""
     entry = head.tensors.get(PICTURES)
     if entry is None:
         if info.pictures:
             raise FormatError(f"it has no {PICTURES}")
         return ()
-    end = max((one.byte + one.size for one in info.pictures), default=0)
+    end = max((place.byte + place.size for place in info.pictures), default=0)
     if entry.dtype != np.int32 or not 0 <= entry.nbytes - end < 4:
         raise FormatError(f"{PICTURES} is not the bytes of files")
     data = _bytes(file, entry.offset, entry.end)
     _check(data, _checksum(head, PICTURES), PICTURES)
-    found = tuple(ImageFile(one.start, one.end, bytes(data[one.byte : one.byte + one.size])) for one in info.pictures)
-    digests = {one.data: sha256(one.data).hexdigest() for one in found}
-    named = all(info.text.endswith(digests[one.data], one.start, one.end) for one in found)
-    if not named or {one.sha256 for one in info.media} != set(digests.values()):
+    files = tuple(ImageFile(at.start, at.end, bytes(data[at.byte : at.byte + at.size])) for at in info.pictures)
+    digests = {file.data: sha256(file.data).hexdigest() for file in files}
+    named = all(info.text.endswith(digests[file.data], file.start, file.end) for file in files)
+    if not named or {image.sha256 for image in info.media} != set(digests.values()):
         raise FormatError(f"{PICTURES} does not hold the images that its rows are of")
-    return found
+    return files
 
 
 def _carry(path: Path, file: BinaryIO, head: Head, info: SegmentInfo) -> Carry | None:
-    """How a state is carried, if the file says so; what it is carried by stays there."""
+    """Return the transitions of recurrent state, if the file has any; they are read when needed."""
     tensors = {}
     for name, entry in head.tensors.items():
         if match := CARRY_NAME.fullmatch(name):
@@ -545,7 +542,7 @@ def _carry(path: Path, file: BinaryIO, head: Head, info: SegmentInfo) -> Carry |
 
 
 def _array(data: memoryview, entry: TensorEntry | StoredTensor, start: int = 0) -> NDArray[Any]:
-    """A view of what was read from byte `start` of the file on: nothing is copied, and it cannot be written to."""
+    """Return a read-only view of a tensor in `data`, which begins at byte `start` of the file."""
     return np.frombuffer(data, entry.dtype, prod(entry.shape), entry.offset - start).reshape(entry.shape)
 
 
@@ -554,10 +551,10 @@ def _rows(data: memoryview, tensor: StoredTensor, start: int) -> NDArray[Any]:
 
 
 def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
-    """Where the rows of each layer are, by layer and part. Without a V tensor, V has no columns."""
+    """Return the place of each layer's K and V in the file, by layer and part. Without a V tensor, V has no columns."""
     rounded = dict(zip(NAMES["attention"], quantized(kv), strict=True))
     parts = {name: (part, index) for part, names in NAMES.items() for index, name in enumerate(names)}
-    found: dict[tuple[int, str], list[StoredTensor | None]] = {}
+    tensors: dict[tuple[int, str], list[StoredTensor | None]] = {}
     for name, entry in head.tensors.items():
         checksum = _checksum(head, name)
         if name in (*LISTS, INFLUENCE, AXES, PICTURES) or CARRY_NAME.fullmatch(name):
@@ -576,11 +573,11 @@ def _layers(head: Head, n_rows: int, kv: str) -> list[StoredLayer]:
         elif entry.dtype != Q8_0 and entry.dtype.kind != "f":
             raise FormatError(f"{name} is neither f16 nor f32")
         tensor = StoredTensor(entry.dtype, entry.shape, entry.offset, entry.end, checksum)
-        found.setdefault((int(match[1]), part), [None, None])[index] = tensor
+        tensors.setdefault((int(match[1]), part), [None, None])[index] = tensor
     order = list(NAMES)
     layers = []
-    for layer, part in sorted(found, key=lambda key: (key[0], order.index(key[1]))):
-        k, v = found[layer, part]
+    for layer, part in sorted(tensors, key=lambda key: (key[0], order.index(key[1]))):
+        k, v = tensors[layer, part]
         if k is None and (part != "state" or v is None):
             raise FormatError(f"layer {layer} has no K rows")
         known = k if k is not None else v

@@ -1,4 +1,4 @@
-"""Facts about models that are found once and remembered as JSON: digests, forms, and texts that templates rendered."""
+"""Caches facts about models that are slow to compute as JSON: file digests, Ollama forms, rendered templates."""
 
 from __future__ import annotations
 
@@ -24,70 +24,71 @@ _DAMAGED = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
 class Memory(Generic[T]):
-    """The entries of one file."""
+    """A JSON file that caches entries by key."""
 
-    def __init__(self, path: Path, most: int, read: Callable[[Any], T], write: Callable[[T], object]) -> None:
-        """`most`: how many entries are kept. `read` makes one of what JSON has, or raises an error of Python's for
-        another shape; `write` does the reverse."""
+    def __init__(self, path: Path, capacity: int, read: Callable[[Any], T], write: Callable[[T], object]) -> None:
+        """Keep the `capacity` latest entries. `read` converts JSON to an entry, or raises a Python error for another
+        shape; `write` does the reverse."""
         self.path = path
-        self._most = most
+        self._capacity = capacity
         self._read, self._write = read, write
 
     def load(self) -> dict[str, T]:
-        """The entries of the right shape, the latest last. Raise NotesError for what others may have written."""
+        """Return the valid entries, the latest last; none if the file is damaged. Raises NotesError if another user may
+        have written it."""
         check_private(self.path.parent)
         check_private_file(self.path)
-        found = {}
+        entries = {}
         with contextlib.suppress(OSError, *_DAMAGED):
             for key, entry in json.loads(self.path.read_text(encoding="utf-8")).items():
                 with contextlib.suppress(*_DAMAGED):
-                    found[key] = self._read(entry)
-        return found
+                    entries[key] = self._read(entry)
+        return entries
 
     def add(self, new: Mapping[str, T]) -> None:
-        """Remember these, too, if that can be written. Raise NotesError as `load` does."""
-        entries = {key: one for key, one in self.load().items() if key not in new} | {**new}
-        data = {key: self._write(one) for key, one in [*entries.items()][-self._most :]}
+        """Add entries, if the file can be written. Raises NotesError as `load` does."""
+        entries = {key: entry for key, entry in self.load().items() if key not in new} | {**new}
+        data = {key: self._write(entry) for key, entry in [*entries.items()][-self._capacity :]}
         with contextlib.suppress(OSError), replacing(self.path) as temporary:
             temporary.write_text(json.dumps(data, indent=1), encoding="utf-8")
 
 
 CHUNK = 4 << 20
-DIGESTS = 256  # files remembered, the latest
-SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock and keep its size and time
+DIGESTS = 256  # capacity of the cache
+MIN_AGE = 2.0  # seconds: a file may change again within one tick of a coarse clock and keep its size and time
 
 
 def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | None = None) -> str:
-    """SHA-256 of an open file as hex, from `memory` (a JSON file) where it is known by its `path`.
+    """Return the SHA-256 of an open file as hex, from `memory` (a JSON file) if it is cached under its `path`.
 
-    What is read is `file`, whatever the path names by now. `progress` gets bytes done and bytes in all meanwhile.
-    Raise ModelError if it cannot be read.
+    Reads `file`, whatever the path names by now. `progress` gets bytes done and in all. Raises ModelError if the file
+    cannot be read.
     """
-    return remembered(path, file, memory, lambda: _hash_file(file, progress))
+    return cached_digest(path, file, memory, lambda: _hash_file(file, progress))
 
 
-def remembered(path: Path, file: BinaryIO, memory: Path, find: Callable[[], str], *, only: str | None = None) -> str:
-    """What `find` finds about an open file, 64 hexadecimal digits, from `memory` (a JSON file) where it is known by its
-    `path`; `only`: where this is what is known. Raise ModelError if the file cannot be read, and what `find` raises.
-    """
+def cached_digest(path: Path, file: BinaryIO, memory: Path, find: Callable[[], str], *, only: str | None = None) -> str:
+    """Return the digest that `find` computes of an open file, 64 hexadecimal digits, from `memory` (a JSON file) if it
+    is cached under its `path`. `only`: accept no other cached digest. Raises ModelError if the file cannot be read, and
+    the errors of `find`."""
     try:
         path = path.resolve()
         before = list(stamp(file))
         entry = _digests(memory).load().get(str(path))
         if entry is not None and entry[:-1] == before and only in (None, entry[-1]):
             return str(entry[-1])
-        found = find()
+        digest = find()
         after = list(stamp(file))
-        settled = time.time() - os.fstat(file.fileno()).st_mtime > SETTLED
+        old_enough = time.time() - os.fstat(file.fileno()).st_mtime > MIN_AGE
     except OSError as error:
         raise ModelError(f"cannot read {path}: {reason(error)}") from error
-    if settled and after == before:
-        _digests(memory).add({str(path): [*before, found]})
-    return found
+    if old_enough and after == before:
+        _digests(memory).add({str(path): [*before, digest]})
+    return digest
 
 
 def known_sha256(path: Path, memory: Path) -> str | None:
-    """The digest of a file if it is remembered and the file has not changed; nothing else of it is read."""
+    """Return the cached digest of a file that has not changed since; its content is not read."""
     try:
         path = path.resolve()
         entry = _digests(memory).load().get(str(path))
@@ -111,11 +112,11 @@ def _hash_file(file: BinaryIO, progress: Progress | None) -> str:
 
 
 def _digests(path: Path) -> Memory[list[int | str]]:
-    """The stamp of each file by its path, and the digest."""
-    return Memory(path, DIGESTS, _digest_is_sound, list)
+    """Return the cache of stamps and digests by path."""
+    return Memory(path, DIGESTS, _check_digest, list)
 
 
-def _digest_is_sound(entry: list[int | str]) -> list[int | str]:
+def _check_digest(entry: list[int | str]) -> list[int | str]:
     kinds, digest = [type(part) for part in entry], str(entry[-1])
     if kinds != [int, int, int, int, int, str] or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise ValueError(entry)
@@ -123,54 +124,52 @@ def _digest_is_sound(entry: list[int | str]) -> list[int | str]:
 
 
 class _OtherForm(Exception):
-    """What to say of a model in Ollama's form."""
+    """The model has Ollama's form; the message is the evidence."""
 
 
 def form_of(path: Path, memory: Path) -> str:
-    """What to say of a model in Ollama's form, "" of any other. `memory`: a JSON file; lost or damaged it costs time.
-
-    Raise ModelError for what is no whole GGUF model.
-    """
+    """Return the evidence that a model has Ollama's form, which llama.cpp misreads; "" otherwise. `memory`: a JSON
+    cache. Raises ModelError for a file that is not a whole GGUF model."""
     rules = _form_rules()
 
-    def checked() -> str:
+    def check() -> str:
         _check_form(path)
         return rules
 
     try:
-        if not rules or not path.is_file() or parts(path) != [path]:  # of several files one alone would be looked at
+        if not rules or not path.is_file() or parts(path) != [path]:  # the cache knows single files
             _check_form(path)
         else:
             with path.open("rb") as file:
-                remembered(path, file, memory, checked, only=rules)
-    except _OtherForm as found:
-        return str(found)
+                cached_digest(path, file, memory, check, only=rules)
+    except _OtherForm as form:
+        return str(form)
     return ""
 
 
 def _check_form(path: Path) -> None:
-    if found := ollama_form.ollama_evidence(header.read_header(path)):
-        raise _OtherForm(found)
+    if evidence := ollama_form.ollama_evidence(header.read_header(path)):
+        raise _OtherForm(evidence)
 
 
 def _form_rules() -> str:
-    """What changes with what tells the forms, 64 hexadecimal digits; "" where that cannot be told."""
+    """Return a digest of the modules that recognise the form, 64 hexadecimal digits; "" if they have no files."""
     try:
-        found = [os.stat(str(module.__file__)) for module in (header, ollama_form)]
+        status = [os.stat(str(module.__file__)) for module in (header, ollama_form)]
     except OSError:  # a package without files
         return ""
-    return hashlib.sha256(repr([(one.st_mtime_ns, one.st_size) for one in found]).encode()).hexdigest()
+    return hashlib.sha256(repr([(file.st_mtime_ns, file.st_size) for file in status]).encode()).hexdigest()
 
 
-RENDERINGS = 64  # the latest
-MAX_TEXT = 1 << 14  # characters of one
+RENDERINGS = 64  # capacity of the cache
+MAX_TEXT = 1 << 14  # characters of a rendering
 
 
 class Renderings:
-    """A memory in a file, which is read when something is looked for, and written by `save`."""
+    """A cache of rendered chat templates: read from its file at the first lookup, written by `save`."""
 
     def __init__(self, path: Path) -> None:
-        self._memory = Memory(path, RENDERINGS, _rendering_is_sound, Rendering._asdict)
+        self._memory = Memory(path, RENDERINGS, _check_rendering, Rendering._asdict)
         self._new: dict[str, Rendering] = {}
 
     @cached_property
@@ -184,30 +183,28 @@ class Renderings:
         return not self._known
 
     def find(self, key: str) -> Rendering | None:
-        """What is known by that key, if the times that it tells are those of now."""
-        found = self._known.get(key)
-        return (
-            found
-            if found and all(datetime.now().strftime(form) == told for form, told in found.times.items())
-            else None
-        )
+        """Return the rendering under that key, unless it contains a date or time that is not the current one."""
+        rendering = self._known.get(key)
+        if rendering and all(datetime.now().strftime(form) == time for form, time in rendering.times.items()):
+            return rendering
+        return None
 
     def keep(self, key: str, rendering: Rendering) -> None:
         if len(rendering.text) <= MAX_TEXT and len(self._new) < RENDERINGS:
             self._new[key] = self._known[key] = rendering
 
     def save(self) -> None:
-        """Write what is new."""
-        sweep(self._memory.path)  # whatever is new: the next command that renders anything may come months later
+        """Write the new renderings."""
+        sweep(self._memory.path)  # even without new ones: the next command that renders may come months later
         if self._new:
             with contextlib.suppress(NotesError):
                 self._memory.add(self._new)
             self._new = {}
 
 
-def _rendering_is_sound(entry: dict[str, object]) -> Rendering:
-    found = Rendering(**entry)  # type: ignore[arg-type]
-    texts = [found.text, found.error, *found.times, *found.times.values()]
-    if found.steady is not True or not all(isinstance(text, str) for text in texts):
+def _check_rendering(entry: dict[str, object]) -> Rendering:
+    rendering = Rendering(**entry)  # type: ignore[arg-type]
+    texts = [rendering.text, rendering.error, *rendering.times, *rendering.times.values()]
+    if rendering.steady is not True or not all(isinstance(text, str) for text in texts):
         raise ValueError(entry)
-    return found
+    return rendering

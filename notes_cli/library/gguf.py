@@ -1,6 +1,6 @@
-"""The head of a segment's file: strings, unsigned integers, and tensors that follow each other without a gap.
+"""Reads and writes the GGUF head of a segment file: strings, unsigned integers, and tensors without gaps between them.
 
-It is written here, because the package gguf takes 40 ms to load and each turn of a session writes a file. Reading
+Written without the package gguf, which takes 40 ms to load, because each turn of a session writes a file. Reading
 (engine/gguf_file.py) is stricter than for models: other types, gaps and bytes after the last tensor raise FormatError.
 """
 
@@ -31,18 +31,18 @@ from notes_cli.engine.gguf_file import (
 from notes_cli.engine.segment import BLOCK, Q8_0
 
 VERSION = 3
-ALIGNMENT = 32  # of every tensor; also the default of the format
+ALIGNMENT = 32  # of every tensor, GGUF's default
 DTYPES: Mapping[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 8: Q8_0, 26: np.dtype("<i4")}
-# A segment has a few tensors a layer and one checksum for each. Far above any model, far below what takes long to read.
+# A segment has a few tensors a layer and a checksum for each: far above any model, and quick to read.
 MAX_ENTRIES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies: bytes [offset, offset + nbytes) of the file, padded with zeros up to `end`."""
+    """A tensor at bytes [offset, offset + nbytes) of the file, padded with zeros up to `end`."""
 
     dtype: np.dtype[np.generic]
-    shape: tuple[int, ...]  # as NumPy has it: the last dimension runs fastest; of blocks where the type has these
+    shape: tuple[int, ...]  # NumPy's order; counts blocks where the type is quantized
     offset: int
     nbytes: int
     end: int
@@ -50,21 +50,18 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """All of a GGUF file but the tensors' bytes."""
+    """A parsed GGUF file without the tensors' bytes."""
 
     metadata: dict[str, str | int]
-    value_offset: dict[str, int]  # where in the file the bytes of each string value begin
+    value_offset: dict[str, int]  # offset in the file of each string value's bytes
     tensors: dict[str, TensorEntry]
     size: int  # bytes before the first tensor, padding included
     end: int  # bytes of the file
 
 
 def read_head(data: memoryview, size: int | None = None) -> Head:
-    """Read the head of a GGUF file of `size` bytes, given all of them or the first ones. Raise FormatError; ShortError
-    if there are too few of them.
-
-    The tensors must follow each other without a gap and end where the file ends.
-    """
+    """Parse the head of a GGUF file of `size` bytes from its first bytes. Raises ShortError if these are too few, and
+    FormatError, also where tensors have gaps between them or do not end with the file."""
     cursor = Cursor(data)
     version, n_tensors, n_keys = read_counts(cursor, MAX_ENTRIES)
     if version != VERSION:
@@ -77,9 +74,9 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
         elif kind not in (UINT32, UINT64):
             raise FormatError(f"it holds a value of type {kind}, which segments do not have")
         metadata[key] = value  # type: ignore[assignment]
-    found = read_tensors(cursor, n_tensors)
+    infos = read_tensors(cursor, n_tensors)
     start = padded(cursor.at)
-    tensors = _placed(found, start)
+    tensors = _placed(infos, start)
     end = max((entry.end for entry in tensors.values()), default=start)
     size = len(data) if size is None else size
     if end != size:
@@ -90,8 +87,8 @@ def read_head(data: memoryview, size: int | None = None) -> Head:
 
 
 def head_of(metadata: Mapping[str, str | int], tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """The head of a file with these values (an int is one of 32 bits) and these tensors (of DTYPES), padded up to the
-    first of them. They follow in this order, each padded likewise."""
+    """Return the head of a file with these values (ints have 32 bits) and tensors (of DTYPES), padded to the alignment.
+    The tensors follow in this order, each padded likewise."""
     parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         if isinstance(value, int):
@@ -115,12 +112,12 @@ def _string(text: str) -> bytes:
 
 
 def padded(size: int) -> int:
-    """The next multiple of the alignment."""
+    """Round up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _placed(tensors: Mapping[str, Tensor], start: int) -> dict[str, TensorEntry]:
-    """The entries of tensors, the first of which begins at byte `start`."""
+    """Return the entries of tensors, the first of which begins at byte `start`."""
     entries: dict[str, TensorEntry] = {}
     expected = 0
     for name, (dims, kind, offset) in tensors.items():

@@ -1,7 +1,4 @@
-"""What a segment file says of itself: its metadata, written and read back.
-
-The keys are described in docs/format.md, under `notes.`. It knows neither rows nor checksums.
-"""
+"""Writes and parses the metadata of a segment file: the keys `notes.` of docs/format.md, without K/V and checksums."""
 
 from __future__ import annotations
 
@@ -34,16 +31,16 @@ from notes_cli.engine.segment import (
 )
 from notes_cli.library.gguf import Head, TensorEntry
 
-FORMAT = 2  # the newest that is read; older versions of notes would read such a file wrongly
-PLAIN = 1  # of files in which nothing needs more, which older versions of notes read, too
+FORMAT = 2  # of files that need it, the newest that is read
+PLAIN = 1  # of files without quantized rows, images and carried state
 KIND = "segment"
 INFLUENCE = "notes.influence"
 AXES, PICTURES = "notes.axes", "notes.pictures"  # tensors of files with images
-POSITIONS = (1 << 31) - 1  # of tokens, as llama.cpp counts them
+POSITIONS = (1 << 31) - 1  # limit of llama.cpp's positions
 
 
 class Place(NamedTuple):
-    """What stands for an image: characters [start, end) of the text; and its file: `size` bytes from `byte` on."""
+    """An image's characters [start, end) in the text, and its file: `size` bytes from `byte` on."""
 
     start: int
     end: int
@@ -53,7 +50,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What a segment file says of itself, without the rows."""
+    """Metadata of a segment file."""
 
     path: Path
     name: str
@@ -62,37 +59,37 @@ class SegmentInfo:
     tokens: Tokens
     context: Tokens
     base: int
-    prefix_only: bool  # the rows of the left context are there, too
+    prefix_only: bool  # with the K/V of the left context
     fields: tuple[FieldSpan, ...]
-    blocks: tuple[int, ...]  # the first token of each; empty: one block
-    moves: tuple[int, ...]  # of each block: how often its rows have been moved since they were computed
-    influence: bool  # whether the influence of the fields has been measured
+    blocks: tuple[int, ...]  # first token of each block; empty: one block
+    moves: tuple[int, ...]  # times that each block's K/V has been moved since it was computed
+    influence: bool  # the influence of the fields has been measured
     identity: Identity
-    layers: int  # how many layers have rows
-    dtype: str  # of the rows: "f16", "f32" or "q8_0", "f16/q8_0" where K and V differ; "" if no layer has any
-    states: int  # how many layers have a recurrent state
-    carried: int  # bytes of what such states become through the segment; 0: they cannot be carried
-    seam: int  # first and last tokens that are decoded where they are
+    layers: int  # number of layers with K/V
+    dtype: str  # of K/V: "f16", "f32" or "q8_0", "f16/q8_0" where K and V differ; "" without K/V
+    states: int  # number of layers with a recurrent state
+    carried: int  # bytes of the transitions of recurrent state; 0: it cannot be carried through the segment
+    seam: int  # first and last tokens, which are decoded in place if state is carried
     tail: int
-    heads: dict[int, int]  # of layers whose transition is a matrix for each head: how many rows it has
+    heads: dict[int, int]  # by layer whose transition is a matrix for each head: the rows of that matrix
     nbytes: int  # size of the file
     created: str  # UTC, ISO 8601
-    writer: str  # the program that wrote it, with its version
-    source: str = ""  # where the text came from: a path, "-" for standard input; "" of a file that does not say
-    tools: bool = False  # the text is what a chat template tells of tools
-    stamp: tuple[int, ...] = ()  # size and times of that file when its text was read; empty: not known
-    kv: str = "f16"  # what its rows are kept as, as engine/segment.py has it
-    rows: int = 0  # bytes of all rows
-    computed: int = 0  # that they would take in the type in which they were computed
-    media: tuple[Media, ...] = ()  # the images among its rows
-    projector: str = ""  # what made their rows
-    pictures: tuple[Place, ...] = ()  # the files of images that are there, too
-    prefill: Prefill | None = None  # what compiling it took
-    backend: str = ""  # what computed its rows; empty: not known
+    writer: str  # program and version
+    source: str = ""  # path of the text, "-": standard input, "": not recorded
+    tools: bool = False  # the text is a chat template's description of tools
+    stamp: tuple[int, ...] = ()  # size and times of the source when it was read; empty: not known
+    kv: str = "f16"  # stored type of K/V (engine/segment.py)
+    rows: int = 0  # bytes of K/V
+    computed: int = 0  # bytes of K/V in the type in which it was computed
+    media: tuple[Media, ...] = ()  # encoded images
+    projector: str = ""  # their vision encoder
+    pictures: tuple[Place, ...] = ()  # image files in this file
+    prefill: Prefill | None = None  # cost of compiling
+    backend: str = ""  # that computed the K/V; empty: not known
 
 
 def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, str | int]:
-    """Keys (without `notes.`) and values of a segment's file, its checksums apart."""
+    """Return keys (without `notes.`) and values of a segment's file, without checksums."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "format": FORMAT if any(quantized(segment.kv)) or segment.media or segment.carry else PLAIN,
@@ -110,7 +107,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"tools": 1} if segment.tools else {}),
         **({"kv": segment.kv} if any(quantized(segment.kv)) else {}),
         **({"source.stamp": json.dumps(segment.stamp)} if segment.stamp else {}),
-        **({"media": json.dumps([asdict(one) for one in segment.media])} if segment.media else {}),
+        **({"media": json.dumps([asdict(image) for image in segment.media])} if segment.media else {}),
         **({"projector": segment.projector} if segment.projector else {}),
         **({"pictures.places": json.dumps(places(segment.pictures)[0])} if segment.pictures else {}),
         **({"prefill": json.dumps(asdict(segment.prefill))} if segment.prefill else {}),
@@ -122,13 +119,12 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
 
 
 def _carry(carry: Carry) -> dict[str, str | int]:
-    heads = {str(one.layer): one.head for one in carry.load() if one.head}
+    heads = {str(transition.layer): transition.head for transition in carry.load() if transition.head}
     return {"carry.seam": carry.seam, "carry.tail": carry.tail, "carry.heads": json.dumps(heads)}
 
 
 def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: int) -> SegmentInfo:
-    """The info of a file whose head has been checked. Raise FormatError if a key is missing or does not
-    fit."""
+    """Parse the metadata of a checked head. Raises FormatError if a key is missing or does not fit."""
 
     def text(key: str) -> str:
         value = head.metadata.get(f"notes.{key}")
@@ -191,7 +187,7 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
 
 
 def _computed(tensors: Iterable[TensorEntry], dtype: np.dtype[Any]) -> int:
-    """Bytes of rows without what was saved by quantizing them, from numbers of that type."""
+    """Return the bytes of K/V before quantization, in that type."""
     return sum(
         place.nbytes // Q8_0.itemsize * BLOCK * dtype.itemsize if place.dtype == Q8_0 else place.nbytes
         for place in tensors
@@ -199,7 +195,7 @@ def _computed(tensors: Iterable[TensorEntry], dtype: np.dtype[Any]) -> int:
 
 
 def _dtype(tensors: Mapping[str, TensorEntry]) -> str:
-    """The types of rows for people."""
+    """Return the types of K and V as text."""
     named = {name: "q8_0" if place.dtype == Q8_0 else f"f{8 * place.dtype.itemsize}" for name, place in tensors.items()}
     plain = {name: kind for name, kind in named.items() if ".indexer." not in name}
     own = [{kind for name, kind in plain.items() if name.endswith(end)} for end in (".k", ".v")]
@@ -209,7 +205,7 @@ def _dtype(tensors: Mapping[str, TensorEntry]) -> str:
 
 
 def _margins(head: Head, n_tokens: int) -> tuple[int, int, dict[int, int]]:
-    """What is decoded at both ends where a state is carried, and the sizes of heads by layer."""
+    """Return the tokens to decode at both ends if state is carried, and the sizes of heads by layer."""
     seam, tail = (head.metadata.get(f"notes.carry.{key}") for key in ("seam", "tail"))
     if not isinstance(seam, int) or not isinstance(tail, int) or seam + tail >= n_tokens:
         raise FormatError("notes.carry does not fit its tokens")
@@ -224,7 +220,7 @@ def _margins(head: Head, n_tokens: int) -> tuple[int, int, dict[int, int]]:
 
 
 def field_names(fields: tuple[FieldSpan, ...]) -> list[str]:
-    """Each name once, in the order of the text."""
+    """Return the distinct names in the order of the text."""
     return list(dict.fromkeys(span.name for span in fields))
 
 
@@ -241,7 +237,7 @@ def _fields(encoded: str, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:
 
 
 def _blocks(encoded: object, n_tokens: int, whole: bool) -> tuple[int, ...]:
-    """The first token of each block. Without the key it is one."""
+    """Return the first token of each block; empty without the key: one block."""
     if encoded is None:
         return ()
     try:
@@ -257,7 +253,7 @@ def _blocks(encoded: object, n_tokens: int, whole: bool) -> tuple[int, ...]:
 
 
 def _moves(encoded: object, blocks: int) -> tuple[int, ...]:
-    """How often the rows of each block have been moved: never, without the key."""
+    """Return the times that each block's K/V has been moved; zeros without the key."""
     try:
         counts = [0] * blocks if encoded is None else json.loads(str(encoded))
         sound = len(counts) == blocks and all(type(count) is int and count >= 0 for count in counts)
@@ -269,71 +265,71 @@ def _moves(encoded: object, blocks: int) -> tuple[int, ...]:
 
 
 def _media(encoded: object, n_tokens: int) -> tuple[Media, ...]:
-    """The images among the rows, in order. None without the key."""
+    """Return the encoded images, in order; empty without the key."""
     if encoded is None:
         return ()
     try:
         entries: list[dict[str, Any]] = json.loads(str(encoded))
-        found = tuple(Media(**entry) for entry in entries)
+        images = tuple(Media(**entry) for entry in entries)
         sound = all(
-            all(type(number) is int for number in (one.first, one.last, one.positions, one.width, one.height))
-            and 0 <= one.first < one.last <= n_tokens
-            and 0 < one.positions <= one.rows
-            and re.fullmatch(r"[0-9a-f]{64}", one.sha256)
-            for one in found
+            all(type(number) is int for number in (image.first, image.last, image.positions, image.width, image.height))
+            and 0 <= image.first < image.last <= n_tokens
+            and 0 < image.positions <= image.rows
+            and re.fullmatch(r"[0-9a-f]{64}", image.sha256)
+            for image in images
         )
-        sound = sound and bool(found) and all(one.last <= other.first for one, other in pairwise(found))
+        sound = sound and bool(images) and all(image.last <= after.first for image, after in pairwise(images))
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError("its images cannot be read") from error
     if not sound:
         raise FormatError("its images do not fit its tokens")
-    return found
+    return images
 
 
 def places(pictures: Iterable[ImageFile]) -> tuple[list[Place], bytes]:
-    """Where the file of each image is among the bytes of all, and these: each file once."""
-    known: dict[bytes, int] = {}
-    found = []
-    for one in pictures:
-        byte = known.setdefault(one.data, sum(map(len, known)))
-        found.append(Place(one.start, one.end, byte, len(one.data)))
-    return found, b"".join(known)
+    """Return the place of each image, and the bytes of the distinct files."""
+    offsets: dict[bytes, int] = {}
+    result = []
+    for picture in pictures:
+        byte = offsets.setdefault(picture.data, sum(map(len, offsets)))
+        result.append(Place(picture.start, picture.end, byte, len(picture.data)))
+    return result, b"".join(offsets)
 
 
 def _places(encoded: object, text: str) -> tuple[Place, ...]:
-    """Where images are in the text, in order, and their files. None without the key."""
+    """Return the places of images in the text, in order, and in the bytes of files; empty without the key."""
     if encoded is None:
         return ()
     try:
-        found = tuple(Place(*entry) for entry in json.loads(str(encoded)))
-        numbers = all(type(number) is int and number >= 0 for one in found for number in one)
-        sound = numbers and all(one.start < one.end <= len(text) and one.size for one in found)
-        sound = sound and bool(found) and all(one.end <= other.start for one, other in pairwise(found))
+        result = tuple(Place(*entry) for entry in json.loads(str(encoded)))
+        numbers = all(type(number) is int and number >= 0 for place in result for number in place)
+        sound = numbers and all(place.start < place.end <= len(text) and place.size for place in result)
+        sound = sound and bool(result) and all(place.end <= after.start for place, after in pairwise(result))
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError("notes.pictures.places cannot be read") from error
     if not sound:
         raise FormatError("notes.pictures.places does not fit its text")
-    return found
+    return result
 
 
 def _prefill(encoded: object) -> Prefill | None:
-    """What compiling it took; None without the key."""
+    """Return the cost of compiling; None without the key."""
     if encoded is None:
         return None
     try:
-        found = Prefill(**json.loads(str(encoded)))
-        sound = all(type(number) is int and 0 < number < POSITIONS for number in (found.tokens, found.threads))
-        sound = sound and type(found.seconds) in (int, float) and 0 <= found.seconds < 1e9
+        prefill = Prefill(**json.loads(str(encoded)))
+        sound = all(type(number) is int and 0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
+        sound = sound and type(prefill.seconds) in (int, float) and 0 <= prefill.seconds < 1e9
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError("notes.prefill cannot be read") from error
     if not sound:
         raise FormatError("notes.prefill does not hold seconds, tokens and threads")
-    return found
+    return prefill
 
 
 def _stamp(encoded: object) -> tuple[int, ...]:
-    """Size, time of change and time of status change, in nanoseconds, and what says that they are not sure; nothing
-    without the key."""
+    """Return size, mtime and ctime in nanoseconds, and a fourth number if these are unreliable; empty without the
+    key."""
     if encoded is None:
         return ()
     try:
@@ -347,7 +343,7 @@ def _stamp(encoded: object) -> tuple[int, ...]:
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:
-    """JSON may hold anything: types are checked too."""
+    """Check a span, types included, since JSON may hold anything."""
     numbers = (span.start, span.end, span.first, span.last)
     return (
         isinstance(span.name, str)

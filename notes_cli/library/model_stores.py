@@ -1,8 +1,8 @@
-"""Models that other programs keep on this machine, by name. Nothing is ever written there.
+"""Lists the models in the stores of other programs: Hugging Face, llama.cpp, LM Studio and Ollama. Writes nothing.
 
 * The Hugging Face cache, which llama.cpp shares: `models--USER--REPO/` with refs, snapshots and blobs.
-* llama.cpp's older cache: files `USER_REPO_FILE.gguf`, beside them `manifest=USER=REPO=TAG.json`.
-* LM Studio: `PUBLISHER/MODEL/*.gguf`. They may be links to anywhere: its import makes such.
+* llama.cpp's older cache: files `USER_REPO_FILE.gguf` and `manifest=USER=REPO=TAG.json`.
+* LM Studio: `PUBLISHER/MODEL/*.gguf`, which may be links to anywhere: its import makes such.
 * Ollama: manifests by name, which name the blob that is the GGUF.
 """
 
@@ -20,61 +20,61 @@ from typing import Any
 
 from notes_cli.errors import reason
 
-Tell = Callable[[str], object]  # is told of what cannot be read
+Warn = Callable[[str], object]  # gets a message for each folder that cannot be read
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-[0-9]{5}")
 _TAG = re.compile(r"[-.]([A-Za-z0-9_]+)$")
-DOWNLOADING = (".incomplete", ".downloadInProgress")  # how Hugging Face and llama.cpp end a file until it is whole
+DOWNLOADING = (".incomplete", ".downloadInProgress")  # Hugging Face's and llama.cpp's suffixes of unfinished downloads
 _UNFINISHED = (*DOWNLOADING, ".part", ".partial")
-_BESIDE = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # as llama.cpp tells them from models
+_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # no models: llama.cpp's list
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedModel:
     """A model of a store."""
 
     store: str
-    bases: tuple[str, ...]  # what it is called without its tag; the first is shown
+    bases: tuple[str, ...]  # its names without a tag; the first is shown
     tag: str  # "" for none
     path: Path
     problem: str = ""  # why it cannot be used
-    tags: frozenset[str] = frozenset()  # all tags that it answers to, in lower case
+    tags: frozenset[str] = frozenset()  # all its tags, in lower case
 
     @property
     def name(self) -> str:
-        """What to type for it."""
+        """The name to type."""
         return f"{self.bases[0]}:{self.tag}" if self.tag else self.bases[0]
 
-    def called(self, base: str, tag: str | None) -> bool:
-        """Whether a name means this model, None being any tag."""
-        known = {name.casefold() for name in self.bases}
-        return base.casefold() in known and (tag is None or tag.casefold() in self.tags)
+    def matches(self, base: str, tag: str | None) -> bool:
+        """Return True if base and tag name this model; None matches any tag."""
+        bases = {name.casefold() for name in self.bases}
+        return base.casefold() in bases and (tag is None or tag.casefold() in self.tags)
 
 
 def parse(word: str) -> tuple[str, str | None]:
-    """The base and the tag of a name."""
+    """Split a name into base and tag."""
     base, colon, tag = word.rpartition(":")
     return (base, tag) if colon and "/" not in tag else (word, None)
 
 
-def listed(folder: Path, tell: Tell) -> list[str]:
-    """The names in a folder, none if it is not there."""
+def list_folder(folder: Path, warn: Warn) -> list[str]:
+    """Return the names in a folder; none if it does not exist."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        tell(unreadable(error))
+        warn(unreadable(error))
         return []
 
 
 def unreadable(error: OSError) -> str:
-    """What to tell of a folder that cannot be read."""
+    """Return the message for a folder that cannot be read."""
     return f"cannot read {error.filename}: {reason(error)}"
 
 
-def fault(path: Path, within: Path | None = None) -> str:
-    """Why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
+def file_problem(path: Path, within: Path | None = None) -> str:
+    """Return why a file of a store cannot be a model, "" if it can. `within`: links may not leave this folder."""
     try:
         real = path.resolve(strict=True)
         if within is not None and not real.is_relative_to(within.resolve()):
@@ -89,19 +89,17 @@ def fault(path: Path, within: Path | None = None) -> str:
 
 
 def files(
-    store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = fault
-) -> Iterator[Named]:
-    """The models among files that share a base: one for the parts of a split one; what belongs beside a model is none.
-
-    Their tags are the quantizations that end their names, or their whole names where that would be one for two.
-    """
+    store: str, bases: tuple[str, ...], paths: Iterable[Path], check: Callable[[Path], str] = file_problem
+) -> Iterator[NamedModel]:
+    """Yield the models among files that share a base, a split one once, without companions such as mmproj. The tag is
+    the quantization that ends the name, or the whole name where two have the same quantization."""
     stems = {}
     for path in paths:
         name = path.name
         unfinished = next((end for end in _UNFINISHED if name.endswith(f".gguf{end}")), "")
         stem = name.removesuffix(unfinished).removesuffix(".gguf")
         part = _PART.fullmatch(stem)
-        if stem == name or any(word in name for word in _BESIDE) or (part and part["number"] != "00001"):
+        if stem == name or any(word in name for word in _COMPANIONS) or (part and part["number"] != "00001"):
             continue
         stems[path] = part["stem"] if part else stem, unfinished
     shown = Counter(_shown(stem) for stem, _ in stems.values())
@@ -109,13 +107,13 @@ def files(
         tag = _shown(stem) if shown[_shown(stem)] == 1 else stem
         ends = {stem, *(stem[at.end() :] for at in re.finditer("[-.]", stem))}
         problem = "its download has not been finished" if unfinished else check(path)
-        yield Named(store, bases, tag, path, problem, frozenset(end.casefold() for end in ends))
+        yield NamedModel(store, bases, tag, path, problem, frozenset(end.casefold() for end in ends))
 
 
 def _shown(stem: str) -> str:
-    """The quantization at the end of a file's name, else the name."""
-    found = _TAG.search(stem)
-    return found[1] if found else stem
+    """Return the quantization at the end of a file's name, else the name."""
+    match = _TAG.search(stem)
+    return match[1] if match else stem
 
 
 HUB = "Hugging Face"
@@ -123,41 +121,41 @@ _REPO = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def hub_models(root: Path, tell: Tell) -> Iterator[Named]:
-    """All models of a cache; what is wrong with one is said in it."""
-    for name in listed(root, tell):
+def hub_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of a Hugging Face cache, also unusable ones, with their problem."""
+    for name in list_folder(root, warn):
         match = _REPO.fullmatch(name)
         if match:
-            yield from _repository(root, root / name, hub_bases(match[1], match[2]), tell)
+            yield from _repository(root, root / name, hub_bases(match[1], match[2]), warn)
 
 
 def hub_bases(user: str, repo: str) -> tuple[str, ...]:
-    """What a repository is called."""
+    """Return the names of a repository."""
     return tuple(f"{host}{user}/{repo}" for host in ("", "hf.co/", "huggingface.co/"))
 
 
-def _repository(root: Path, folder: Path, called: tuple[str, ...], tell: Tell) -> Iterator[Named]:
+def _repository(root: Path, folder: Path, bases: tuple[str, ...], warn: Warn) -> Iterator[NamedModel]:
     paths: list[Path] = []
-    for snapshot in _snapshots(folder, tell):
+    for snapshot in _snapshots(folder, warn):
         whole = folder / "snapshots" / snapshot
-        for place, _, names in os.walk(whole, onerror=lambda error: tell(unreadable(error))):  # links not followed
+        for place, _, names in os.walk(whole, onerror=lambda error: warn(unreadable(error))):  # links not followed
             paths += [Path(place, name) for name in sorted(names)]
-    found = list(files(HUB, called, paths, lambda path: fault(path, root)))
-    yield from found
-    for blob in listed(folder / "blobs", tell):
-        if blob.endswith(DOWNLOADING) and (found or "gguf" in called[0].lower()):
-            yield Named(HUB, called, "", folder / "blobs" / blob, "a download of it has not been finished")
+    models = list(files(HUB, bases, paths, lambda path: file_problem(path, root)))
+    yield from models
+    for blob in list_folder(folder / "blobs", warn):
+        if blob.endswith(DOWNLOADING) and (models or "gguf" in bases[0].lower()):
+            yield NamedModel(HUB, bases, "", folder / "blobs" / blob, "a download of it has not been finished")
 
 
-def _snapshots(folder: Path, tell: Tell) -> list[str]:
-    """The commit that `main` refers to, or another reference; all that are there where nothing refers to one."""
-    there = [name for name in listed(folder / "snapshots", tell) if _COMMIT.fullmatch(name)]
-    references = listed(folder / "refs", tell)
+def _snapshots(folder: Path, warn: Warn) -> list[str]:
+    """Return the commit of `main` or of another reference; all commits without a reference."""
+    commits = [name for name in list_folder(folder / "snapshots", warn) if _COMMIT.fullmatch(name)]
+    references = list_folder(folder / "refs", warn)
     for name in sorted(references, key=lambda name: name != "main"):
         commit = _commit(folder / "refs" / name)
-        if commit in there:
+        if commit in commits:
             return [commit]
-    return there
+    return commits
 
 
 def _commit(path: Path) -> str:
@@ -165,19 +163,19 @@ def _commit(path: Path) -> str:
         if not path.is_file():
             return ""
         with path.open("rb") as file:
-            found = file.read(64).decode("ascii").strip()
+            commit = file.read(64).decode("ascii").strip()
     except (OSError, ValueError):
         return ""
-    return found if _COMMIT.fullmatch(found) else ""
+    return commit if _COMMIT.fullmatch(commit) else ""
 
 
 LLAMA_CPP = "llama.cpp"
-_ALIKE = 3  # letters with which a repository and its files begin
+_ALIKE = 3  # letters that a repository and its files have in common at the start
 
 
-def llama_cpp_models(root: Path, tell: Tell) -> Iterator[Named]:
-    """All models in the folder; what is wrong with one is said in it."""
-    names = listed(root, tell)
+def llama_cpp_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of llama.cpp's older cache, also unusable ones, with their problem."""
+    names = list_folder(root, warn)
     known = [parts[1:3] for parts in (name.split("=") for name in names) if parts[0] == "manifest" and len(parts) == 4]
     known.sort(key=lambda parts: -len("_".join(parts)))  # user_repo_more is not of user_repo
     groups: dict[tuple[str, str], list[str]] = {}
@@ -189,12 +187,12 @@ def llama_cpp_models(root: Path, tell: Tell) -> Iterator[Named]:
         if user:
             yield from files(LLAMA_CPP, hub_bases(user, repo), paths)
         else:
-            yield from (replace(one, tag="") for one in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
+            yield from (replace(model, tag="") for model in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
 
 
 def _guesses(name: str) -> Iterator[str]:
-    """The name of a file, and what it may have been downloaded as: a split of it in user, repository and file, where
-    the file begins as the repository does, as they are called on Hugging Face."""
+    """Yield the name of a file and its possible names on Hugging Face: splits into user, repository and file in which
+    repository and file begin alike."""
     yield name.split(".gguf")[0]
     words = name.split("_")
     for user in range(1, len(words) - 1):
@@ -207,32 +205,34 @@ def _guesses(name: str) -> Iterator[str]:
 LM_STUDIO = "LM Studio"
 
 
-def lm_studio_models(root: Path, tell: Tell) -> Iterator[Named]:
-    """All models in the folder; what is wrong with one is said in it."""
-    for publisher in listed(root, tell):
-        for model in listed(root / publisher, tell):
+def lm_studio_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of LM Studio, also unusable ones, with their problem."""
+    for publisher in list_folder(root, warn):
+        for model in list_folder(root / publisher, warn):
             folder = root / publisher / model
-            yield from files(LM_STUDIO, (f"{publisher}/{model}",), (folder / name for name in listed(folder, tell)))
+            yield from files(
+                LM_STUDIO, (f"{publisher}/{model}",), (folder / name for name in list_folder(folder, warn))
+            )
 
 
 OLLAMA = "Ollama"
-_HOSTS = ("ollama.com", "registry.ollama.ai")  # one and the same
+_HOSTS = ("ollama.com", "registry.ollama.ai")  # the same registry
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 _WORD = re.compile(r"\w[\w.:-]*", re.ASCII)
 _LIST = "application/vnd.ollama.manifest.list.v2+json"
 _LAYER = "application/vnd.ollama.image."
-MAX_BYTES = 4 << 20  # of a manifest; thousands of layers
+MAX_BYTES = 4 << 20  # of a manifest: thousands of layers
 
 
 class _ManifestError(ValueError):
     """A manifest that names no GGUF model."""
 
 
-def ollama_models(root: Path, tell: Tell) -> Iterator[Named]:
-    """All models of a store; what is wrong with one is said in it."""
+def ollama_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
+    """Yield all models of Ollama, also unusable ones, with their problem."""
     seen = set()
     for folder in ("manifests-v2", "manifests"):
-        for manifest in _manifests(root / folder, tell):
+        for manifest in _manifests(root / folder, warn):
             host, *rest = manifest.relative_to(root / folder).parts
             host = _HOSTS[-1] if host.lower() in _HOSTS else host
             logical = tuple(part.lower() for part in (host, *rest))
@@ -241,33 +241,33 @@ def ollama_models(root: Path, tell: Tell) -> Iterator[Named]:
                 yield _ollama_model(root, manifest, host, *rest)
 
 
-def _manifests(root: Path, tell: Tell) -> Iterator[Path]:
-    """The files four folders deep whose names Ollama could have given."""
+def _manifests(root: Path, warn: Warn) -> Iterator[Path]:
+    """Yield the files at depth four that have names as Ollama gives."""
     folders = [root]
     for _ in range(4):
-        folders = [folder / name for folder in folders for name in listed(folder, tell) if _WORD.fullmatch(name)]
+        folders = [folder / name for folder in folders for name in list_folder(folder, warn) if _WORD.fullmatch(name)]
     yield from folders
 
 
-def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: str, tag: str) -> Named:
+def _ollama_model(root: Path, manifest: Path, host: str, namespace: str, model: str, tag: str) -> NamedModel:
     base = f"{namespace}/{model}"
     bases: tuple[str, ...] = (f"{host}/{base}",)
     if host in _HOSTS:
-        bases = (base, *(f"{one}/{base}" for one in _HOSTS))
+        bases = (base, *(f"{name}/{base}" for name in _HOSTS))
         bases = (model, *bases) if namespace.lower() == "library" else bases
     path, problem = manifest, ""
     try:
-        path = _weights(root, _runnable(root, _read_json(root, manifest)))
-        problem = fault(path, root)
+        path = _weights(root, _gguf_manifest(root, _read_json(root, manifest)))
+        problem = file_problem(path, root)
     except _ManifestError as error:
         problem = str(error)
-    return Named(OLLAMA, bases, tag, path, problem, frozenset((tag.casefold(),)))
+    return NamedModel(OLLAMA, bases, tag, path, problem, frozenset((tag.casefold(),)))
 
 
 def _read_json(root: Path, path: Path) -> dict[str, Any]:
-    """A manifest, or the list of a model's manifests. Links may lead to blobs, not out of the store."""
+    """Read a manifest or a list of manifests. Links may not leave the store. Raises _ManifestError."""
     try:
-        problem = fault(path, root)
+        problem = file_problem(path, root)
         if problem:
             raise _ManifestError(f"its manifest cannot be used: {problem}")
         with path.open("rb") as file:
@@ -277,19 +277,19 @@ def _read_json(root: Path, path: Path) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise _ManifestError(f"its manifest {path} is larger than {MAX_BYTES >> 20} MiB")
     try:
-        found = json.loads(data)
+        manifest = json.loads(data)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        manifest = None
+    if not isinstance(manifest, dict):
         raise _ManifestError(f"its manifest {path} is not valid")
-    return found
+    return manifest
 
 
-def _runnable(root: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """The manifest for a GGUF, of a list that has one for each format."""
-    if found.get("mediaType") != _LIST:
-        return found
-    children = [child for child in _dicts(found.get("manifests")) if child.get("format") in ("gguf", "", None)]
+def _gguf_manifest(root: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest of the GGUF, from a list with one for each format. Raises _ManifestError."""
+    if manifest.get("mediaType") != _LIST:
+        return manifest
+    children = [child for child in _dicts(manifest.get("manifests")) if child.get("format") in ("gguf", "", None)]
     children = [child for child in children if child.get("runner") != "mlx"]
     if not children:
         raise _ManifestError("it has no GGUF, only other formats")
@@ -302,7 +302,7 @@ def _runnable(root: Path, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weights(root: Path, manifest: dict[str, Any]) -> Path:
-    """The file of the one layer that is a model."""
+    """Return the file of the single layer that is a model. Raises _ManifestError."""
     layers = [
         (str(layer.get("mediaType")).removeprefix(_LAYER), layer.get("digest"))
         for layer in _dicts(manifest.get("layers"))
@@ -326,4 +326,4 @@ def _blob(root: Path, digest: object) -> Path:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

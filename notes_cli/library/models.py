@@ -1,7 +1,7 @@
-"""Models by name: our own, what other programs keep on this machine, and which file a name means.
+"""Resolves a model's name to its file: models of notes, aliases of the user, and models in other programs' stores.
 
-A name that means several files means none, and a file that is there is never taken for a name. Our own names and those
-of the user win over those in stores: what they mean does not depend on what other programs download.
+An ambiguous name is refused, and an existing file is never taken for a name. Names of notes and of the user take
+precedence over stores, so that downloads of other programs do not change their meaning.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from notes_cli.library.model_stores import (
     LLAMA_CPP,
     LM_STUDIO,
     OLLAMA,
-    Named,
-    Tell,
+    NamedModel,
+    Warn,
     hub_models,
     llama_cpp_models,
     lm_studio_models,
@@ -30,51 +30,48 @@ from notes_cli.library.model_stores import (
 )
 
 ALIAS = "config.yaml"
-_READERS: Mapping[str, Callable[[Path, Tell], Iterator[Named]]] = {
+_READERS: Mapping[str, Callable[[Path, Warn], Iterator[NamedModel]]] = {
     OLLAMA: ollama_models,
     HUB: hub_models,
     LLAMA_CPP: llama_cpp_models,
     LM_STUDIO: lm_studio_models,
 }
-_NEAR = 5  # names that are offered instead of one that there is not
+_NEAR = 5  # suggestions for an unknown name
 
 
 class Models:
     """All models that have a name."""
 
     def __init__(
-        self, stores: Sequence[tuple[str, Path]], aliases: Mapping[str, str], own: Sequence[Named] = ()
+        self, stores: Sequence[tuple[str, Path]], aliases: Mapping[str, str], own: Sequence[NamedModel] = ()
     ) -> None:
-        """`stores`: the program and the folder in which it keeps models. `aliases`: what the user calls models: a file
-        or a name for each. `own`: the models of notes itself."""
+        """`stores`: programs and the folders of their models. `aliases`: the user's names, with a file or a name for
+        each. `own`: the models of notes itself."""
         self.stores, self._aliases, self._own = stores, aliases, own
-        self.trouble: list[str] = []  # what could not be read, for people
+        self.trouble: list[str] = []  # messages for folders that cannot be read
 
     @cached_property
-    def named(self) -> list[Named]:
-        """What the stores hold, by name, with what cannot be used."""
-        found = [one for store, root in self.stores for one in _READERS[store](root, self.trouble.append)]
-        return sorted(found, key=lambda one: (one.name.casefold(), one.store))
+    def named(self) -> list[NamedModel]:
+        """The models in stores, by name, also unusable ones."""
+        models = [model for store, root in self.stores for model in _READERS[store](root, self.trouble.append)]
+        return sorted(models, key=lambda model: (model.name.casefold(), model.store))
 
     @property
-    def all(self) -> list[Named]:
-        """What has a name: our own first, and also what the user calls models."""
-        found = [*self._own]
+    def all(self) -> list[NamedModel]:
+        """All models with a name: those of notes, aliases, those in stores."""
+        models = [*self._own]
         for alias in sorted(self._aliases):
             path, problem = Path(self._aliases[alias]), ""
             try:
                 path = self.find(alias)
             except ModelError as error:
                 problem = error.what
-            found.append(Named(ALIAS, (alias,), "", path, problem))
-        return found + self.named
+            models.append(NamedModel(ALIAS, (alias,), "", path, problem))
+        return models + self.named
 
     def find(self, word: str) -> Path:
-        """The file that a word means: a path, an alias, or a name in a store.
-
-        What looks like a path is one, whether it is there or not. Raise ModelError for a name that there is not, that
-        means several files, or one that is no whole model.
-        """
+        """Return the file of a word: a path (also of a missing file), an alias, or a name in a store. Raises ModelError
+        if the name is unknown or ambiguous, or its file is not a whole model."""
         return self._find(word, ())
 
     def _find(self, word: str, before: tuple[str, ...]) -> Path:
@@ -82,11 +79,11 @@ class Models:
         if os.path.exists(path) and not os.path.isdir(path):
             return path
         if os.path.isdir(path) or _like_path(word):
-            files = [self._aliases[word]] if word in self._aliases else [one.path for one in self._meant(word)]
+            files = [self._aliases[word]] if word in self._aliases else [model.path for model in self._matches(word)]
             if not files:
                 return path
-            what = "is a folder" if os.path.isdir(path) else "no such file"
-            raise ModelError(f"{word}: {what}, but also the name of a model", Help.NAME_ONE(files=files))
+            problem = "is a folder" if os.path.isdir(path) else "no such file"
+            raise ModelError(f"{word}: {problem}, but also the name of a model", Help.NAME_ONE(files=files))
         if word in self._aliases and word not in before:
             return self._find(self._aliases[word], (*before, word))
         if word in before:
@@ -95,36 +92,36 @@ class Models:
         return self._in_stores(word)
 
     def _in_stores(self, word: str) -> Path:
-        found = self._meant(word)
-        sound = [one for one in found if not one.problem]
-        if len(sound) > 1:
-            sound = [one for one in sound if _is_model(one.path)] or sound
-        if len(sound) > 1:
-            what = f"{word} may be {' or '.join(f'{one.name} ({one.store})' for one in sound)}"
-            if len({one.name.casefold() for one in sound}) == len(sound):
-                raise ModelError(what, "Name one of these")
-            raise ModelError(what, Help.NAME_ONE(files=[one.path for one in sound]))
-        if not found:
+        matches = self._matches(word)
+        usable = [model for model in matches if not model.problem]
+        if len(usable) > 1:
+            usable = [model for model in usable if _is_model(model.path)] or usable
+        if len(usable) > 1:
+            message = f"{word} may be {' or '.join(f'{model.name} ({model.store})' for model in usable)}"
+            if len({model.name.casefold() for model in usable}) == len(usable):
+                raise ModelError(message, "Name one of these")
+            raise ModelError(message, Help.NAME_ONE(files=[model.path for model in usable]))
+        if not matches:
             raise self._unknown(word)
-        one = (sound or found)[0]
-        if one.problem:
-            raise ModelError(f"{one.name} ({one.store}) cannot be used: {one.problem}")
-        _check(one, read_header(one.path))
-        return one.path
+        model = (usable or matches)[0]
+        if model.problem:
+            raise ModelError(f"{model.name} ({model.store}) cannot be used: {model.problem}")
+        _check(model, read_header(model.path))
+        return model.path
 
-    def _meant(self, word: str) -> list[Named]:
-        """The models that a name means, each file once. In Ollama no tag is `latest`, where there is one."""
+    def _matches(self, word: str) -> list[NamedModel]:
+        """Return the models of a name, each file once. In Ollama a name without a tag means `latest`, if it exists."""
         base, tag = parse(word)
-        if mine := [one for one in self._own if one.called(base, tag)]:
-            return mine[:1]
-        found = [one for one in self.named if one.called(base, tag)]
-        latest = {one.bases for one in found if one.store == OLLAMA and one.tag == "latest"}
+        if own := [model for model in self._own if model.matches(base, tag)]:
+            return own[:1]
+        models = [model for model in self.named if model.matches(base, tag)]
+        latest = {model.bases for model in models if model.store == OLLAMA and model.tag == "latest"}
         if tag is None:
-            found = [one for one in found if one.bases not in latest or one.tag == "latest"]
-        once: dict[object, Named] = {}
-        for one in found:
-            once.setdefault((file_key(one.path) or one, not one.problem), one)
-        return list(once.values())
+            models = [model for model in models if model.bases not in latest or model.tag == "latest"]
+        distinct: dict[object, NamedModel] = {}
+        for model in models:
+            distinct.setdefault((file_key(model.path) or model, not model.problem), model)
+        return list(distinct.values())
 
     def _unknown(self, word: str) -> ModelError:
         from difflib import get_close_matches
@@ -132,33 +129,33 @@ class Models:
         base, _ = parse(word)
         if word.casefold() == smollm2.NAME:
             return ModelError(f"{smollm2.NAME} is not there", Help.GET_SMOLLM2())
-        spelt = {name: name for name in (*self._aliases, *(one.name for one in self._own), smollm2.NAME)}
-        spelt |= {key: one.name for one in self.named for key in (one.bases[0], one.name)}
-        near = [one.name for one in self.named if one.called(base, None)]
-        near = near or [name for key, name in spelt.items() if len(word) > 2 and word.casefold() in key.casefold()]
-        near = near or [spelt[key] for key in get_close_matches(word, spelt)]
+        names = {name: name for name in (*self._aliases, *(model.name for model in self._own), smollm2.NAME)}
+        names |= {key: model.name for model in self.named for key in (model.bases[0], model.name)}
+        near = [model.name for model in self.named if model.matches(base, None)]
+        near = near or [name for key, name in names.items() if len(word) > 2 and word.casefold() in key.casefold()]
+        near = near or [names[key] for key in get_close_matches(word, names)]
         near = list(dict.fromkeys(near))
-        what = f"{word}: no such model" + (f". Did you mean {' or '.join(near[:_NEAR])}?" if near else "")
-        return ModelError(what, Help.LOOKED_IN(places=self.places))
+        message = f"{word}: no such model" + (f". Did you mean {' or '.join(near[:_NEAR])}?" if near else "")
+        return ModelError(message, Help.LOOKED_IN(places=self.places))
 
     @property
     def places(self) -> str:
-        """Where names are looked up, for people."""
-        there = ", ".join(f"{root} ({store})" for store, root in self.stores)
-        return "; ".join((there, *self.trouble))
+        """The folders in which names are looked up, as text."""
+        folders = ", ".join(f"{root} ({store})" for store, root in self.stores)
+        return "; ".join((folders, *self.trouble))
 
 
 def file_key(path: Path) -> tuple[int, int] | None:
-    """The same for two paths of one file; None if there is none."""
+    """Return a key that is equal for two paths of one file; None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _like_path(word: str) -> bool:
-    """Whether somebody who types this means a file."""
+    """Return True if the word looks like a path."""
     path = Path(os.path.expanduser(word))
     separated = any(separator and separator in word for separator in (os.sep, os.altsep))
     return (
@@ -170,16 +167,16 @@ def _like_path(word: str) -> bool:
 
 
 def _is_model(path: Path) -> bool:
-    """Whether it is, or may be if its head cannot be read, a language model."""
+    """Return True for a language model, and for a file whose head cannot be read."""
     try:
         return read_header(path).model
     except ModelError:
         return True
 
 
-def _check(one: Named, header: Header) -> None:
-    """Raise ModelError for what llama.cpp would refuse in its own words, or misread."""
+def _check(model: NamedModel, header: Header) -> None:
+    """Raise ModelError for a file that llama.cpp would refuse or misread."""
     if not header.model:
-        raise ModelError(f"{one.name} ({one.path}) is no language model")
+        raise ModelError(f"{model.name} ({model.path}) is no language model")
     if form := ollama_evidence(header):
-        raise ModelError(f"{one.name} is {form}", ADVICE)
+        raise ModelError(f"{model.name} is {form}", ADVICE)

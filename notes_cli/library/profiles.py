@@ -1,7 +1,7 @@
-"""Profiles: what a calibration measured of a model, a JSON file each, described in docs/format.md.
+"""Reads and writes calibration profiles: measured settings of a model, one JSON file each (docs/format.md).
 
-A profile holds for one model with one rotation and one type of cache. It says which edit method to trust; who follows
-it is decided elsewhere.
+A profile is valid for one model with one rotation and one type of K/V cache. It names the edit method to use;
+runtime/settings.py applies it.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
 from notes_cli.library.safe_files import check_private, check_private_file, replacing
 from notes_cli.text.messages import PLACES
 
-FORMAT = 2  # changes when an older version would read a newer profile wrongly; 1 chose by agreement, right or wrong
+FORMAT = 2  # changes when an older version would misread a newer profile; 1 chose by agreement, right or wrong
 LONGEST_SEAM = 64
 WAYS = ("direct", "reasoned")
-# Skills that were compiled apart answer as those that are read together, or do not; the model does not answer such
-# questions at all; neither is proven.
+# Skills compiled separately give the same answers as skills prefilled together; they do not; the model cannot answer
+# such questions at all; too few answers to decide.
 VERDICTS = ("holds", "fails", "unable", "open")
-# Skills whose state is carried answer as those that are decoded, do not, or too few answers tell.
+# Skills with carried state give the same answers as decoded ones; they do not; too few answers to decide.
 CARRIED = ("holds", "fails", "open")
 REPAIR = re.compile(r"reversed|seam@[1-9][0-9]?|together|suffix|recompute")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One way of doing it over the cases of a battery.
+    """Result of one variant (a method, a wording, a seam ...) over the cases of a battery.
 
-    `same` counts decisions as the full recompute's, `right` those that are right, both of `cases`; `cosine` is that of
-    the logits against the recompute, `decoded` tokens and `ms` milliseconds until the decision, all means.
+    Of `cases`, `same` decisions equal the full recompute's, and `right` ones are right. Means: `cosine` of the logits
+    with the recompute's, `decoded` tokens and `ms` milliseconds until the decision.
     """
 
     what: str  # method, wording, seam, place, composition
     name: str
-    way: str  # direct, reasoned; of a composition how many skills the questions need: one, two
+    way: str  # direct, reasoned; of a composition the number of skills that questions need: one, two
     cases: int
     same: int
     right: int
@@ -56,27 +56,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What came of questions that need two skills which were compiled apart (measure/composition.py)."""
+    """Result of questions that need two separately compiled skills (measure/composition.py)."""
 
     verdict: str  # one of VERDICTS
-    repair: str  # where it fails the cheapest way that does not, one of REPAIR; else empty
-    why: str  # for people, with counts and intervals
+    repair: str  # if the verdict is "fails", the cheapest remedy (REPAIR); else empty
+    why: str  # sentence with counts and intervals
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What came of skills through which a recurrent state was carried (measure/carrying.py)."""
+    """Result of skills through which a recurrent state was carried (measure/carrying.py)."""
 
     verdict: str  # one of CARRIED
-    why: str  # for people, with counts and intervals
+    why: str  # sentence with counts and intervals
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What to do on this model, and what was measured for that."""
+    """Calibrated settings of a model, with the measurements."""
 
     identity: Identity
-    cache: str  # K and V as the cache keeps them, "q8_0/f16"
+    cache: str  # types of K and V in the cache, "q8_0/f16"
     cases: int
     decisive: dict[str, int]  # by way: cases in which a full recompute decides by the field
     methods: dict[str, str]  # by way: the edit method to use
@@ -85,9 +85,9 @@ class Profile:
     place: str
     measured: Sequence[Measured]
     created: str = ""
-    verdicts: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WAYS, ""))  # by way: why that method
+    verdicts: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WAYS, ""))  # by way: reason for the method
     composition: Composition | None = None  # None: not measured
-    carry: Carried | None = None  # None: not measured, or there is no recurrent state
+    carry: Carried | None = None  # None: not measured, or no recurrent state
 
     def __repr__(self) -> str:
         methods = ", ".join(f"{way}: {method}" for way, method in self.methods.items())
@@ -95,20 +95,20 @@ class Profile:
 
     @property
     def carries(self) -> bool:
-        """Whether a recurrent state may be carried through skills."""
+        """True if a recurrent state may be carried through skills."""
         return self.carry is not None and self.carry.verdict == "holds"
 
     def as_dict(self) -> dict[str, Any]:
-        """As files and JSON documents have it."""
+        """Return the profile as JSON data."""
         return {{"decisive": "heard"}.get(key, key): value for key, value in asdict(self).items()}
 
     def found(self, what: str, name: str, way: str = "direct") -> Measured | None:
-        """What was measured of one way of doing it."""
-        return next((one for one in self.measured if (one.what, one.name, one.way) == (what, name, way)), None)
+        """Return the measurement of one variant, if there is one."""
+        return next((item for item in self.measured if (item.what, item.name, item.way) == (what, name, way)), None)
 
 
 class Profiles:
-    """The profiles of one user. The folder appears with the first."""
+    """The profiles of a user, in a folder that is created with the first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -120,8 +120,8 @@ class Profiles:
         return path
 
     def find(self, identity: Identity, cache: str) -> Profile | None:
-        """The profile of this model in this cache, None without one. Raise OutdatedError for one that an older version
-        wrote, and NotesError for one that cannot be read, or is not this model's."""
+        """Return the profile of this model in this cache, None without one. Raises OutdatedError for one of an older
+        version, NotesError for one that cannot be read, or of another model."""
         path = self.path(identity, cache)
         profile = self.read(path) if path.exists() else None
         if profile is None:
@@ -134,8 +134,7 @@ class Profiles:
         return profile
 
     def read(self, path: Path) -> Profile:
-        """The profile in a file. Raise OutdatedError for one of an older format, NotesError for one that cannot be
-        read."""
+        """Return the profile in a file. Raises OutdatedError for an older format, NotesError if it cannot be read."""
         try:
             data = json.loads(path.read_bytes())
             version = _count(data, "format")
@@ -156,7 +155,7 @@ class Profiles:
             raise NotesError(f"{path} is damaged: it is not a profile", _remedy(path)) from error
 
     def names(self) -> list[str]:
-        """The names of all profiles: those of their files, without the ending."""
+        """Return the names of all profiles: file names without the suffix."""
         check_private(self.folder)
         try:
             return sorted(path.stem for path in self.folder.glob("*.json"))
@@ -164,18 +163,20 @@ class Profiles:
             raise NotesError(f"cannot read {self.folder}: {reason(error)}") from error
 
     def named(self, name: str) -> Path:
-        """The file of the profile of that name, or of the one whose name begins so. Raise NotesError for none."""
+        """Return the file of the profile of that name, or of the only one whose name begins with it. Raises NotesError
+        without one."""
         names = self.names()
-        found = [one for one in names if one == name] or [one for one in names if name and one.startswith(name)]
-        if len(found) != 1:
-            what = f"several profiles have a name that begins with {name!r}" if found else f"no profile {name!r}"
-            raise NotesError(what, Help.LIST_PROFILES())
-        path = self.folder / f"{found[0]}.json"
+        matches = [known for known in names if known == name]
+        matches = matches or [known for known in names if name and known.startswith(name)]
+        if len(matches) != 1:
+            message = f"several profiles have a name that begins with {name!r}" if matches else f"no profile {name!r}"
+            raise NotesError(message, Help.LIST_PROFILES())
+        path = self.folder / f"{matches[0]}.json"
         check_private_file(path)
         return path
 
     def remove(self, name: str) -> Path:
-        """Remove a profile; return where it was."""
+        """Remove a profile; return its path."""
         path = self.named(name)
         try:
             path.unlink()
@@ -184,7 +185,7 @@ class Profiles:
         return path
 
     def save(self, profile: Profile, writer: str) -> Path:
-        """Write the profile in place of an older one. Raise NotesError if that cannot be."""
+        """Write the profile, replacing an older one. Raises NotesError if it cannot be written."""
         path = self.path(profile.identity, profile.cache)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         data = {"format": FORMAT, "writer": writer, **profile.as_dict(), "created": profile.created or now}
@@ -197,9 +198,9 @@ class Profiles:
 
 
 def damaged(path: Path, key: str, value: object, must: str) -> NotesError:
-    """What to raise for a value that a profile must not have: where it is, and what to do."""
-    found = "missing" if value is None else repr(value)[:60]
-    return NotesError(f"{path} is damaged: {key} is {found}, it must be {must}", _remedy(path))
+    """Return the error for an invalid value in a profile."""
+    shown = "missing" if value is None else repr(value)[:60]
+    return NotesError(f"{path} is damaged: {key} is {shown}, it must be {must}", _remedy(path))
 
 
 def _remedy(path: Path) -> Remedy:
@@ -207,12 +208,12 @@ def _remedy(path: Path) -> Remedy:
 
 
 class _BadError(Exception):
-    """A key, its value, and what it must be."""
+    """A key, its invalid value, and the values that it may have."""
 
 
 def _profile(data: dict[str, Any]) -> Profile:
-    """Raise _BadError, or what a value of another type raises, where the data is no profile: it decides how answers
-    come about."""
+    """Parse a profile strictly, because it decides how prompts are built. Raises _BadError, or a Python error for data
+    of another shape."""
     cases = _count(data, "cases")
     decisive, methods, verdicts = (_dict(data, key) for key in ("heard", "methods", "verdicts"))
     try:
@@ -231,7 +232,7 @@ def _profile(data: dict[str, Any]) -> Profile:
         wording=_text(data, "wording"),
         seam=_count(data, "seam", LONGEST_SEAM),
         place=_text(data, "place", PLACES),
-        measured=tuple(_measured(one, number) for number, one in enumerate(measured)),
+        measured=tuple(_measured(item, number) for number, item in enumerate(measured)),
         created=_text(data, "created"),
         verdicts={way: _text(verdicts, way, under="verdicts.") for way in WAYS},
         composition=_composition(data),
@@ -240,13 +241,12 @@ def _profile(data: dict[str, Any]) -> Profile:
 
 
 def _composition(data: dict[str, Any]) -> Composition | None:
-    """None where it was not measured: earlier versions did not."""
     if data.get("composition") is None:
         return None
-    found = _dict(data, "composition")
+    entry = _dict(data, "composition")
     verdict, repair, why = (
-        _text(found, "verdict", VERDICTS, "composition."),
-        *(_text(found, key, under="composition.") for key in ("repair", "why")),
+        _text(entry, "verdict", VERDICTS, "composition."),
+        *(_text(entry, key, under="composition.") for key in ("repair", "why")),
     )
     if (verdict == "fails") != bool(REPAIR.fullmatch(repair)) or (repair and verdict != "fails"):
         raise _BadError("composition.repair", repair, "a way of composing where it fails, else empty")
@@ -254,11 +254,10 @@ def _composition(data: dict[str, Any]) -> Composition | None:
 
 
 def _carried(data: dict[str, Any]) -> Carried | None:
-    """None where it was not measured: earlier versions did not."""
     if data.get("carry") is None:
         return None
-    found = _dict(data, "carry")
-    return Carried(_text(found, "verdict", CARRIED, "carry."), _text(found, "why", under="carry."))
+    entry = _dict(data, "carry")
+    return Carried(_text(entry, "verdict", CARRIED, "carry."), _text(entry, "why", under="carry."))
 
 
 def _measured(data: Any, number: int) -> Measured:
@@ -268,8 +267,8 @@ def _measured(data: Any, number: int) -> Measured:
     cases = _count(data, "cases", under=under)
     what, name, way = (_text(data, key, under=under) for key in ("what", "name", "way"))
     same, right = (_count(data, key, cases, under) for key in ("same", "right"))
-    near, decoded, ms = (_figure(data, key, under) for key in ("cosine", "decoded", "ms"))
-    return Measured(what, name, way, cases, same, right, near, decoded, ms)
+    cosine, decoded, ms = (_figure(data, key, under) for key in ("cosine", "decoded", "ms"))
+    return Measured(what, name, way, cases, same, right, cosine, decoded, ms)
 
 
 def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Safe files: folders of one user, files written all or nothing, and locks between processes.
+"""Creates private folders, replaces files atomically, and locks files between processes.
 
-* Folders are made for this user alone, and checked before each use, as ssh does with its own.
-* A file is written beside its place, synced, and renamed over it.
-* A lock on an open file keeps others from removing it; a lock file, which stays, lets one process in at a time. The
-  system frees both with the process.
+* Folders are created for this user only, and checked before each use, as ssh does.
+* A file is written to a temporary file in the same folder, synced, and renamed.
+* A shared lock on an open file keeps other processes from removing it; an exclusive lock on a lock file, which is not
+  removed, admits one process at a time. The system releases both when the process ends.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder, and those above it that are missing, for us alone whatever the umask is. Raise OSError."""
+    """Create a folder and its missing parents with mode 0700, whatever the umask is. Raises OSError."""
     try:
-        _make_one_folder(folder)
+        _make_folder(folder)
     except FileNotFoundError:
         if folder.parent == folder:
             raise
         make_private(folder.parent)
-        _make_one_folder(folder)  # where nothing can be made, as in /proc, no such file is said of the folder itself
+        _make_folder(folder)  # where nothing can be created, as in /proc, this raises FileNotFoundError again
 
 
-def _make_one_folder(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
@@ -46,40 +46,40 @@ def _make_one_folder(folder: Path) -> None:
 
 
 def check_private(folder: Path) -> None:
-    """Raise NotesError if others can write in the folder, or in the one that it is in, or own one of them. Where others
-    can only read, their permission is removed. One that is not there is fine."""
+    """Raise NotesError if others can write to the folder or its parent, or own one of them. A permission to read is
+    removed. A missing folder passes."""
     if not hasattr(os, "geteuid"):
         return
-    open_ = []
+    writable = []
     for place in (folder.parent, folder):
         try:
-            found = place.stat()
+            status = place.stat()
         except OSError:
             continue
-        _check_owner(place, found, "Name a folder of your own: NOTES_HOME=FOLDER")
-        if found.st_mode & WRITE and not (place != folder and found.st_mode & stat.S_ISVTX):  # as /tmp has it
-            open_.append(place)
-        elif place == folder and found.st_mode & OTHERS and found.st_uid == os.geteuid():
-            with suppress(OSError):  # a file system that is read-only
-                place.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
-    if open_:
+        _check_owner(place, status, "Name a folder of your own: NOTES_HOME=FOLDER")
+        if status.st_mode & WRITE and not (place != folder and status.st_mode & stat.S_ISVTX):  # sticky, as /tmp
+            writable.append(place)
+        elif place == folder and status.st_mode & OTHERS and status.st_uid == os.geteuid():
+            with suppress(OSError):  # a read-only file system
+                place.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
+    if writable:
         raise NotesError(
-            f"others can write in {' and '.join(map(str, open_))}, so what is there may not be yours",
-            Help.CLOSE_FOLDERS(folders=open_),
+            f"others can write in {' and '.join(map(str, writable))}, so what is there may not be yours",
+            Help.CLOSE_FOLDERS(folders=writable),
         )
 
 
 def check_private_file(path: Path) -> None:
-    """Raise NotesError if the file is another user's. One that is not there is fine."""
+    """Raise NotesError if the file is another user's. A missing file passes."""
     if hasattr(os, "geteuid"):
         with suppress(OSError):
             _check_owner(path, path.stat(), Help.REMOVE_FILE(path=path))
 
 
-def _check_owner(path: Path, found: os.stat_result, remedy: Remedy | str) -> None:
-    """Root may do anything anyway: what is root's is no danger."""
-    if found.st_uid not in (0, os.geteuid()):
-        raise NotesError(f"{path} belongs to {_user(found.st_uid)}, not to you, and may be forged", remedy)
+def _check_owner(path: Path, status: os.stat_result, remedy: Remedy | str) -> None:
+    """Accept files of this user, and root's, since root may do anything anyway."""
+    if status.st_uid not in (0, os.geteuid()):
+        raise NotesError(f"{path} belongs to {_user(status.st_uid)}, not to you, and may be forged", remedy)
 
 
 def _user(number: int) -> str:
@@ -96,25 +96,25 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
-LOCKS = fcntl is not None  # whether this system has them
+LOCKS = fcntl is not None  # this system has file locks
 
 
-def hold_file(file: BinaryIO) -> None:
-    """Keep an open file from `remove`, until it is closed; others may hold it, too."""
+def lock_shared(file: BinaryIO) -> None:
+    """Keep an open file from `remove_unused` until it is closed; other processes may do so too."""
     if fcntl is not None:
-        with contextlib.suppress(OSError):  # not every file system has locks
+        with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def hold_file_alone(handle: int) -> None:
-    """The same for one process at a time; wait for the others."""
+def lock_exclusive(handle: int) -> None:
+    """Lock an open file exclusively, waiting for other processes."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 def is_unused(path: Path) -> bool:
-    """Whether nobody holds a file, as far as the system tells. Raise OSError."""
+    """Return True if no process has the file locked; False if that is unknown. Raises OSError."""
     if fcntl is None:
         return False
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -128,7 +128,8 @@ def is_unused(path: Path) -> bool:
 
 
 def remove_unused(path: Path, *, sure: bool = False) -> bool:
-    """Remove a file that nobody holds; whether it is gone. `sure`: only where locks tell that. Raise OSError."""
+    """Remove a file that no process has locked; return True if it is gone. `sure`: only if the system has locks. Raises
+    OSError."""
     if fcntl is None:
         if sure:
             return False
@@ -144,7 +145,7 @@ def remove_unused(path: Path, *, sure: bool = False) -> bool:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except OSError:  # a file system without locks: who reads it keeps what it has open
+        except OSError:  # a file system without locks: readers keep the file that they have open
             if sure:
                 return False
         path.unlink(missing_ok=True)
@@ -155,12 +156,11 @@ def remove_unused(path: Path, *, sure: bool = False) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of an empty temporary file (mode 0600) in the folder of `path`, which is created if
-    need be.
+    """Yield the path of an empty temporary file (mode 0600) in the folder of `path`, which is created if missing.
 
-    Leaving the block syncs it and renames it to `path`; leaving by any exception, an interrupt too, removes
-    it and leaves `path` as it was. A link stays, and what it names is replaced. Raise OSError, also where something
-    else than a file is there: a device would be gone.
+    At the end of the block it is synced and renamed to `path`; on any exception, also an interrupt, it is removed and
+    `path` is unchanged. A link is kept, and its target replaced. Raises OSError, also if `path` is not a regular file:
+    replacing would remove a device.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -181,17 +181,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep(path: Path) -> None:
-    """Remove temporary files for `path` that killed processes left. Those that are being written stay."""
+    """Remove temporary files for `path` that killed processes left, not those that are being written."""
     prefix = f".{path.name}."
     with contextlib.suppress(OSError):
-        for found in [found for found in path.parent.iterdir() if found.name.startswith(prefix)]:
-            if found.suffix == ".tmp" and not found.is_symlink():
+        for file in [file for file in path.parent.iterdir() if file.name.startswith(prefix)]:
+            if file.suffix == ".tmp" and not file.is_symlink():
                 with contextlib.suppress(OSError):  # gone meanwhile
-                    remove_unused(found, sure=True)
+                    remove_unused(file, sure=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename itself durable. Not every system can; the file is whole without it."""
+    """Make a rename durable, where the system can; the file is complete either way."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -202,13 +202,13 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A new file, locked until the block is left."""
-    import tempfile  # 5 ms: most commands write nothing
+    """Yield a new file, locked until the end of the block."""
+    import tempfile  # 5 ms that most commands do not need
 
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         try:
-            hold_file_alone(handle)
+            lock_exclusive(handle)
             if os.path.exists(name):  # else another process swept it before it was locked
                 yield Path(name)
                 return
@@ -216,26 +216,26 @@ def _temporary(path: Path) -> Iterator[Path]:
             os.close(handle)
 
 
-NOTICE = 1.0  # seconds of waiting after which it is said
+NOTICE = 1.0  # seconds of waiting before a notice
 
 
 class HeldError(Exception):
-    """Another process holds the lock: which, as far as the system tells."""
+    """Another process holds the lock; the message names it, if it is known."""
 
 
 @contextmanager
-def locked(path: Path, wait: float = -1, told: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Hold the lock of that file, which is created if need be, as is its folder.
+def locked(path: Path, wait: float = -1, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Hold the exclusive lock of a lock file, which is created if missing, as is its folder.
 
-    `wait` is how long to wait for another process, in seconds; negative is for ever. `told` gets, once, who it is.
-    Raise HeldError after that; OSError if the file cannot be written.
+    `wait`: seconds to wait for another process, negative: for ever. `on_wait` gets the holder's name once, after
+    NOTICE. Raises HeldError if the wait was in vain; OSError if the file cannot be written.
     """
-    import filelock  # 12 ms, of which a command that only reads needs none
+    import filelock  # 12 ms that commands which only read do not need
 
     make_private(path.parent)
-    lock = filelock.FileLock(path, thread_local=False)  # another thread may give it back
+    lock = filelock.FileLock(path, thread_local=False)  # another thread may release it
     try:
-        _acquire(lock, path, wait, told)
+        _acquire(lock, path, wait, on_wait)
     except filelock.Timeout:
         raise HeldError(_holder(path)) from None
     try:
@@ -244,22 +244,22 @@ def locked(path: Path, wait: float = -1, told: Callable[[str], None] | None = No
         lock.release()
 
 
-def _acquire(lock: filelock.BaseFileLock, path: Path, wait: float, told: Callable[[str], None] | None) -> None:
+def _acquire(lock: filelock.BaseFileLock, path: Path, wait: float, on_wait: Callable[[str], None] | None) -> None:
     from filelock import Timeout
 
-    if told is None or 0 <= wait <= NOTICE:
+    if on_wait is None or 0 <= wait <= NOTICE:
         lock.acquire(timeout=wait)
         return
     try:
         lock.acquire(timeout=NOTICE)
     except Timeout:
-        told(_holder(path))
+        on_wait(_holder(path))
         lock.acquire(timeout=wait - NOTICE if wait > 0 else wait)
 
 
 def _holder(path: Path) -> str:
-    """Who holds the lock, in words."""
-    with suppress(OSError, ValueError, IndexError):  # Linux tells
+    """Return the name of the process that holds the lock."""
+    with suppress(OSError, ValueError, IndexError):  # Linux has /proc/locks
         inode = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
             parts = line.split()
@@ -271,11 +271,11 @@ def _holder(path: Path) -> str:
 
 
 def raise_file_limit() -> None:
-    """Let it have as many as the system allows: connections, skills that are in use, locks."""
+    """Raise the limit of open files (connections, open skills, locks) to the system's maximum."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS takes less than it says
+    with suppress(ValueError, OSError):  # macOS may refuse its own maximum
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

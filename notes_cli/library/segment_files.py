@@ -1,7 +1,7 @@
-"""The files of the library's folder that are segments, and how often each was used.
+"""Lists the segment files of a library's folder, `<name>.<key of the identity>.gguf`, and records their uses.
 
-They are called `<name>.<key of the identity>.gguf`. This loads neither numpy nor llama.cpp, so that a shell can
-complete names and fields at once. Uses are marks in a file of `.uses/` for each segment.
+Loads neither numpy nor llama.cpp, so that shells complete names and fields without delay. Each segment has a file in
+`.uses/`, to which each use appends a fixed-size record.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from notes_cli.errors import SegmentError, reason
 from notes_cli.library.safe_files import check_private, make_private
 from notes_cli.text import names
 
-ERRATA = "errata.jsonl"  # what everybody is told (standing.py)
-GLANCE = 1 << 22  # bytes in which the fields are looked for: a text far longer than any model reads precedes them
+ERRATA = "errata.jsonl"  # global errata (global_errata.py)
+GLANCE = 1 << 22  # bytes searched for the fields: they follow the text, which is far shorter
 MOST_KEYS = 1 << 14
 FILE = re.compile(r"(?P<name>[^.]+)\.(?P<key>[0-9a-f]{12})\.gguf")
 
 
 def name_in(path: Path) -> str | None:
-    """The name of the skill that a file is of, None if it is not called like a segment."""
+    """Return the name of the skill of a segment file, None for any other file name."""
     match = FILE.fullmatch(path.name)
     name = names.typed(match["name"]) if match else ""
     return name if names.is_name(name) else None
 
 
 def skill_named(word: str, known: Collection[str]) -> str | None:
-    """The known name that a user's word means: as it is typed, or in lower case (Returns.txt was compiled as returns),
-    unless there is a file of that name. None if it means none."""
+    """Return the known name of a user's word: as typed, or in lower case (Returns.txt is compiled as returns) unless a
+    file has that name. None without one."""
     typed = names.typed(word)
     if typed in known:
         return typed
@@ -44,10 +44,8 @@ def skill_named(word: str, known: Collection[str]) -> str | None:
 
 
 def segment_files(folder: Path) -> list[tuple[str, Path]]:
-    """Name and path of each segment in a folder, by the file's name; none if it is not there.
-
-    Raise NotesError if it cannot be read, or may be of another user's making (safe_files.py).
-    """
+    """Return name and path of each segment in a folder, by file name; none if the folder does not exist. Raises
+    NotesError if it cannot be read, or another user may have made it (safe_files.py)."""
     check_private(folder)
     try:
         paths = sorted(folder.iterdir())
@@ -59,7 +57,7 @@ def segment_files(folder: Path) -> list[tuple[str, Path]]:
 
 
 def fields_in(path: Path) -> dict[str, str]:
-    """The value of each field of a segment, by name, for completion: {} for any other file, and nothing is checked."""
+    """Return the value of each field of a segment, by name, unchecked, for completion; {} for any other file."""
     try:
         with path.open("rb") as file:
             cursor = Cursor(file.read(GLANCE))
@@ -73,12 +71,12 @@ def fields_in(path: Path) -> dict[str, str]:
 USES = ".uses"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _MARK = struct.Struct("<II")  # tokens, milliseconds
-_UNKNOWN = 2**32 - 1  # in the place of milliseconds
+_UNKNOWN = 2**32 - 1  # instead of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """How often, and when last in seconds of the system's clock; None: never."""
+    """Number of uses, and time of the last one in seconds of the system's clock; None: never used."""
 
     count: int = 0
     last: float | None = None
@@ -86,8 +84,7 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Spliced:
-    """How often answers got tokens from a segment, how many in all, and how many seconds of prefill that saved, as far
-    as it is known."""
+    """Number of splices of a segment, their tokens in all, and the seconds of prefill saved, as far as known."""
 
     times: int = 0
     tokens: int = 0
@@ -95,8 +92,8 @@ class Spliced:
 
 
 def mark_use(segment: Path, tokens: int = 0, seconds: float | None = None) -> None:
-    """Count one more use of a segment file, now, if that can be written: tokens that were spliced, and seconds that
-    their prefill would have taken, None if that is not known."""
+    """Record a use of a segment file, if the record can be written: spliced tokens, and the seconds that their prefill
+    would have taken, None: not known."""
     saved = _UNKNOWN if seconds is None else min(round(1000 * seconds), _UNKNOWN - 1)
     with contextlib.suppress(OSError):
         record = _uses_file(segment)
@@ -110,16 +107,16 @@ def mark_use(segment: Path, tokens: int = 0, seconds: float | None = None) -> No
 
 
 def uses_of(segment: Path) -> Uses:
-    """What is known of a segment file."""
+    """Return the uses of a segment file."""
     try:
-        found = _uses_file(segment).lstat()
+        status = _uses_file(segment).lstat()
     except OSError:
         return Uses()
-    return Uses(found.st_size // _MARK.size, found.st_mtime)
+    return Uses(status.st_size // _MARK.size, status.st_mtime)
 
 
 def spliced_from(segment: Path) -> Spliced:
-    """What answers got from a segment file."""
+    """Return the splices of a segment file."""
     try:
         handle = os.open(_uses_file(segment), os.O_RDONLY | _NO_LINK)
         with open(handle, "rb") as file:
@@ -132,13 +129,13 @@ def spliced_from(segment: Path) -> Spliced:
 
 
 def forget_uses(segment: Path) -> None:
-    """The segment file was removed."""
+    """Remove the record of a segment file that was removed."""
     with contextlib.suppress(OSError):
         _uses_file(segment).unlink()
 
 
 def orphaned_uses(folder: Path) -> list[Path]:
-    """Records of segments that are gone from a library's folder."""
+    """Return the records of segments that no longer exist."""
     try:
         return sorted(path for path in (folder / USES).iterdir() if not (folder / path.name).exists())
     except OSError:

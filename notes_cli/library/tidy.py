@@ -1,8 +1,7 @@
-"""Tidying the library: what its files take, when each was used, and which of them go first.
+"""Evicts files from the library: least recently used first, within a size limit, sparing the only copy of a text.
 
-A file that a process has open, or that is being compiled, is never removed; nor is, of its own accord, a text that is
-nowhere else. Images that clients of a server sent go before anything else: who shows one again sends it again. Of
-models nothing is known here.
+A file that a process has open or compiles is never removed, and a text that exists nowhere else only if the caller
+names it as outdated. Images that clients of a server sent go first: a client that shows one again sends it again.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
+from notes_cli.library.checkpoints import remove_checkpoint
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
 from notes_cli.library.safe_files import HeldError, locked, remove_unused
 from notes_cli.library.segment_files import forget_uses, segment_files, uses_of
-from notes_cli.library.unfinished import forget_begun
 from notes_cli.text import names
 from notes_cli.text.sizes import human_age, human_size
 
 LOCKS = ".locks"
-_PATIENCE = 10.0  # seconds that another process may tidy
+_PATIENCE = 10.0  # seconds to wait for another process's eviction
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """A file of the library: what it takes, and when it was used last (or written, if never)."""
+    """A file of the library, with its size and the time of its last use (or of its compile, if never used)."""
 
     name: str
     path: Path
@@ -38,7 +37,7 @@ class LibraryFile:
 
     @property
     def idle(self) -> float:
-        """Seconds since it was used."""
+        """Seconds since the last use."""
         return max(0.0, time.time() - self.last)
 
     def __str__(self) -> str:
@@ -49,7 +48,7 @@ class LibraryFile:
 
 @dataclass(frozen=True, slots=True)
 class Tidied:
-    """What went, what did not although it should have, each with the reason, and what is left in bytes."""
+    """Result of an eviction: removed files, spared ones with the reason, and the bytes of all that are left."""
 
     removed: Sequence[LibraryFile]
     spared: Sequence[tuple[LibraryFile, str]]
@@ -57,28 +56,26 @@ class Tidied:
 
 
 def library_files(folder: Path) -> list[LibraryFile]:
-    """All files of the library, the least recently used first. No file is opened. Raise NotesError."""
-    found = []
+    """List the files of the library, the least recently used first, without opening them. Raises NotesError."""
+    files = []
     for name, path in segment_files(folder):
         try:
             stat = path.stat()
-        except OSError:  # removed meanwhile, or a link to nowhere
+        except OSError:  # removed meanwhile, or a dangling link
             continue
         uses = uses_of(path)
-        found.append(LibraryFile(name, path, stat.st_size, uses.count, max(stat.st_mtime, uses.last or 0.0)))
-    return sorted(found, key=lambda one: (one.last, one.name))
+        files.append(LibraryFile(name, path, stat.st_size, uses.count, max(stat.st_mtime, uses.last or 0.0)))
+    return sorted(files, key=lambda file: (file.last, file.name))
 
 
 def lock_of(path: Path) -> Path:
-    """The lock of a segment file while it is compiled."""
+    """Return the lock file of a segment file, held by compiles and removals."""
     return path.parent / LOCKS / f"{path.name}.lock"
 
 
 def remove(path: Path) -> bool:
-    """Remove a segment file, and what is known of its use, unless a process uses or compiles it; whether it is gone.
-
-    Raise UnwritableError if the folder does not let us.
-    """
+    """Remove a segment file and its record of uses, unless a process uses or compiles it; return True if it is gone.
+    Raises UnwritableError."""
     try:
         with locked(lock_of(path), wait=0):
             gone = remove_unused(path)
@@ -88,92 +85,91 @@ def remove(path: Path) -> bool:
         raise UnwritableError(f"cannot remove {path}: {reason(error)}") from error
     if gone:
         forget_uses(path)
-        forget_begun(path)
+        remove_checkpoint(path)
     return gone
 
 
-def sole(one: LibraryFile, others: Iterable[LibraryFile]) -> bool:
-    """Whether its text would be lost with it: a file that it came from is not there, and no other segment has it.
-
-    Also where that cannot be known, because the segment cannot be read now.
-    """
+def is_only_copy(file: LibraryFile, others: Iterable[LibraryFile]) -> bool:
+    """Return True if the file's text would be lost with it, as its source is gone and no other segment has it; also if
+    the file cannot be read now."""
     try:
-        info = peek(one.path)
+        info = peek(file.path)
     except SegmentError:
-        return one.path.exists()
+        return file.path.exists()
     if _is_sent(info):
         return False
-    files = names.files_of(info.source)
-    if files and all(map(os.path.isfile, files)):
+    sources = names.files_of(info.source)
+    if sources and all(map(os.path.isfile, sources)):
         return False
-    return not any(_text(other) == info.text for other in others if other.name == one.name and other != one)
+    return not any(_text(other) == info.text for other in others if other.name == file.name and other != file)
 
 
-def chosen(
-    there: Sequence[LibraryFile], outdated: Sequence[LibraryFile], older_than: float | None, most: int | None
+def select_files(
+    files: Sequence[LibraryFile], outdated: Sequence[LibraryFile], older_than: float | None, most: int | None
 ) -> tuple[list[LibraryFile], list[LibraryFile]]:
-    """What is to go, the least recently used first, and what stays of it because its text is nowhere else.
+    """Return the files to remove, the least recently used first, and those spared as the only copy of their text.
 
-    `outdated` ones go in any case; `older_than`: those that were not used for so many seconds; `most`: bytes that may
-    be left.
+    `outdated` files are removed in any case, then files idle for more than `older_than` seconds, and others until
+    `most` bytes are left.
     """
-    going = {one.path for one in outdated}
-    left = sum(one.nbytes for one in there if one.path not in going)
-    alone: list[LibraryFile] = []
-    for one in there:
-        old = older_than is not None and one.idle > older_than
-        if one.path in going or not (old or (most is not None and left > most)):
+    removed = {file.path for file in outdated}
+    left = sum(file.nbytes for file in files if file.path not in removed)
+    spared: list[LibraryFile] = []
+    for file in files:
+        old = older_than is not None and file.idle > older_than
+        if file.path in removed or not (old or (most is not None and left > most)):
             continue
-        if sole(one, [other for other in there if other.path not in going]):
-            alone.append(one)
+        if is_only_copy(file, [other for other in files if other.path not in removed]):
+            spared.append(file)
             continue
-        going.add(one.path)
-        left -= one.nbytes
-    return [one for one in there if one.path in going], alone
+        removed.add(file.path)
+        left -= file.nbytes
+    return [file for file in files if file.path in removed], spared
 
 
-def remove_each(wanted: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
-    """Remove these as they were seen, but none that is in use. A text that is nowhere else goes only with `outdated`
-    ones."""
-    return _remove(wanted, folder, None, outdated)
+def remove_files(files: Iterable[LibraryFile], folder: Path, outdated: Collection[LibraryFile] = ()) -> Tidied:
+    """Remove files that are unchanged and not in use. The only copy of a text is removed only if `outdated`."""
+    return _remove(files, folder, None, outdated)
 
 
 def shrink(folder: Path, most: int, *, new: Path | None = None) -> Tidied:
-    """Remove the least recently used files until all take no more than `most` bytes; never `new`, whose lock the caller
-    holds. If that one alone takes more, it is the others that may take so much: they need not all go for it."""
-    there = library_files(folder)
-    large = sum(one.nbytes for one in there if one.path == new)
+    """Remove the least recently used files until all take no more than `most` bytes, but never `new`, whose lock the
+    caller holds. If `new` alone takes more, the limit applies to the others, so that they are not all removed for
+    it."""
+    files = library_files(folder)
+    large = sum(file.nbytes for file in files if file.path == new)
     most = most + large if large > most else most
-    if sum(one.nbytes for one in there) <= most:
-        return Tidied([], [], sum(one.nbytes for one in there))
-    return _remove(sorted((one for one in there if one.path != new), key=lambda one: not _sent(one)), folder, most)
+    if sum(file.nbytes for file in files) <= most:
+        return Tidied([], [], sum(file.nbytes for file in files))
+    candidates = sorted((file for file in files if file.path != new), key=lambda file: not _is_sent_image(file))
+    return _remove(candidates, folder, most)
 
 
 def _remove(
-    wanted: Iterable[LibraryFile], folder: Path, most: int | None, outdated: Collection[LibraryFile] = ()
+    files: Iterable[LibraryFile], folder: Path, most: int | None, outdated: Collection[LibraryFile] = ()
 ) -> Tidied:
-    """Remove these, with `most` until no more bytes than that are left. One process at a time does, so that two of them
-    do not both make the room that one needs. One that cannot be removed does not keep the others."""
+    """Remove files, until `most` bytes are left if given; a file that cannot be removed is skipped. One process at a
+    time does this, so that two of them do not remove twice as much."""
     try:
         with locked(folder / LOCKS / "tidy.lock", wait=_PATIENCE):
-            left = {one.path: one for one in library_files(folder)}
-            total = sum(one.nbytes for one in left.values())
+            left = {file.path: file for file in library_files(folder)}
+            total = sum(file.nbytes for file in left.values())
             removed, spared = [], []
             failed: UnwritableError | None = None
-            for one in wanted:
+            for file in files:
                 if most is not None and total <= most:
                     break
-                if one.path not in left:  # another process has removed it
+                if file.path not in left:  # another process has removed it
                     continue
                 try:
-                    why = _spared(one, left, one in outdated)
+                    why = _remove_or_spare(file, left, file in outdated)
                 except UnwritableError as error:
                     failed, why = failed or error, error.what
                 if why is not None:
-                    spared.append((one, why))
+                    spared.append((file, why))
                     continue
-                removed.append(left.pop(one.path))
-                total -= one.nbytes
+                removed.append(left.pop(file.path))
+                total -= file.nbytes
             if failed and not removed:
                 raise failed
             return Tidied(removed, spared, total)
@@ -183,21 +179,21 @@ def _remove(
         raise UnwritableError(f"cannot write to the library {folder}: {reason(error)}") from error
 
 
-def _spared(one: LibraryFile, left: Mapping[Path, LibraryFile], outdated: bool) -> str | None:
-    """Remove a file, None; or why it stays. Raise UnwritableError if the folder does not let us."""
-    if left[one.path] != one:  # since somebody decided that it goes, who may have been asked for minutes
+def _remove_or_spare(file: LibraryFile, left: Mapping[Path, LibraryFile], outdated: bool) -> str | None:
+    """Remove a file, or return why it is spared. Raises UnwritableError."""
+    if left[file.path] != file:  # since it was selected: a prompt for confirmation may have waited for minutes
         return "it was used or compiled meanwhile"
-    if not outdated and sole(one, left.values()):
+    if not outdated and is_only_copy(file, left.values()):
         return "its text is nowhere else"
-    return None if remove(one.path) else "it is in use"
+    return None if remove(file.path) else "it is in use"
 
 
-def _sent(one: LibraryFile) -> bool:
-    """Whether it is an image that a client of a server sent, which is in no file here."""
-    if not one.name.startswith(names.SENT):
+def _is_sent_image(file: LibraryFile) -> bool:
+    """Return True for an image that a client of a server sent."""
+    if not file.name.startswith(names.SENT):
         return False
     try:
-        return _is_sent(peek(one.path))
+        return _is_sent(peek(file.path))
     except NotesError:
         return False
 
@@ -206,8 +202,8 @@ def _is_sent(info: SegmentInfo) -> bool:
     return not info.source and any(info.name == names.of_sent(media.sha256) for media in info.media)
 
 
-def _text(one: LibraryFile) -> str | None:
+def _text(file: LibraryFile) -> str | None:
     try:
-        return peek(one.path).text
+        return peek(file.path).text
     except NotesError:
         return None

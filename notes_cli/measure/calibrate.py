@@ -26,8 +26,8 @@ from notes_cli.editing.selecting import influence
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
+from notes_cli.library.checkpoints import CalibrationCheckpoint, Keep, keep_nothing, step_name
 from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
-from notes_cli.library.unfinished import Keep, Unfinished, keep_nothing, step_name
 from notes_cli.measure.battery import Case, Pair
 from notes_cli.measure.carrying import measure_carried
 from notes_cli.measure.compare import cosine, verify_system
@@ -131,7 +131,7 @@ def calibrate_and_keep(
     writer, cache = f"notes {notes_cli.__version__}", workspace.context.options.cache
     profiles = Profiles(workspace.paths.profiles)
     kind = f"{writer}, {workspace.identity}, {cache}, {shipped_wordings()}"
-    unfinished = Unfinished(profiles.path(workspace.identity, cache), kind)
+    unfinished = CalibrationCheckpoint(profiles.path(workspace.identity, cache), kind)
     callbacks.on_notice(Notice(_duration(workspace, cases, pairs, unfinished.found), Help.STOP_AND_GO_ON()))
     with callbacks.progress("measuring decisions", unit="steps") as update:
         profile = calibrate(workspace, cases, update, pairs, unfinished.keep)

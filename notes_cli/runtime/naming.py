@@ -13,7 +13,7 @@ from notes_cli.errors import NotesError
 from notes_cli.text.sizes import parse_size
 
 if TYPE_CHECKING:
-    from notes_cli.library.model_stores import Named
+    from notes_cli.library.model_stores import NamedModel
     from notes_cli.library.models import Models
     from notes_cli.library.store import Library
 
@@ -65,17 +65,17 @@ def model_argument(path: Path, paths: config.Paths | None = None) -> str:
     return str(path)
 
 
-def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[Named]:
+def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[NamedModel]:
     """SmolLM2 if it is there, the models that ship, and a file that NOTES_MODEL or config.yaml names."""
-    from notes_cli.library.model_stores import Named
+    from notes_cli.library.model_stores import NamedModel
     from notes_cli.library.smollm2 import find_file
 
     files = [find_file(paths.models), config.shipped_model(), config.shipped_eye()[0]]
-    named = [Named("notes", (own_name(path) or path.stem,), "", path) for path in files if path]
+    named = [NamedModel("notes", (own_name(path) or path.stem,), "", path) for path in files if path]
     word, where = config.named_model(settings) or ("", "")
     path = Path(os.path.expanduser(word)).absolute()
     if word and path.is_file() and path not in files:
-        named.append(Named(where, (path.stem,), "", path))
+        named.append(NamedModel(where, (path.stem,), "", path))
     return named
 
 

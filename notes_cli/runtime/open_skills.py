@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, Remedy, Say, SkillError, UnwritableError
 from notes_cli.library.container import peek
-from notes_cli.library.store import untouched
+from notes_cli.library.store import is_unmodified
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _open(workspace: Workspace, reference: str, say: Say, watch: Watch, *, image
 def warn_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
     """Warn if the text was edited after it was compiled: the old text is spliced."""
     path = workspace.file_of(segment.name)
-    if path is None or untouched(segment.source, segment.stamp, path):
+    if path is None or is_unmodified(segment.source, segment.stamp, path):
         return
     from notes_cli.runtime.freshness import Stale, text_changed
 

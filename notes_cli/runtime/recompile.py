@@ -25,9 +25,9 @@ from notes_cli.errors import (
     UnsupportedError,
     UnwritableError,
 )
+from notes_cli.library.checkpoints import checkpoint_path, load_checkpoint, remove_checkpoint
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
-from notes_cli.library.store import came_from, changes, source_text
-from notes_cli.library.unfinished import begun_path, begun_rows, forget_begun
+from notes_cli.library.store import changes, has_source, source_text
 from notes_cli.runtime.compile import (
     UNCAPTURED,
     captures_state,
@@ -132,7 +132,7 @@ def _compile_to(
     kv = kv or ("f16" if skill.pictures else _stored_type(path))
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
-    if begins and (part := begun_rows(path)) is not None:
+    if begins and (part := load_checkpoint(path)) is not None:
         planned = plan(workspace, skill, blocks, kv)
         known = max(
             known, part, key=lambda candidate: shared_prefix_length(workspace.context, planned, candidate)
@@ -141,7 +141,7 @@ def _compile_to(
 
     def keep(part: Segment) -> None:
         with suppress(UnwritableError):  # the compile itself will say so
-            write_segment(begun_path(path), part, writer=writer)
+            write_segment(checkpoint_path(path), part, writer=writer)
 
     segment = compile_skill(
         *(workspace, skill, progress),
@@ -152,7 +152,7 @@ def _compile_to(
         keep=keep if begins else None,
     )
     write_segment(path, segment, writer=writer)
-    forget_begun(path)
+    remove_checkpoint(path)
     return _result(workspace.context, path, segment, known, tuple(reasons))
 
 
@@ -206,7 +206,7 @@ def taken(workspace: Workspace, skill: Skill) -> str | None:
 
 def _is_same_source(skill: Skill, infos: Iterable[SegmentInfo]) -> bool:
     """True if replacing these segments loses no other source."""
-    return any(info.text == skill.text or came_from(info, recorded_source(skill)) for info in infos)
+    return any(info.text == skill.text or has_source(info, recorded_source(skill)) for info in infos)
 
 
 def _update_source(workspace: Workspace, skill: Skill, path: Path) -> None:

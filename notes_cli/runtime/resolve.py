@@ -34,7 +34,7 @@ from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_
 from notes_cli.text.keys import listed
 
 if TYPE_CHECKING:
-    from notes_cli.library.standing import GlobalErratum
+    from notes_cli.library.global_errata import GlobalErratum
     from notes_cli.runtime.assemble import AssembleOptions
 
 
@@ -178,7 +178,7 @@ def global_errata(workspace: Workspace) -> Sequence[GlobalErratum]:
     library = workspace.library
     if not isinstance(library, Library) or not (library.folder / ERRATA).exists():
         return ()
-    from notes_cli.library.standing import GlobalErrata
+    from notes_cli.library.global_errata import GlobalErrata
 
     return GlobalErrata(library.folder).all()
 
@@ -196,7 +196,7 @@ def _add_global_errata(
     errata = global_errata(workspace) if segments else ()
     if not errata and not unheard:
         return request
-    from notes_cli.library.standing import holding, marks_of
+    from notes_cli.library.global_errata import holding, marks_of
 
     known = known_fields(*had, *segments)
     corrected = {reference.key for reference in read_errata(request.errata, known) if reference.field}

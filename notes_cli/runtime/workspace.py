@@ -19,7 +19,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
 from notes_cli.library.facts import Renderings
-from notes_cli.library.store import Library, Store, check_called
+from notes_cli.library.store import Library, Store, check_name
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.runtime.identity import IdentifiedContexts
 from notes_cli.runtime.naming import library as own_library
@@ -189,7 +189,7 @@ class Workspace(IdentifiedContexts):
         if not (isinstance(self.library, Library) and path.parent == self.library.folder):
             segment = replace(segment, prefill=None)  # possibly measured on another machine
         if word:
-            check_called(segment, path, word)
+            check_name(segment, path, word)
         self._words[segment.name] = word or str(path)
         self.check(segment)
         self._files[segment.name] = path

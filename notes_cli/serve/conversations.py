@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
 from notes_cli.engine.segment import Segment
-from notes_cli.library.standing import GlobalErratum
+from notes_cli.library.global_errata import GlobalErratum
 from notes_cli.runtime.corrections import known_fields, parse_errata
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.text.erratum import Erratum, word

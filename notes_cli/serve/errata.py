@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from notes_cli.errors import NotesError, SessionError
-from notes_cli.library.standing import GlobalErrata, holding
+from notes_cli.library.global_errata import GlobalErrata, holding
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size

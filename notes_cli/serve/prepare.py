@@ -16,7 +16,7 @@ import numpy as np
 
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
-from notes_cli.library.standing import GlobalErrata
+from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.runtime.generate import ANSWER_RESERVE
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of, with_tools

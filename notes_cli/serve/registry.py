@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli import __version__
-from notes_cli.library.safe_files import LOCKS, OTHERS, check_private, hold_file, is_unused, make_private, remove_unused
+from notes_cli.library.safe_files import (
+    LOCKS,
+    OTHERS,
+    check_private,
+    is_unused,
+    lock_shared,
+    make_private,
+    remove_unused,
+)
 
 PROTOCOL = 3  # of this file, and of the requests that `notes ask` sends (serve/client.py)
 LOCAL = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::1": "[::1]", "::": "[::1]"}
@@ -68,7 +76,7 @@ def registered(folder: Path, server: Server) -> Iterator[None]:
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w+b") as file:
-        hold_file(file)  # before it is found
+        lock_shared(file)  # before it is found
         file.write(json.dumps(asdict(server)).encode())
         file.flush()
         temporary.replace(path)

@@ -26,7 +26,7 @@ from notes_cli import output
 from notes_cli.engine.loop import Loop, Task
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.library.standing import GlobalErrata
+from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.workspace import Workspace

@@ -32,7 +32,7 @@ from notes_cli.errors import (
 from notes_cli.images import Picture
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
-from notes_cli.library.store import written
+from notes_cli.library.store import modified_ns
 from notes_cli.runtime.compile import compile_skill, plan
 from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.recompile import compile_to_library
@@ -140,7 +140,7 @@ class SegmentCache:
             opened = self._workspace.open(path, name)
             with self._lock:
                 segment = self._had.setdefault(key, opened)  # another thread may have opened it meanwhile
-        now = written(segment.source)
+        now = modified_ns(segment.source)
         if self._looked.get(path) != now:  # once for each time that it is written
             self._looked[path] = now
             warn_edited(self._workspace, segment, _say)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, HeldSessionError, Help, NotesError, SegmentError, SessionError, reason
-from notes_cli.library.check import Finding, Told, modes
+from notes_cli.library.check import Finding, OnChecked, check_permissions
 from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.library.safe_files import make_private, replacing, sync_folder
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
@@ -218,7 +218,7 @@ def _fits(segment: Segment, name: str, ledger: Ledger) -> bool:
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")
 
 
-def check_sessions(sessions: Sessions, told: Told = lambda size: None) -> Iterator[Finding]:
+def check_sessions(sessions: Sessions, told: OnChecked = lambda size: None) -> Iterator[Finding]:
     """What is wrong with the sessions; every byte of their rows is read. Raise NotesError if the folder may be of
     another user's making, or cannot be read."""
     for name in sessions.names():
@@ -237,7 +237,7 @@ def check_sessions(sessions: Sessions, told: Told = lambda size: None) -> Iterat
 def _session(sessions: Sessions, stored: SessionFolder) -> Iterator[Finding]:
     """One that this process holds. It is let go before anything is mended."""
     for path in (stored.ledger, stored.folder / HEAD, *(stored.folder / name for name in stored.kept())):
-        yield from modes(path)
+        yield from check_permissions(path)
     for path, why in faults(stored):
         yield Finding("damaged", path, f"session {stored.name}: {why}", Help.UNDO(name=stored.name))
 

@@ -20,7 +20,7 @@ from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError, UnsupportedError
-from notes_cli.library.standing import now
+from notes_cli.library.global_errata import now
 from notes_cli.runtime.settings import NEAR, defaults
 from notes_cli.sessions.lines import Line, Origin, as_line, number_of
 from notes_cli.sessions.live import Live

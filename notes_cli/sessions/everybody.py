@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from notes_cli.editing.methods import ERRATUM
 from notes_cli.errors import NotesError
+from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, new_erratum, now
 from notes_cli.library.info import SegmentInfo
-from notes_cli.library.standing import GlobalErrata, GlobalErratum, marks_of, now, standing
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
@@ -50,7 +50,7 @@ def correcting(
         for one in known.resolve(name, "no compiled skill has"):
             was = next(span.value for span in infos[one.skill].fields if span.name == one.field)
             marks = marks_of(infos[one.skill].source, infos[one.skill].text)
-            new.append(standing(one.skill, one.field, was, clean_value(one.key, value), marks))
+            new.append(new_erratum(one.skill, one.field, was, clean_value(one.key, value), marks))
     new = errata.add(new)
     edited, skipped = yield from _edited(workspace, errata)
     return Corrected(tuple(new), tuple(edited), skipped)

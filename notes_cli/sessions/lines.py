@@ -30,7 +30,7 @@ def number_of(data: Line, key: str) -> int:
 
 
 def heard_of(line: Line) -> str:
-    """Up to when what everybody is told (library/standing.py) was known to whoever wrote it."""
+    """Up to when what everybody is told (library/global_errata.py) was known to whoever wrote it."""
     return text_of(line, "heard") if "heard" in line else str(line.get("time", ""))
 
 

@@ -17,7 +17,7 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, Help, Notice, SessionError
-from notes_cli.library.standing import marks_of, now
+from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import Plan, answer, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
 from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values

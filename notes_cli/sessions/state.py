@@ -13,7 +13,7 @@ from notes_cli.engine.patches import apply_patches, position_map
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import FieldSpan
 from notes_cli.errors import EngineError
-from notes_cli.library.standing import GlobalErratum
+from notes_cli.library.global_errata import GlobalErratum
 from notes_cli.sessions.lines import (
     Line,
     Origin,
@@ -113,7 +113,7 @@ class State:
     pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
     stated: set[str] = field(default_factory=set)  # fields of which an erratum has been said
     # What says which standing errata the session has heard of. Fields are called `skill.field` here.
-    marks: dict[str, list[str]] = field(default_factory=dict)  # of skills, as library/standing.py has them
+    marks: dict[str, list[str]] = field(default_factory=dict)  # of skills, as library/global_errata.py has them
     first: dict[str, str] = field(default_factory=dict)  # what the text said of a field when it came
     heard: dict[str, str] = field(default_factory=dict)  # of fields that were given a value: when, of all that is told
     undone: list[tuple[str, str, str]] = field(default_factory=list)  # edits taken back: field, value, as `heard`

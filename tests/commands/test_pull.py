@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.errors import ModelError
-from notes_cli.library.pulling import chosen
+from notes_cli.library.download import choose_file
 
 from .conftest import Outcome, command_line
 from .hub import Hub, serving
@@ -95,7 +95,7 @@ def test_refused_download_in_several_lines(
 )
 def test_wrong_file_is_chosen(sizes: dict[str, int], tag: str | None, files: tuple[str, ...], size: int) -> None:
     """A quantization means its file, all parts of it; none means the only one, or the usual one."""
-    choice = chosen("me/a", tag, sizes)
+    choice = choose_file("me/a", tag, sizes)
     assert (choice.files, choice.size) == (files, size)
 
 
@@ -111,5 +111,5 @@ def test_wrong_file_is_chosen(sizes: dict[str, int], tag: str | None, files: tup
 def test_missing_file_is_guessed(sizes: dict[str, int], tag: str | None, said: str) -> None:
     """What a repository does not have whole, or has several of, is refused with what it has."""
     with pytest.raises(ModelError) as refused:
-        chosen("me/a", tag, sizes)
+        choose_file("me/a", tag, sizes)
     assert said in str(refused.value)

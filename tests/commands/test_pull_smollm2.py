@@ -25,8 +25,8 @@ from .conftest import Outcome, on_a_terminal
 # The command with another model as the one that is known: the real one is 98 MB.
 CODE = """
 import sys
-from notes_cli.library import pulling, smollm2
-for module in (pulling, smollm2):
+from notes_cli.library import download, smollm2
+for module in (download, smollm2):
     module.SHA256, module.SIZE = {digest!r}, {size}
 """
 RUN = "from notes_cli.__main__ import main; main()"
@@ -222,6 +222,6 @@ def test_the_makefile_installs_the_same_version() -> None:
 
 def test_the_digest_is_that_of_the_package(smollm2: Path) -> None:
     """The control: what is known is the file that PyPI has."""
-    from notes_cli.library.pulling import is_genuine
+    from notes_cli.library.download import is_genuine
 
     assert is_genuine(smollm2)

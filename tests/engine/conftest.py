@@ -1,4 +1,4 @@
-"""Models of the zoo and variants of them, open as long as a test needs them."""
+"""Fixtures that open models of the zoo, and variants of them, for a test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Let one allocation after the other of an operation fail, each in a process of its own: `failing.py WHAT MODEL SHIM`.
+"""Fails each allocation of an operation in turn, each in a process of its own: `failing.py WHAT MODEL SHIM`.
 
-Run by test_failures.py with a malloc that can be told to fail. After it the sequence has the rows that it had, and goes
-on as it would have, or it is empty. Where Python fails after the hook has returned, all has been done. Exits 1 where it
-is none of these.
+Run by test_failures.py with a malloc that fails on demand. Afterwards the sequence must have its old rows and continue
+as before, or be empty; where Python fails after the hook has returned, the operation is complete. Exits 1 otherwise.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def main(what: str, path: str, shim: str) -> int:
             context.splice(0, length, SKILL, rows, 0)
 
     def looked_at(context: Context) -> np.ndarray:
-        """What it computes from here on."""
+        """Decode a few tokens and return their logits."""
         context.append({0: TEXT[:5]})
         return context.logits()
 

@@ -1,7 +1,7 @@
-"""The same results by other means: stock llama.cpp calls alone, none of our hooks.
+"""Computes reference results with stock llama.cpp calls only, without our hooks.
 
-What the hooks do is compared with these: decoding at a position that stock llama.cpp allows (an empty sequence may
-start anywhere), and an in-place edit by parking the tail of a sequence under an unused sequence id.
+Hooks are compared with these: decoding at a position that stock llama.cpp allows (an empty sequence may start
+anywhere), and an in-place edit that parks the tail of a sequence under an unused sequence id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def decode(context: Context, tokens: Sequence[int], position: int, seq_id: int =
 
 
 def edit_in_place(context: Context, edits: dict[int, int]) -> None:
-    """Recompute single tokens of sequence 0, ascending, by parking what follows each of them (one-stream caches)."""
+    """Recompute single tokens of sequence 0, ascending, parking the rows after each of them (one-stream caches)."""
     parked = 200  # any id at or above n_seq_max works for metadata in a one-stream cache
     memory = llama.llama_get_memory(context.handle)
     for position, token in sorted(edits.items()):

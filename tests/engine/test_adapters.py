@@ -1,4 +1,4 @@
-"""Rows belong to weights: a context that adds something to those of the model's file neither reads nor places any."""
+"""Tests of adapters: a context that changes the weights of the model's file neither reads nor places rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def context(make_model: Callable[..., Path]) -> Iterator[Context]:
 
 
 def test_a_lora_is_seen(context: Context, tmp_path: Path) -> None:
-    """All that touches rows is refused, saying with what scale it is applied, and works again when it is taken off."""
+    """Operations on rows are refused with the adapter's scale, and work again when it is removed."""
     context.append({0: TOKENS})
     apply_lora(context, write_lora(tmp_path / "lora.gguf"))
     for operation in OPERATIONS:

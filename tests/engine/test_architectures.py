@@ -1,4 +1,4 @@
-"""What a head says of skills is what a context says when the model is loaded, and what was measured."""
+"""Tests that capabilities derived from a model's head are those of the loaded context and of the measurements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measured() -> list[tuple[str, ...]]:
 
 
 def test_every_architecture_is_as_it_was_measured() -> None:
-    """docs/architectures.md, written by `make zoo`: what was exact, what was refused and why."""
+    """docs/architectures.md, written by `make zoo`: exact operations, refused ones and the reasons."""
     found = [(name, *results) for names, *results in measured() for name in names.split(", ")]
     assert len(found) > 130
     for model, splice, restore, carried, why in found:
@@ -53,7 +53,7 @@ def test_every_architecture_is_as_it_was_measured() -> None:
 
 
 def test_no_more_is_promised_than_has_been_verified() -> None:
-    """As many as native/notes_graph.cpp knows, and each of them in what was measured."""
+    """The list has as many as native/notes_graph.cpp, and each of them has been measured."""
     source = (ROOT / "native" / "notes_graph.cpp").read_text(encoding="utf-8")
     known = re.findall(r"LLM_ARCH_\w+", source.split("KNOWN = {")[1].split("};")[0])
     spliced = {name for name, skills in ARCHITECTURES.items() if skills.how == "spliced"}
@@ -73,7 +73,7 @@ def test_an_architecture_that_there_is_not(make_model: MakeModel, tmp_path: Path
         assert context.supports("restore") == skills_of(read_header(path)).why
 
 
-# What Ollama's converter writes otherwise, as its llama/compat finds it.
+# Differences of Ollama's converter, as its llama/compat detects them.
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"more": ["v.patch_embd.weight"]}),
     ("gemma3", {"more": ["mm.input_projection.weight"]}),
@@ -90,7 +90,7 @@ MISREAD: list[tuple[str, dict[str, Any]]] = [
 def test_llama_cpp_refuses_what_has_a_sign(
     make_model: MakeModel, tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
-    """The sign is there, and is what ails it: without the change it loads and has none."""
+    """The evidence is found, and is the cause: without the change the model loads, and has none."""
     import tiny
 
     path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)

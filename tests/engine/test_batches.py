@@ -1,4 +1,4 @@
-"""Several sequences of several tokens in one batch: each is as it is alone, in every architecture of the zoo.
+"""Tests of batches of several sequences: each gives the same results as alone, in every architecture of the zoo.
 
 A server and a batch of questions decode so. llama.cpp's graphs of recurrent layers are seldom tried so.
 """

@@ -1,7 +1,7 @@
-"""A recurrent state is carried through a segment as if its tokens were decoded, whatever precedes them.
+"""Tests of carrying a recurrent state through a segment: the result is that of decoding its tokens in place.
 
-Models in which one recurrent layer alone has anything to say: its inputs are then embeddings, which do not depend on
-what precedes a token, and the state and the logits after a segment must be those of a recompute, but for rounding.
+In these models a single recurrent layer contributes: its inputs are embeddings, which do not depend on preceding
+tokens, so that state and logits after a segment must equal those of a recompute, but for rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from notes_cli.errors import EngineError, UnsupportedError
 
 pytestmark = pytest.mark.patches("recurrent")
 
-# The recurrent layer of each model of the zoo, and what silences all else: attention, and a second recurrent layer.
+# The recurrent layer of each model of the zoo, and the tensors that silence attention and a second recurrent layer.
 ALONE = {
     "mamba": ("mamba-dense", ("blk.1.ssm_out",)),  # SSM_SCAN, a factor for each element
     "jamba": ("jamba-dense", ("blk.0.attn_output",)),
@@ -45,7 +45,7 @@ ALONE = {
     "glm5-next": ("glm5-next-moe", ("blk.0.attn_output",)),
     "bailingmoe3": ("bailingmoe3-moe", ("blk.0.attn_output",)),
     "minimax-01": ("minimax-01-moe", ("blk.1.attn_output",)),  # no operation of its own
-    "lfm2": ("lfm2-dense", ("blk.0.attn_output",)),  # a convolution alone
+    "lfm2": ("lfm2-dense", ("blk.0.attn_output",)),  # only a convolution
     "lfm2moe": ("lfm2moe-moe", ("blk.0.attn_output",)),
 }
 BOUNDED = ("kimi-k3", "glm5-next", "bailingmoe3")  # a token forgets so much at most
@@ -55,7 +55,7 @@ BOUND = 1e-10  # normalised mean squared error of logits
 
 
 def made(name: str, folder: Path) -> Path:
-    """Write a model in which one recurrent layer alone has anything to say."""
+    """Write a model in which a single recurrent layer contributes."""
     path = folder / f"{name}.gguf"
     if name in ALONE:
         source, silent = ALONE[name]
@@ -145,7 +145,7 @@ def compiled(
 
 
 def carry(context: Context, found: Compiled, seq_id: int = 0) -> None:
-    """The segment after what the sequence has."""
+    """Carry the segment at the end of the sequence."""
     decode(context, found.tokens[: found.seam], seq_id)
     middle = found.tokens[found.seam : len(found.tokens) - found.tail]
     first = found.base + found.seam
@@ -218,8 +218,8 @@ def test_of_any_length_and_over_the_borders_of_batches(load: Callable[[str], Mod
 
 @pytest.mark.parametrize("name", ALL)
 def test_whole_models_at_the_compile_context(load_whole: Callable[[str], Model], name: str) -> None:
-    """All layers: where it was compiled, a carried segment is what was decoded; moved alone, too; and two parts of one
-    are the whole, also after another left context, where both are approximations."""
+    """With all layers: a segment carried at its own position equals the decoded one, as does a moved one without left
+    context; two parts equal the whole, also after another left context, where both are approximations."""
     model = load_whole(name)
     left, other, tokens = text(model, 2, 5), text(model, 3, 30), text(model, 1, 40)
     with opened(model) as context:
@@ -252,8 +252,8 @@ def test_whole_models_at_the_compile_context(load_whole: Callable[[str], Model],
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in zoo_more.RECURRENT and "mamba" not in name])
 def test_keys_turn_with_their_positions(load_whole: Callable[[str], Model], name: str) -> None:
-    """A segment compiled at the start, carried to position 40 of an empty sequence, is what is decoded there: attention
-    beside recurrent layers is moved as elsewhere."""
+    """A segment compiled at the start and carried to position 40 of an empty sequence equals one decoded there:
+    attention layers of hybrids are moved as in other models."""
     model = load_whole(name)
     tokens = text(model, 1, 40)
     with opened(model) as context:
@@ -268,7 +268,7 @@ def test_keys_turn_with_their_positions(load_whole: Callable[[str], Model], name
 
 
 def test_who_shares_a_state_keeps_it(load: Callable[[str], Model]) -> None:
-    """A state that two sequences share is carried on for one of them; the other goes on as before."""
+    """A shared state is carried for one of two sequences; the other continues as before."""
     model = load("qwen35")
     tokens = text(model, 1, 24)
     options = ContextOptions(512, 64, 64, 1, 2, True, type_k="f32", type_v="f32", flash_attention="off")
@@ -351,7 +351,7 @@ def test_what_is_not_decoded_alone_is_not_captured(load: Callable[[str], Model])
 
 
 def test_attention_alone_has_nothing_to_carry() -> None:
-    """A model without recurrent layers says so."""
+    """A model without recurrent layers is refused by name."""
     with Model(zoo.zoo_model("llama-dense")) as model, opened(model) as context:
         assert "no recurrent layers" in str(context.supports("carry"))
         with pytest.raises(UnsupportedError, match="no recurrent layers"), recurrent.capturing(context, 0):

@@ -1,4 +1,4 @@
-"""Answers under a constraint: each text that ends by itself is valid, whatever the logits are."""
+"""Tests of constrained generation: each text that ends by itself is valid, whatever the logits are."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model() -> Iterator[Model]:
 
 
 def written(model: Model, grammar: str, seed: int, options: SamplerOptions | None = None) -> str:
-    """A text of random tokens that the grammar allows, which comes to its end after a while."""
+    """Generate random tokens that the grammar allows, until its end."""
     random = np.random.default_rng(seed)
     pieces = [model.token_bytes(token) for token in range(model.n_vocab)]
     closing = (b'"', b"}", b"]", b"1", b"A", b"0", b"-", b"@", b".", b"com", b"/", b":", b"b", b"D", b"M")
@@ -54,7 +54,7 @@ def written(model: Model, grammar: str, seed: int, options: SamplerOptions | Non
 
 
 def fits(model: Model, grammar: str, text: str) -> bool:
-    """Whether the tokens of a text are allowed one after the other, and it may end there."""
+    """Return True if the grammar accepts the tokens of a text, and allows its end."""
     constraint = Constraint(model, grammar)
     logits = np.zeros(model.n_vocab, np.float32)
     for token in model.tokenize(text).tolist():
@@ -121,7 +121,7 @@ def test_the_same_seed_gives_the_same_text(model: Model) -> None:
 
 @pytest.mark.parametrize("name", ["llama-spm", "phi-3", "gpt-2"])
 def test_vocabularies(name: str) -> None:
-    """Byte fallback, byte-level, added tokens: those are allowed whose bytes go on with the text, and no others."""
+    """With byte fallback, byte-level and added tokens, exactly those are allowed whose bytes continue the text."""
     (path,) = [path for path in VOCABULARIES if path.stem == f"ggml-vocab-{name}"]
     text = "é日🙂 the word<|im_end|></s>\n  <s>"
     with Vocabulary(path) as model:
@@ -138,7 +138,7 @@ def test_vocabularies(name: str) -> None:
 
 
 def test_a_control_token_is_no_text(make_model: MakeModel) -> None:
-    """<|im_start|> would fit into a string of JSON, and nobody would see it."""
+    """<|im_start|> would fit into a JSON string unnoticed."""
     with Model(make_model()) as model:
         constraint, logits = Constraint(model, gbnf_grammar(r'root ::= "\"" [^"]* "\""')), np.zeros(model.n_vocab)
         control = int(model.tokenize("<|im_start|>", special=True)[0])

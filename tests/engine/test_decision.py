@@ -1,4 +1,4 @@
-"""Decisions: are they what one gets by hand, and is the sequence as good as before?"""
+"""Tests of decisions between answers: they equal log-probabilities computed by hand, and leave the sequence intact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def context(make_model: Callable[..., Path]) -> Iterator[Context]:
 
 
 def sequence(context: Context, *more: int) -> KVSequence:
-    """A fresh sequence that holds the prompt, and what follows it."""
+    """A fresh sequence with the prompt and the tokens after it."""
     context.clear()
     seq = KVSequence(context)
     seq.append([*context.model.tokenize(PROMPT), *more])
@@ -88,13 +88,13 @@ def test_the_notebook_is_usable_afterwards(context: Context) -> None:
 
 @pytest.mark.parametrize("choices", [[], ["yes"], ["yes", "yes"], ["yes", ""]])
 def test_choices_that_leave_nothing_to_decide(context: Context, choices: list[str]) -> None:
-    """Two or more different answers, or an error that shows what was given."""
+    """Fewer than two different answers are an error that shows them."""
     with pytest.raises(NotesError, match="two or more different answers"):
         decide(sequence(context), choices)
 
 
 def test_a_choice_longer_than_the_context(context: Context) -> None:
-    """It is refused, and the sequence goes on."""
+    """It is refused, and the sequence remains usable."""
     seq = sequence(context)
     with pytest.raises(NotesError, match="too small"):
         decide(seq, ["x" * 500, "y"])

@@ -1,4 +1,4 @@
-"""A computation that fails half way: each sequence is as it was, or empty, and goes on from nothing but its own."""
+"""Tests of computations that fail half way: sequences are unchanged or empty, and never continue from other rows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def picture(model: Model, rows: int) -> np.ndarray:
 
 
 def test_an_image_needs_what_its_window_shows(load_zoo: LoadZoo) -> None:
-    """A second sequence goes on where a small cache has dropped the window: as text is, an image is refused."""
+    """A second sequence continues where a small cache has dropped the window: an image is refused, as text is."""
     model = load_zoo("gemma3-dense")
     text = random.integers(0, 128, 640).astype(np.int32)
     with context(model, n_ctx=1024, n_sequences=2, unified=True, swa_full=False) as ctx:
@@ -114,7 +114,7 @@ def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) ->
 
 
 def test_what_would_be_read_beyond_its_end_is_refused(load_zoo: LoadZoo) -> None:
-    """A hook is told how much there is by one of its arguments: tables of tokens, positions of fewer rows."""
+    """Arguments of different lengths are refused: tables of tokens, positions of fewer rows."""
     model = load_zoo("qwen2vl-dense")
     with context(model) as ctx:
         ctx.append({0: TEXTS[0]})

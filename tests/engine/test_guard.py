@@ -1,4 +1,4 @@
-"""Where a model breaks llama.cpp, the user gets one line and the status 1."""
+"""Tests of crashes of llama.cpp: the user gets one line and exit status 1."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def crash(model: Path, code: str, **environment: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("how", CRASHES)
 def test_a_crash_is_one_line(make_model: MakeModel, how: str) -> None:
-    """With the model, what is known, and what to do; nothing that a terminal obeys."""
+    """The line has the model, the reason and a remedy, without terminal escapes."""
     code, says = CRASHES[how]
     done = crash(make_model(), code)
     assert done.returncode == 1 and done.stdout == ""
@@ -66,7 +66,7 @@ def test_a_crash_is_one_line(make_model: MakeModel, how: str) -> None:
     [("", {"NOTES_DEBUG": "1"}), ("model.close(); ", {}), ("", {"PYTHONFAULTHANDLER": "1"})],
 )
 def test_signals_that_are_not_ours(make_model: MakeModel, before: str, environment: dict[str, str]) -> None:
-    """For debugging, without a model, and where somebody handles them already, they are left alone."""
+    """No handlers are installed for debugging, without a model, or over existing ones."""
     done = crash(make_model(), f"{before}ctypes.CDLL(None).abort()", **environment)
     assert done.returncode == -6 and "llama.cpp failed" not in done.stderr
 
@@ -93,7 +93,7 @@ def test_a_greedy_tokenizer_that_would_never_end(make_model: MakeModel, tmp_path
 
 
 def test_what_llama_cpp_refuses_is_one_line(make_model: MakeModel, tmp_path: Path) -> None:
-    """A file that ends too early, an architecture that nobody knows, more tensors than there are."""
+    """A file that ends too early, an unknown architecture, more tensors than exist."""
     data = make_model().read_bytes()
     for number, bad in enumerate((data[: len(data) // 2], data[:24], data.replace(b"llama.block", b"llama.bolck"))):
         path = tmp_path / f"bad-{number}.gguf"

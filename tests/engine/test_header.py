@@ -1,4 +1,4 @@
-"""The head of a model: the same facts as llama.cpp's, and one clear error for whatever is no whole model."""
+"""Tests of reading a model's head: the same facts as llama.cpp's, and one clear error for any other file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_blocks_are_those_of_ggml() -> None:
 
 
 def test_a_file_that_was_cut_anywhere(make_model: MakeModel, tmp_path: Path) -> None:
-    """Also by its last byte: it says how much of it is there, or that its head ends."""
+    """Truncated, also by the last byte: the error has the size, or says that the head ends."""
     data = make_model("llama").read_bytes()
     path = tmp_path / "cut.gguf"
     sizes = random.Random(0).sample(range(1, len(data)), 40)
@@ -116,7 +116,7 @@ def test_a_large_file_of_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    """A pipe that nobody writes into, a folder, nothing: no waiting."""
+    """A pipe without a writer, a folder and a missing file fail without waiting."""
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "folder.gguf").mkdir()
     for name in ("pipe.gguf", "folder.gguf", "none.gguf"):

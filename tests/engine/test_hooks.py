@@ -1,6 +1,6 @@
-"""The hooks on tiny random models: are the rows where they should be, and are they the rows that decoding makes?
+"""Tests of the hooks on tiny random models: rows are at their places, and equal those of decoding.
 
-Every comparison has its control beside it: the same test with the rotation left out or wrong must fail.
+Every comparison has a control: the same test with the rotation left out or wrong must fail.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def test_rewrite_copies_on_write(load: Callable[..., Model]) -> None:
 
 @pytest.mark.parametrize("unified", [True, False])
 def test_append_leaves_earlier_rows_bit_identical(load: Callable[..., Model], unified: bool) -> None:
-    """Tokens for two sequences of different lengths in one batch; what stood before is not touched."""
+    """Tokens for two sequences of different lengths in one batch; earlier rows are unchanged."""
     with context(load("qwen3"), n_sequences=2, unified=unified) as ctx, context(load("qwen3")) as alone:
         ctx.append({0: SKILL})
         ctx.append({1: SKILL[:11]})
@@ -274,7 +274,7 @@ def test_rewrite_needs_room_and_says_so(load: Callable[..., Model]) -> None:
 
 
 def test_aborted_rewrite_and_append_leave_no_trace(load: Callable[..., Model]) -> None:
-    """The abort callback stops a computation half-way; the sequence keeps its rows and goes on working."""
+    """The abort callback stops a computation half-way; the sequence keeps its rows and remains usable."""
     with context(load("llama")) as ctx:
         ctx.append({0: SKILL})
         before = ctx.read(0, 0, len(SKILL), base=0)
@@ -294,7 +294,7 @@ def test_aborted_rewrite_and_append_leave_no_trace(load: Callable[..., Model]) -
 
 
 def test_supports_tells_why_not(load: Callable[..., Model]) -> None:
-    """Where a model keeps no rows it can still be appended to; everything else is refused with the reason."""
+    """A model without rows supports append; everything else is refused with the reason."""
     with context(load("llama-embed"), "f16", "on") as ctx:
         assert ctx.supports("append") is None
         for operation in ("splice", "restore", "rewrite", "read"):

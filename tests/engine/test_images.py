@@ -1,4 +1,4 @@
-"""Images under M-RoPE: rows that share one time, and are in rows and columns. They move as a whole."""
+"""Tests of images under M-RoPE, whose rows share a time and have rows and columns: they move as a whole."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_an_image_moves_with_the_text_around_it(
 
 @pytest.mark.parametrize(("name", "sections"), [("qwen2vl-dense", [16, 24, 24, 0]), ("qwen3vl-dense", [24, 20, 20, 0])])
 def test_what_is_left_after_a_splice_of_an_image(load_zoo: LoadZoo, name: str, sections: list[int]) -> None:
-    """What precedes it stays bit for bit, axes of a second image are right, text after the first is rewritten."""
+    """Rows before it stay bit-identical, axes of a second image are right, text after the first is rewritten."""
     model = load(load_zoo, name, sections)
     with context(model) as ours, context(model) as stock:
         show(ours, HIGH, 0)
@@ -216,7 +216,7 @@ def test_a_model_of_texts_has_one_axis(load_zoo: LoadZoo) -> None:
 
 @pytest.mark.parametrize(("sections", "clear"), [([24, 20, 20, 0], False), ([16, 16, 16, 16], False), (None, True)])
 def test_rows_that_may_be_sound_are_not_read(load_zoo: LoadZoo, sections: list[int] | None, clear: bool) -> None:
-    """Sound is on the fourth axis, too, which cells do not tell: where it has pairs, such rows are refused."""
+    """Audio also uses the fourth axis, which cells do not record: where it has pairs, such rows are refused."""
     with context(load(load_zoo, "qwen3vl-dense", sections)) as ctx:
         sound = Image(1, 1)
         decode(ctx, BEFORE, 0)

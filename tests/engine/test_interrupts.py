@@ -1,4 +1,4 @@
-"""Signals while llama.cpp computes: they stop it, rows are as before, and a handler that does not mind is survived."""
+"""Tests of signals while llama.cpp computes: they stop it, rows are as before; if the handler returns, it continues."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def seq(make_model: Callable[..., Path]) -> Iterator[KVSequence]:
 
 
 class Told(Exception):
-    """What a handler raises."""
+    """Raised by a signal handler."""
 
 
 @pytest.fixture
 def heard() -> Iterator[list[int]]:
-    """SIGUSR1 is heard: the signals that came. It raises nothing."""
+    """Handle SIGUSR1 without raising; returns the received signals."""
     came: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
     yield came
@@ -55,7 +55,7 @@ def heard() -> Iterator[list[int]]:
 
 @pytest.fixture
 def raising() -> Iterator[None]:
-    """SIGUSR1 raises Told."""
+    """Handle SIGUSR1 by raising Told."""
 
     def handler(*_: Any) -> None:
         raise Told
@@ -66,8 +66,8 @@ def raising() -> Iterator[None]:
 
 
 def in_the_middle(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> list[str]:
-    """Signals come while hooks compute: the process sends them to itself, and then the hook is called as it stands
-    there, without a line of Python between. Returns the hooks that were called."""
+    """Deliver signals while hooks compute: the process signals itself directly before a hook is called, with no line of
+    Python between. Returns the called hooks."""
     calls: list[str] = []
     hook = native._hook
 
@@ -77,7 +77,7 @@ def in_the_middle(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> list[str]:
         calls.append(name)
         if len(calls) > times:
             return hook(name, arguments)
-        # The byte is what a signal writes while C runs; its handler runs when Python does, in the log's callback first.
+        # A signal writes a byte while C runs; its handler runs in Python, first in the log callback.
         os.write(interrupts._pipe[1], bytes([signal.SIGUSR1]))  # type: ignore[index]
         sent = threading.Thread(target=signal.pthread_kill, args=(threading.main_thread().ident, signal.SIGUSR1))
         sent.start()
@@ -103,7 +103,7 @@ def goes_on(seq: KVSequence) -> None:
 
 
 def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rows are as before the call, what waits goes on waiting, and it goes on to the same logits."""
+    """Its rows are as before the call, pending tokens stay pending, and it continues to the same logits."""
     before = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
     seq.append(LONG)
     with monkeypatch.context() as patch:
@@ -127,7 +127,7 @@ def test_a_handler_that_does_not_raise(seq: KVSequence, heard: list[int], monkey
 
 
 def test_signals_that_keep_coming(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer that is faster than a batch: after some it is not listened to, and the batch comes to its end."""
+    """A timer faster than a batch: after some signals it is ignored, and the batch completes."""
     seq.append(LONG)
     with monkeypatch.context() as patch:
         calls = in_the_middle(patch, times=10**6)
@@ -158,7 +158,7 @@ def test_what_a_handler_raises_in_a_callback_is_not_lost(seq: KVSequence, monkey
 
 
 def test_in_another_thread(seq: KVSequence, heard: list[int]) -> None:
-    """Computing there after computing here, and the other way round: nobody touches the main thread's signals."""
+    """Computing in another thread after the main thread, and vice versa, leaves the main thread's signals alone."""
     with ThreadPoolExecutor(1) as pool:
         for _ in range(2):
             seq.append(LONG[:50])
@@ -172,7 +172,7 @@ def test_in_another_thread(seq: KVSequence, heard: list[int]) -> None:
 def test_somebody_elses_wakeup_is_left_alone(
     seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """asyncio's: it is there during the call and afterwards, gets the signals, and nothing is stopped."""
+    """asyncio's descriptor is in place during the call and afterwards, gets the signals, and nothing is stopped."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
@@ -192,7 +192,7 @@ def test_somebody_elses_wakeup_is_left_alone(
 
 
 def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, heard: list[int]) -> None:
-    """A byte that was never read, a descriptor that was left set: the next call listens as ever."""
+    """After an unread byte, or a descriptor that was left set, the next call works as usual."""
     assert interrupts._pipe is not None
     os.write(interrupts._pipe[1], b"x" * 200)
     signal.set_wakeup_fd(interrupts._pipe[1], warn_on_full_buffer=False)
@@ -207,7 +207,7 @@ def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, heard: list
 
 
 def test_in_a_child(seq: KVSequence) -> None:
-    """After a fork it listens to a pipe of its own: what comes to the parent stops nothing in the child."""
+    """A forked child has a pipe of its own: signals of the parent stop nothing in the child."""
     assert interrupts._pipe is not None
     child = os.fork()
     if child == 0:
@@ -229,7 +229,7 @@ def test_in_a_child(seq: KVSequence) -> None:
 
 @pytest.mark.parametrize(("kind", "options"), [("lfm2", {}), ("mamba", {}), ("gemma3", {"swa_full": False})])
 def test_what_cannot_go_back_is_not_stopped(make_model: Callable[..., Path], kind: str, options: Any) -> None:
-    """Recurrent state, a cache that drops what leaves a window: calls are short instead."""
+    """With recurrent state, or a cache that drops rows outside a window, calls are short instead."""
     settings = ContextOptions(n_ctx=2048, n_threads=1, **options)
     interrupts.descriptor()
     assert interrupts._pipe is not None

@@ -1,7 +1,7 @@
-"""What must hold whatever else happens to a sequence.
+"""Tests of the invariants of a sequence under interrupts, closing and bad numbers.
 
-No bad number enters a cache, nothing pending is overlooked, an interrupt leaves sequence and cache in agreement,
-and what is closed says so instead of crashing.
+No bad number enters a cache, no pending operation is overlooked, an interrupt leaves sequence and cache in agreement,
+and using a closed object raises instead of crashing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_rows_that_are_not_finite_are_not_handed_out(tmp_path: Path, flash: str)
 
 
 def test_splice_after_a_pending_copy_between_streams(model: Model) -> None:
-    """llama.cpp copies streams at the next decode; that copy must not overwrite what was spliced meanwhile."""
+    """llama.cpp copies streams at the next decode; that copy must not overwrite rows spliced meanwhile."""
     with context(model) as one, context(model, n_sequences=2) as ctx:
         one.append({0: SKILL})
         rows = one.read(0, 0, 48, base=0)
@@ -208,7 +208,7 @@ def test_interrupted_lookahead_leaves_no_rows(model: Model, monkeypatch: pytest.
 
 
 def test_interrupted_rewrite_leaves_what_stands_before_it(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody can say whether the edit took place; the sequence keeps only what it knows."""
+    """It is unknown whether the edit took place; the sequence keeps only the rows before it."""
     with context(model) as ctx:
         sequence = KVSequence(ctx)
         sequence.append(SKILL)
@@ -236,7 +236,7 @@ def test_logits_after_an_interrupt_and_after_truncation(model: Model, monkeypatc
 
 
 def test_two_notebooks_in_one_context_do_not_share_logits(model: Model) -> None:
-    """An answer begins from its own sequence's logits, whoever decoded last."""
+    """An answer starts from its own sequence's logits, also if another sequence decoded last."""
 
     def alone(tokens: np.ndarray) -> list[int]:
         with context(model, "f32") as ctx, Sampler(SamplerOptions()) as sampler:
@@ -254,7 +254,7 @@ def test_two_notebooks_in_one_context_do_not_share_logits(model: Model) -> None:
 
 
 def test_a_sequence_changed_behind_a_notebook_is_noticed(model: Model) -> None:
-    """A sequence whose rows were taken away does not go on as if they were there."""
+    """A sequence whose rows were removed refuses to continue."""
     with context(model) as ctx:
         sequence = KVSequence(ctx)
         sequence.append(SKILL)

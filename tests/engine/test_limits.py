@@ -1,4 +1,4 @@
-"""What a model and a machine allow, told before anything is allocated."""
+"""Tests of limits of the model and the machine, which are reported before any allocation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F16, Q8_0 = KV_TYPES["f16"], KV_TYPES["q8_0"]
 
 
 def stated(path: Path, length: int, **scaling: Any) -> Path:
-    """A model whose file says this of its context and its RoPE scaling."""
+    """A model file with this trained context and RoPE scaling."""
     source = tiny.write_model(path.with_suffix(".source"), "llama", layers=1)
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(path, "llama")
@@ -65,18 +65,18 @@ YARN = {"kind": "yarn", "factor": 4.0}
         ({}, {"rope_scaling": "none", "rope_freq_scale": 0.5}, 4096),
         ({}, {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 2048}, 8192),
         ({}, {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 100_000}, 16384),
-        ({}, {"rope_freq_base": 1e6}, 4096),  # another base says nothing of how far it reaches
+        ({}, {"rope_freq_base": 1e6}, 4096),  # another base does not change the length
         ({**YARN, "before": 4096}, {}, 16384),  # the length before scaling
         ({**YARN, "before": 1024}, {}, 4096),  # the length after it
         ({**YARN, "before": 1024}, {"rope_scaling": "none"}, 1024),
         ({**YARN, "before": 1024}, {"rope_freq_scale": 1 / 8}, 8192),
-        ({"kind": "linear", "factor": 4.0}, {}, 4096),  # of which it is not said
+        ({"kind": "linear", "factor": 4.0}, {}, 4096),  # unknown
         ({"kind": "linear", "factor": 4.0}, {"rope_freq_scale": 1 / 8}, 8192),
         ({"kind": "longrope", "before": 1024}, {}, 4096),
     ],
 )
 def test_the_trained_length(tmp_path: Path, file: dict[str, Any], asked: dict[str, Any], trained: int) -> None:
-    """What the file says, extended by the factor of the scaling in effect, and never by more."""
+    """The trained context of the file, extended by the factor of the scaling in effect, and never by more."""
     with Model(stated(tmp_path / "model.gguf", 4096, **file)) as model:
         assert limits.trained_length(model, replace(OPTIONS, **asked)) == trained
 
@@ -118,7 +118,8 @@ def test_a_list_in_the_header(make_model: Callable[..., Path]) -> None:
 
 
 def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what is needed, what there is and what to do; llama.cpp is not asked. Just enough is enough."""
+    """The error has the bytes needed, the bytes available and a remedy, before llama.cpp allocates. Exactly enough
+    passes."""
     with Model(make_model()) as model:
         needed = limits.estimate_memory(model, OPTIONS).total
         monkeypatch.setattr(limits, "available_memory", lambda: needed)
@@ -135,15 +136,15 @@ def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], mon
         with pytest.raises(EngineError) as refused:
             Context(model, replace(OPTIONS, type_k="q8_0", type_v="q8_0"))
         assert "-ctk" not in worded(refused.value)
-        monkeypatch.setattr(limits, "available_memory", lambda: None)  # a system that does not say: try
+        monkeypatch.setattr(limits, "available_memory", lambda: None)  # unknown: try
         Context(model, OPTIONS).close()
 
 
 @pytest.mark.parametrize("flash", ["off", "on", "auto"])
 @pytest.mark.parametrize("head", [16, 24, 48, 80, 32, 96])
 def test_blocks_divide_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: int, flash: Any) -> None:
-    """A head that is no whole number of blocks is refused in the words that llama.cpp has with flash attention.
-    Without, it aborts (24), or computes NaN or what has nothing to do with the text. Others compute as with f16."""
+    """A head that is not a multiple of a block is refused with llama.cpp's message for flash attention. Without it,
+    llama.cpp aborts (24), or computes NaN or nonsense. Other sizes compute as with f16."""
     monkeypatch.setitem(tiny.ARCHITECTURES, "heads", {"arch": "llama", "head": head, "base": 10000.0})
     with Model(tiny.write_model(tmp_path / "model.gguf", "heads")) as model:
         for part in "kv" if flash != "off" else "k":  # a quantized V needs flash attention
@@ -183,7 +184,7 @@ def test_blocks_divide_the_heads_of_every_layer(load_zoo: Callable[..., Model]) 
 
 
 def test_what_a_container_has_left(tmp_path: Path) -> None:
-    """Its limit less what is used and cannot be dropped; no limit, or nothing to read, says nothing."""
+    """The limit of the control group less memory that cannot be dropped; unknown without a limit or a readable file."""
     assert limits._control_group(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("700\n")

@@ -1,4 +1,4 @@
-"""The loop: tasks that are driven together come to what each comes to by itself, and none spoils another."""
+"""Tests of the loop: tasks that run together give the results of each alone, and do not affect each other."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_decided_as_alone(load: Load, kind: str) -> None:
 
 
 def test_a_skill_is_decoded_once_for_all(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in tokens: its own, and what each adds; in fewer calls than tasks have tokens."""
+    """Counted in tokens: the shared prefix once, and each task's own; in fewer calls than tasks have tokens."""
     context = load()
     calls: list[int] = []
     append = Context.append
@@ -134,7 +134,7 @@ def test_a_skill_is_decoded_once_for_all(load: Load, monkeypatch: pytest.MonkeyP
 
 
 def test_the_small_ones_first() -> None:
-    """Of one call each gets the same, and what a small one leaves goes to the others; never more than there is."""
+    """Each task gets an equal share of a call; unused shares go to the others; never more than the whole."""
     assert fair_shares([5, 100, 7], 32) == [5, 20, 7]
     assert fair_shares([100, 100, 100], 32) == [10, 11, 11]
     assert fair_shares([1, 2], 32) == [1, 2]
@@ -192,8 +192,8 @@ def test_no_tasks_and_tasks_that_wait_for_nothing(load: Load) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_fails_spoils_no_other(load: Load, kind: str) -> None:
-    """An error of its own before, between or after its wishes, and no room: each is told of, and the others are as
-    without it."""
+    """A task's error before, between or after its requests, or a lack of cells, is reported, and the others are
+    unaffected."""
     context = load(kind, n_ctx=256)
 
     def failing(base: KVSequence, when: int) -> Task[Any]:
@@ -225,7 +225,7 @@ def test_one_that_fails_spoils_no_other(load: Load, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2"])
 def test_cells_that_run_out(load: Load, kind: str) -> None:
-    """Each fits, all together do not: some are told so, the others come to their answers, and nothing is left."""
+    """Each fits, all together do not: some fail with that error, the others complete, and no sequence is left."""
     context = load(kind, n_ctx=256)
 
     def long(base: KVSequence, number: int) -> Task[int]:
@@ -287,7 +287,7 @@ def test_logits_that_are_not_numbers(load: Load, kind: str, where: str, monkeypa
 
 
 def test_a_task_hears_of_what_fails(load: Load) -> None:
-    """Alone and served alike: the error is raised where it waits; it may tell another one, or end; not go on."""
+    """An error is raised at the task's yield; the task may raise another or return, but not continue."""
 
     def telling(base: KVSequence, what: str) -> Task[str]:
         spliced = base.context.read(base.seq_id, 0, 3, base=0)
@@ -315,7 +315,7 @@ def test_a_task_hears_of_what_fails(load: Load) -> None:
 
 
 def test_closed_early(load: Load) -> None:
-    """Whoever takes no more results leaves no task running and no sequence held; neither does an error of ours."""
+    """A caller that stops iterating leaves no task running and no sequence leased; nor does an internal error."""
     context = load()
     with skill(context) as base:
         served = serve(
@@ -338,7 +338,7 @@ def test_closed_early(load: Load) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "mamba"])
 def test_an_interrupt_loses_no_rows(load: Load, kind: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle: sequences that somebody holds have what was decoded, and go on to the same answers."""
+    """After Ctrl-C, sequences in use have the decoded rows, and continue to the same answers."""
     context = load(kind)
     with skill(context) as base:
         alone = [run(writing(base, question))[0] for question in QUESTIONS[:3]]

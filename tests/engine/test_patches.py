@@ -1,4 +1,4 @@
-"""The algebra of patches, against a list whose tokens all differ: each is found again by what it is."""
+"""Tests of the algebra of token patches, on lists of distinct tokens."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_positions_of_new_tokens(case: tuple[int, list[Patch]]) -> None:
 def test_a_row_is_disturbed_unless_its_token_is_where_it_was(
     case: tuple[int, list[Patch]], data: st.DataObject
 ) -> None:
-    """All of what moved is, from the first patch of another length on: also where later ones move it back."""
+    """All tokens from the first patch of another length on count as moved, also if later patches move them back."""
     length, patches = case
     tokens = naive(length, patches)
     also = data.draw(st.sets(st.integers(0, length - 1))) if length else set()
@@ -129,6 +129,6 @@ def test_only_ranges_inside_that_ascend() -> None:
 
 
 def test_it_needs_no_llama_cpp() -> None:
-    """So that whoever reads a ledger need not load a model's library."""
+    """So that reading a ledger does not load llama.cpp."""
     code = "import sys, notes_cli.engine.patches; sys.exit('notes_cli.lib' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

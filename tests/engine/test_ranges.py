@@ -1,4 +1,4 @@
-"""Numbers on their way into llama.cpp, which counts in 32 bits and aborts on what it did not expect: refused before."""
+"""Tests of numbers that llama.cpp cannot take (beyond 32 bits, or unexpected): they are refused before it aborts."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ CALLS: list[tuple[str, Callable[[Context, int], object]]] = [
 @pytest.mark.parametrize("big", [FAR - 1, FAR, 2**32, 2**32 + 8, 2**64, -1, -FAR - 1])
 @pytest.mark.parametrize(("name", "call"), CALLS, ids=[name for name, _ in CALLS])
 def test_no_number_wraps(ctx: Context, name: str, call: Callable[[Context, int], object], big: int) -> None:
-    """Positions, sequences and tokens that a C int does not hold, or nearly not, are refused, or said not to be
-    possible; what is in the context stays."""
+    """Positions, sequences and tokens beyond or near the range of a C int are refused or reported as impossible; the
+    context is unchanged."""
     before = ctx.read(0, 0, 8, base=0)
     try:
         answer = call(ctx, big)
@@ -106,7 +106,7 @@ def test_tokens_outside_the_vocabulary(ctx: Context, bad: int) -> None:
     ids=lambda options: " ".join(f"{name}={value}" for name, value in options.items()),
 )
 def test_options_of_a_context(make_model: MakeModel, options: dict[str, Any]) -> None:
-    """What no context can be made with is refused by its name and value."""
+    """Impossible options of a context are refused by name and value."""
     name, value = next(iter(options.items()))
     with Model(make_model("llama")) as model, pytest.raises(EngineError, match=rf"{name} is .?{value}"):
         Context(model, ContextOptions(**options))

@@ -1,4 +1,4 @@
-"""Replacing tokens inside a sequence: what follows moves, nothing else does, and no failure leaves a wrong row."""
+"""Tests of replacing tokens inside a sequence: later rows move, no others, and no failure leaves a wrong row."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def near(one: tuple[LayerRows, ...], other: tuple[LayerRows, ...], bound: float)
 
 
 def goes_on_right(seq: KVSequence, kv: str) -> bool:
-    """Rows and what comes next are those of the sequence's own tokens, decoded from the start."""
+    """Rows and next logits are those of the sequence's own tokens, decoded from the start."""
     seq.append(ASK)
     found, rows, tokens = seq.logits(), read(seq.context, 0, len(seq)), seq.tokens.tolist()
     seq.context.clear()
@@ -87,7 +87,7 @@ def goes_on_right(seq: KVSequence, kv: str) -> bool:
     return nmse(found, wanted) < BOUND[kv] and near(rows, read(seq.context, 0, len(tokens)), BOUND[kv])
 
 
-# ---- what moves, and what does not
+# ---- rows that move, and rows that do not
 
 
 @pytest.mark.parametrize("kv", ["f16", "f32"])
@@ -112,13 +112,13 @@ def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv
     context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=False)
     assert not same(moved, read(context, now, len(seq)))  # the control: not turned
     context.clear()
-    written(context, seq.tokens[:now].tolist())  # what is new sees what precedes it
+    written(context, seq.tokens[:now].tolist())  # new tokens attend to the rows before them
     assert near(own, read(context, patch.first, now), BOUND[kv])
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_two_changes_at_once(load: Load, kind: str) -> None:
-    """Each part moves by what precedes it: none, two, and back to none, where rows are bit-identical."""
+    """Each part moves by the changes before it: none, two, and back to none, where rows are bit-identical."""
     context = load(kind)
     seq = written(context)
     before, between = read(context, 34, 48), context.read(0, 22, 8, base=22)
@@ -157,7 +157,7 @@ def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None
 
 @pytest.mark.parametrize("tokens", [(), (1,), (1, 2, 3, 4, 5)])
 def test_at_the_end_it_waits_to_be_decoded(load: Load, tokens: tuple[int, ...]) -> None:
-    """Nothing follows: the new tokens are decoded with what comes next, and the logits are right."""
+    """At the end of the sequence, the new tokens are decoded with the next ones, and the logits are right."""
     seq = written(load())
     seq.replace([Patch(45, 48, tokens)])
     assert seq.context.length(0) == (45 if len(tokens) != 3 else 48)
@@ -180,12 +180,12 @@ patches = st.lists(
 
 @given(gaps=patches, seam=st.integers(0, 12), also=st.sets(st.integers(0, 47), max_size=5), cut=st.floats(0, 1))
 @example(gaps=[(0, 1, []), (0, 1, [0])], seam=0, also=set(), cut=0.0)  # the second is at position 0 then
-@example(gaps=[(0, 4, []), (0, 4, [])], seam=0, also={8}, cut=0.0)  # as does what was not changed
+@example(gaps=[(0, 4, []), (0, 4, [])], seam=0, also={8}, cut=0.0)  # as do unchanged tokens
 @settings(max_examples=40, deadline=None)
 def test_the_ledger_adds_up(
     load: Load, gaps: list[tuple[int, int, list[int]]], seam: int, also: set[int], cut: float
 ) -> None:
-    """Any changes, over a seam, too: tokens and pieces agree, a dry sequence says the same, and going back works."""
+    """Any changes, also across a seam: tokens and pieces agree, also of a dry sequence, and undoing works."""
     changes: list[Patch] = []
     for gap, length, tokens in gaps:
         first = gap + (changes[-1].last if changes else 0)
@@ -252,7 +252,7 @@ def test_changes_that_are_none(load: Load, changes: list[Patch], dry: bool) -> N
 
 
 def test_no_room_for_a_longer_value(load: Load) -> None:
-    """Said before anything is moved, with a size that would do."""
+    """Refused before anything is moved, with a sufficient size."""
     seq = written(load(), [*TEXT, *[9] * 463])
     rows = read(seq.context, 0, 511)
     with refused(EngineError, r"do not fit 512\. Give it -c 1024"):
@@ -304,7 +304,7 @@ def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
     + [(kind, call) for kind in list(CHANGES)[1:] for call in ("rewrite", "splice", "truncate", "read")],
 )
 def test_an_interrupted_change(load: Load, kind: str, call: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C before or after any step: what the sequence still says it has is right, up to the change at least."""
+    """Ctrl-C before or after any step: the rows that the sequence reports are right, up to the change at least."""
     seq, changes = written(load()), CHANGES[kind]
     step = getattr(Context, call)
 
@@ -339,7 +339,7 @@ def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_changed_behind_its_back(load: Load) -> None:
-    """A sequence that somebody else has changed is not edited by guess."""
+    """A sequence that other code has changed is refused."""
     seq = written(load())
     seq.context.truncate(0, 30)
     with pytest.raises(EngineError, match="changed by other code"):

@@ -1,4 +1,4 @@
-"""Keys that do not turn as notes thinks are found on the model itself, once, and its rows are not moved."""
+"""Tests of the rotation check: a model that rotates keys otherwise than assumed is detected, and its rows not moved."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_never_moved_is_not_measured(make_model: MakeModel, kind: str) -
     assert measured(make_model(kind)) is None
 
 
-# What a turn may get wrong, as a change of its angles (by position and frequencies) or of the keys.
+# Possible errors of a rotation, as changes of its angles (by position and frequencies) or of the keys.
 WRONG = {
     "base": lambda freq: freq ** np.float64(1.02) - freq,
     "scale": lambda freq: -0.25 * freq,
@@ -136,7 +136,7 @@ def turned_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_turn_wrongly_are_not_moved(turned_wrong: None, workspace: Workspace, skill: Skill) -> None:
-    """They are kept to be put back, nothing is spliced elsewhere, and it is said why and by how much."""
+    """Rows can be restored but not moved, and the message has the reason and the error."""
     segment = compile_skill(workspace, skill)
     assert segment.prefix_only
     reason = workspace.context.supports("splice")

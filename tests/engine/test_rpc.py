@@ -1,4 +1,4 @@
-"""Layers elsewhere, over loopback: rows are placed, read and computed there as here; a lost server is one line."""
+"""Tests of layers on an RPC server, over loopback: rows are the same as locally; a lost server gives one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MORE = np.random.default_rng(8).integers(0, 256, 6).astype(np.int32)
 
 
 class Server:
-    """llama.cpp's own, of the same sdist, on a port that was free, with what it says of each message."""
+    """Start llama.cpp's RPC server, of the same sdist, on a free port, with a log of each message."""
 
     def __init__(self, folder: Path) -> None:
         if not PROGRAM.exists():
@@ -68,7 +68,7 @@ class Server:
                 time.sleep(0.02)
 
     def messages(self) -> Counter[str]:
-        """How many of each kind it has got."""
+        """Count received messages by kind."""
         return Counter(re.findall(r"^\[(\w+)\] (?=buffer|device)", self._log.read_text(errors="replace"), re.M))
 
     def close(self) -> None:
@@ -153,15 +153,17 @@ def test_rows_and_logits_are_those_of_this_machine(
 
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_messages_are_counted(make_model: MakeModel, server: Server, flash: str) -> None:
-    """One for K and one for V of a layer, and not one a row; where columns are written, they are read before. What
-    belongs to another sequence, and lies between, is as it was."""
+    """One message for K and one for V of a layer, not one per row; columns are read before they are written. Cells of
+    another sequence in between are unchanged."""
     length = 200
     tokens = np.resize(TEXT, length)
 
     def counted(did: Callable[[], object]) -> Counter[str]:
         before = server.messages()
         did()
-        context.read(1, 0, 1, base=0)  # what needs no answer may be on its way: an answer tells that all before came
+        context.read(
+            1, 0, 1, base=0
+        )  # messages without a reply may be pending: a reply shows that all earlier ones have arrived
         found = server.messages() - before
         found["get_tensor"] -= 2 * len(context.layers)
         return +found
@@ -198,7 +200,7 @@ def test_messages_are_counted(make_model: MakeModel, server: Server, flash: str)
 def test_rows_of_several_buffers_from_a_file(
     make_model: MakeModel, make_segment: MakeSegment, server: Server, tmp_path: Path, flash: str
 ) -> None:
-    """An odd number of rows, by two threads whose buffers take turns: what is there is what is here, in one message a
+    """An odd number of rows, by two threads with alternating buffers: the same rows as locally, in one message per
     buffer."""
     length, width, buffer, line = 4133, 1024, 4 << 20, 32
     random = np.random.default_rng(9)
@@ -218,7 +220,7 @@ def test_rows_of_several_buffers_from_a_file(
         ):
             segment = open_stored(tmp_path / "a.gguf")
             context.append({0: MORE})
-            context.read(0, 0, 1, base=0)  # an answer tells that all before came
+            context.read(0, 0, 1, base=0)  # a reply shows that all earlier messages have arrived
             before = server.messages()
             context.splice(0, len(MORE), tokens, segment.layers, segment.base)
             found.append(context.read(0, 0, len(MORE) + length, base=0, dtype="f32"))
@@ -237,13 +239,13 @@ def written(folder: Path, name: str = "skill") -> Path:
 def test_skills_and_sessions_are_of_the_model(
     make_model: MakeModel, server: Server, home: Path, tmp_path: Path
 ) -> None:
-    """What was compiled there is spliced here, and the other way; a session that was begun there goes on here. Answers
-    are those of one machine."""
+    """A skill compiled remotely is spliced locally, and vice versa; a session started remotely continues locally.
+    Answers are those of one machine."""
 
     text = written(tmp_path)
 
     def answers(*places: Sequence[str]) -> list[str]:
-        """Compile, begin a session and go on with it, at these places."""
+        """Compile, start a session and continue it, at these places."""
         first, second, third = places
         with notes.open(make_model(), options(), rpc=first) as model:
             model.compile(text)
@@ -285,7 +287,7 @@ print("not reached")
 @pytest.mark.parametrize("what", ["stream", "idle", "compile"])
 @pytest.mark.patches("fixes")
 def test_a_server_that_is_lost_is_one_line(make_model: MakeModel, tmp_path: Path, what: str) -> None:
-    """While it answers, between two turns, and before a compile: status 1, and what is on disk is whole."""
+    """Lost while it answers, between two turns, or before a compile: exit status 1, and files are intact."""
     path = make_model()
     with notes.open(path, options()) as model:
         model.compile(written(tmp_path))
@@ -411,7 +413,7 @@ def test_the_protocol_is_that_of_the_library() -> None:
 def test_the_commands_have_it(
     make_model: MakeModel, server: Server, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the command line, by the environment and in config.yaml; `doctor` lists what is there."""
+    """Servers from the command line, the environment and config.yaml; `doctor` lists them."""
     runner, before = CliRunner(), server.messages()["graph_compute"]
     ask = ["ask", "Hm?", "-m", str(make_model()), "-n", "2", "-t", "1"]
     for arguments, environment, config in (

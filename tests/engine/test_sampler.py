@@ -1,4 +1,4 @@
-"""Choosing a token: the likeliest one without llama.cpp's chain is the one that the chain takes."""
+"""Tests of sampling: the argmax without llama.cpp's sampler chain is the token that the chain takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random scripts of operations equal a forward pass of our own, in float64 (bench/windows.py runs a thousand)."""
+"""Tests of random scripts of operations against a forward pass in float64 (bench/windows.py runs a thousand)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shapes]:
 
 @pytest.mark.parametrize("number", range(len(MODELS)), ids=[f"{kind}-{window}" for kind, window in MODELS])
 def test_the_reference_is_the_model(shapes: Shapes, number: int) -> None:
-    """One prefill, all logits and rows: the reference computes what llama.cpp does, to rounding."""
+    """One prefill: all logits and rows of the reference equal llama.cpp's, to rounding."""
     model, forward = shapes.models[number]
     tokens = np.random.default_rng(7).integers(0, 256, 100).astype(np.int32)
     options = ContextOptions(n_ctx=256, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")
@@ -64,7 +64,7 @@ def test_a_wrong_reference_is_caught(shapes: Shapes, spoil: str) -> None:
 
 
 def test_the_section_takes_its_own_place(tmp_path: Path) -> None:
-    """Written twice, between others' sections: it is there once, and theirs are as they were."""
+    """Written twice, between other sections: it exists once, and the others are unchanged."""
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n## One\n\nfirst\n")
     write_section(page, "## Two\n\nold\n")

@@ -1,4 +1,4 @@
-"""Segments: a part of one has the rows of its own tokens, at their own positions."""
+"""Tests of segments: a part of one has the rows of its own tokens, at their own positions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole(part: str = "attention") -> Segment:
 
 @pytest.mark.parametrize(("first", "last"), [(0, 5), (0, 2), (1, 4), (3, 5), (2, 2)])
 def test_a_part_keeps_its_rows_where_they_are(first: int, last: int) -> None:
-    """Tokens, base and rows go together; what is of the whole text is not the part's."""
+    """A part has its tokens, base and rows, and no properties of the whole text."""
     part = segment().slice(first, last)
     assert part.tokens.tolist() == list(range(10 + first, 10 + last)) and part.base == 2 + first
     assert part.layers[0].k[:, 0].tolist() == part.layers[0].v[:, 1].tolist() == list(range(2 + first, 2 + last))
@@ -59,7 +59,7 @@ def test_rows_that_cannot_be_moved_are_cut_at_their_end_only() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (0, 6), (3, 2)])
 def test_no_part_beyond_the_segment(first: int, last: int) -> None:
-    """What is not inside is refused, not cut short."""
+    """A range outside of the segment is refused, not clipped."""
     with pytest.raises(EngineError, match=r"is not a part of them"):
         segment().slice(first, last)
 

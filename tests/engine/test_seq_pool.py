@@ -1,4 +1,4 @@
-"""Sequences of a context: who holds which, what two of them share, and a context that grows under them."""
+"""Tests of the sequence pool: leases, shared cells, and a context that grows meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
     return bool(np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max()))
 
 
-# Who holds which, without llama.cpp.
+# Leases, without llama.cpp.
 
 
 def pool(size: int = 3) -> tuple[Pool, list[int]]:
@@ -73,7 +73,7 @@ def pool(size: int = 3) -> tuple[Pool, list[int]]:
 
 
 def test_a_lease_is_held_until_it_is_closed() -> None:
-    """Its number is nobody else's; closed, it is free and its rows are dropped, once however often it is closed."""
+    """Its id is unique; once closed, the id is free and the rows are dropped, once however often it is closed."""
     held, emptied = pool()
     with held.lease(1) as lease:
         assert (lease.id, held.held, held.free) == (1, [1], [0, 2])
@@ -84,7 +84,7 @@ def test_a_lease_is_held_until_it_is_closed() -> None:
 
 
 def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
-    """Closed again, or gone, after somebody else was given the same number."""
+    """Closed again, or collected, after the same id was leased again."""
     held, emptied = pool()
     old = held.lease(0)
     old.close()
@@ -107,7 +107,7 @@ def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
 
 
 def test_to_clear_a_pool_is_to_forget_all() -> None:
-    """Nobody holds any more, and what they hold is not given back a second time."""
+    """All leases end, and closing them again does nothing."""
     held, emptied = pool()
     leases = [held.lease(number) for number in range(3)]
     held.clear()
@@ -147,7 +147,7 @@ def test_a_notebook_that_is_gone_gives_its_sequence_back(load: Load) -> None:
 
 
 def test_a_cleared_context_is_nobodys(load: Load) -> None:
-    """What a sequence had is gone, which it says, and a new one does not find its rows."""
+    """The rows of a sequence are gone, which it reports, and a new one does not find them."""
     context = load()
     seq = written(context)
     context.clear()
@@ -160,7 +160,7 @@ def test_a_cleared_context_is_nobodys(load: Load) -> None:
 
 
 def test_no_more_sequences_than_a_context_may_have(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It grows on demand up to there, then says so; one that is given back serves again."""
+    """It grows on demand up to the limit, then refuses; a closed sequence is reused."""
     monkeypatch.setattr("notes_cli.engine.context._GROWS_TO", 4)
     context = load()
     seqs = [written(context, TEXT[: 3 + number]) for number in range(4)]
@@ -178,7 +178,7 @@ def test_no_more_sequences_than_a_context_may_have(load: Load, monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2"])
 def test_shared_rows_are_in_the_same_cells(load: Load, kind: str) -> None:
-    """They count once; what each adds is its own, and each goes on as one that is alone."""
+    """Shared rows count once; each sequence adds its own, and continues as it would alone."""
     context, alone = load(kind, n_sequences=4, unified=True), load(kind)
     with written(context) as one, one.share() as two, two.share() as three:
         assert context.used == len(TEXT) and same(rows(two), rows(one)) and same(rows(three), rows(one))
@@ -221,7 +221,7 @@ def test_a_rewrite_of_shared_rows_is_nobody_elses(load: Load, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"])
 def test_a_state_is_shared_as_a_whole(load: Load, kind: str) -> None:
-    """It belongs to the last token: a part cannot be had, the whole goes on in each as alone."""
+    """A state belongs to the last token: a part cannot be shared, the whole continues in each as alone."""
     context = load(kind, n_sequences=3, unified=True)
     with written(context) as one:
         with pytest.raises(EngineError, match="recurrent state belongs to the last one"):
@@ -238,8 +238,8 @@ def test_a_state_is_shared_as_a_whole(load: Load, kind: str) -> None:
 
 
 def test_a_memory_of_another_kind_is_shared_as_a_whole(load_zoo: LoadZoo) -> None:
-    """DeepSeek V4, which keeps keys of stretches: llama.cpp aborts at a part, so it is refused. The whole goes on in
-    each as alone, and so does what looks ahead."""
+    """DeepSeek V4, which compresses keys over ranges: llama.cpp aborts at a part, so it is refused. The whole continues
+    in each as alone, also after a lookahead."""
     options = ContextOptions(n_ctx=768, n_threads=1, n_sequences=3, unified=True, type_k="f32", type_v="f32")
     with load_zoo("deepseek4-moe") as model, Context(model, options) as context, Context(model, options) as alone:
         text = TEXT * 4  # more than one stretch of each kind of compression
@@ -290,7 +290,7 @@ CACHES = [("llama", "f16"), ("llama", "f32"), ("qwen3", "q8_0"), ("gemma3", "f16
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize(("kind", "cache"), CACHES)
 def test_a_context_grows_under_its_notebooks(load: Load, kind: str, cache: str, flash: str) -> None:
-    """More tokens and more sequences: rows are the same bit for bit, and all go on to what they would have said."""
+    """More tokens and more sequences: rows are bit-identical, and all sequences continue to the same answers."""
     context = load(kind, n_ctx=256, type_k=cache, type_v=cache, flash_attention="on" if cache == "q8_0" else flash)
     one, two = written(context), written(context, TEXT[::-1])
     before = rows(one), rows(two)
@@ -304,7 +304,7 @@ def test_a_context_grows_under_its_notebooks(load: Load, kind: str, cache: str, 
 
 
 def test_a_lease_that_is_closed_while_the_context_grows(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A generator that is collected just then gives its sequence back: after it, and it leaves no rows of nobody."""
+    """A generator that is collected meanwhile closes its sequence afterwards, and leaves no orphaned rows."""
     context = load(n_sequences=2, unified=True)
     gone, other = written(context), written(context, MORE)
     reopen = Context._reopen
@@ -360,7 +360,8 @@ def test_what_is_shared_stays_shared(load: Load, kind: str) -> None:
 
 
 def test_rows_that_are_shared_around_a_rewrite(load: Load) -> None:
-    """Not from the start alone: what is before, between and after the rows that one of them has for itself."""
+    """Sharing is kept not only at the start: also before, between and after the rows that one sequence has for
+    itself."""
     context = load(n_ctx=256, n_sequences=3, unified=True)
     one = written(context, TEXT * 5)
     two, three = one.share(), one.share()
@@ -415,7 +416,7 @@ def test_a_rotation_that_would_change(load: Load) -> None:
 
 
 def test_rows_that_cannot_be_read(load: Load) -> None:
-    """A small window has dropped some: refused, and the sequence goes on; as is one whose tokens nobody knows."""
+    """A small window has dropped some rows, or tokens are unknown: refused, and the sequence continues."""
     context = load("gemma3", swa_full=False, n_ubatch=8, n_batch=8)
     with written(context, TEXT * 8) as seq:
         with pytest.raises(UnsupportedError, match="cannot be made larger while sequence 0 has rows"):
@@ -435,7 +436,7 @@ def test_rows_that_cannot_be_read(load: Load) -> None:
 def test_a_context_that_cannot_grow(
     load: Load, kind: str, step: str, failure: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The allocation fails, or what comes after it, or somebody presses Ctrl-C: the old one is there, with all rows."""
+    """The allocation or a later step fails, or Ctrl-C: the old context is in place, with all rows."""
     context = load(kind, n_sequences=2, unified=True)
     one, two = written(context), written(context, TEXT[::-1])
     before, call = (rows(one), rows(two)), getattr(Context, step)
@@ -456,7 +457,7 @@ def test_a_context_that_cannot_grow(
 
 
 def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
-    """n_ctx 0 is what the model was trained for: growing to less than that leaves it so."""
+    """n_ctx 0 is the trained context: growing to less leaves it unchanged."""
     context = load(n_ctx=0)
     size = context.n_ctx
     context.resize(n_ctx=512, n_sequences=3)

@@ -1,4 +1,4 @@
-"""The sequence: its ledger of tokens and pieces always says what is in the cache."""
+"""Tests of KVSequence: its tokens and pieces always agree with the cache."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def segment(context: Context) -> Segment:
 
 
 class Script:
-    """A sampler that says what it was told to; with the real one, what stops an answer would be luck."""
+    """A sampler with fixed tokens; with the real one, the end of an answer would be random."""
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)
@@ -113,7 +113,7 @@ def close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each call decodes."""
+    """Count the tokens of each decode."""
     found: list[int] = []
     append = Context.append
 
@@ -126,7 +126,8 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_notebook_is_divided(sequence: KVSequence, batches: list[int]) -> None:
-    """What comes next goes into a batch of its own, whoever decodes, and the logits are those of the last token."""
+    """The next tokens go into a batch of their own, whatever triggers the decode; the logits are those of the last
+    token."""
     sequence.append(LEFT)
     sequence.divide()
     sequence.append(ASK)
@@ -152,7 +153,7 @@ def test_a_part_of_it_is_decoded(sequence: KVSequence, batches: list[int]) -> No
 
 
 def test_rows_are_shared_and_the_rest_is_decoded_by_each(sequence: KVSequence, batches: list[int]) -> None:
-    """Two that go on from one: the same tokens, pieces and logits, and what was decoded is not decoded again."""
+    """Two forks of a sequence: the same tokens, pieces and logits, and nothing is decoded again."""
     sequence.append(LEFT)
     sequence.flush()
     sequence.append([1, 2], "erratum")
@@ -183,7 +184,7 @@ def test_one_without_rows_is_shared(sequence: KVSequence) -> None:
 
 
 def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> None:
-    """Logits come from decoding: right after a splice there are none, and the error says what helps."""
+    """Logits come from decoding: right after a splice there are none, and the error has a remedy."""
     sequence.splice(segment)
     with pytest.raises(EngineError, match="append a token after it"):
         sequence.logits()
@@ -208,7 +209,7 @@ def test_lookahead_leaves_it_as_it_was(sequence: KVSequence) -> None:
 
 
 def test_generate_after_a_lookahead_goes_on_from_the_notebook(sequence: KVSequence) -> None:
-    """What was looked at does not become what is said next."""
+    """Lookahead does not change the next answer."""
     with Sampler(SamplerOptions()) as sampler:
         sequence.append([*LEFT, *ASK])
         said = list(sequence.generate(sampler, 6))
@@ -222,7 +223,7 @@ def test_generate_after_a_lookahead_goes_on_from_the_notebook(sequence: KVSequen
 
 
 def test_truncate_goes_back(sequence: KVSequence) -> None:
-    """Tokens, pieces and rows end at the length; going on gives what it gave before."""
+    """Tokens, pieces and rows end at the length; continuing gives the same as before."""
     sequence.append(LEFT)
     sequence.append(ASK, "question")
     first = sequence.logits()
@@ -247,7 +248,7 @@ def test_truncate_of_what_still_waits(sequence: KVSequence) -> None:
 
 
 def test_a_full_context_is_refused_before_anything_happens(sequence: KVSequence, segment: Segment) -> None:
-    """Append, splice and lookahead that do not fit: an error with a size that would do; the sequence goes on."""
+    """Append, splice and lookahead that do not fit: an error with a sufficient size; the sequence remains usable."""
     sequence.append(np.zeros(500, np.int32))
     sequence.flush()
     for action in (
@@ -263,8 +264,8 @@ def test_a_full_context_is_refused_before_anything_happens(sequence: KVSequence,
 
 
 def test_an_answer_ends_where_the_context_does(sequence: KVSequence) -> None:
-    """What was said is in the ledger and in the cache, and that it was cut is known. One that could not even begin
-    raises."""
+    """The generated tokens are in the pieces and in the cache, and the truncation is reported. Without space for a
+    token it raises."""
     sequence.append(np.zeros(510, np.int32))
     assert list(sequence.generate(Script(65, 66, 67), 3)) == [65, 66]  # type: ignore[arg-type]
     assert sequence.stopped == "context" and len(sequence) == sequence.context.length(0) == 512
@@ -277,7 +278,7 @@ def test_an_answer_ends_where_the_context_does(sequence: KVSequence) -> None:
 
 
 def test_failed_decoding_keeps_what_waits(sequence: KVSequence, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode that fails loses no token: the next try goes on where it stopped."""
+    """A failed decode loses no token: the next try continues where it stopped."""
     sequence.append(LEFT)
     with monkeypatch.context() as patch:
         patch.setattr(Context, "append", lambda *_: (_ for _ in ()).throw(EngineError("no")))
@@ -291,7 +292,7 @@ def test_failed_decoding_keeps_what_waits(sequence: KVSequence, monkeypatch: pyt
 def test_an_interrupt_after_decoding_does_not_decode_twice(
     sequence: KVSequence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C is noticed when llama.cpp returns: the rows are there then, and must not be put there again."""
+    """Ctrl-C is noticed when llama.cpp returns: the rows exist then, and must not be decoded again."""
     append = Context.append
 
     def interrupted(self: Context, tokens: dict[int, np.ndarray], output: Any) -> None:
@@ -359,7 +360,7 @@ def test_dry_keeps_the_ledger_and_computes_nothing(sequence: KVSequence, segment
 
 
 def test_rows_of_somebody_else_are_not_taken_for_ours(context: Context) -> None:
-    """As many of them in the place of those that were cleared away: the sequence refuses to go on."""
+    """As many other rows in place of the removed ones: the sequence refuses to continue."""
     context.clear()
     seq = KVSequence(context)
     seq.append(LEFT)

@@ -1,4 +1,4 @@
-"""What is loaded and what is hashed are the same bytes, whatever happens to the file meanwhile."""
+"""Tests that a model's digest is of the loaded bytes, whatever happens to the file meanwhile."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def rewrite(path: Path) -> None:
 
 
 def test_a_model_that_is_replaced_after_it_was_loaded_keeps_its_identity(path: Path, make_model: MakeModel) -> None:
-    """Its rows come from what was loaded."""
+    """Its rows are computed from the loaded bytes."""
     expected, other = sha256(path), make_model(seed=1)
     with Workspace(path) as workspace:
         shutil.copy(other, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)
         with pytest.raises(ModelError, match="changed after it was loaded"):
-            _ = workspace.weights  # the times of the old file tell of its removal: nobody can say what else happened
+            _ = workspace.weights  # the times of the old file show its removal, and may hide other changes
     with Workspace(path) as workspace:
         assert workspace.weights == sha256(other) != expected
 

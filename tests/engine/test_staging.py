@@ -1,4 +1,4 @@
-"""Rows that go through buffers, as to a GPU, on this machine's memory: the same bits, and in how many calls."""
+"""Tests of staging buffers, as for a GPU, on host memory: the same bits, and the number of calls."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_rows_of_several_buffers(model: Model, path: Path, kv: str, flash: str) 
 @pytest.mark.parametrize("lines", [True, False])
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_calls_are_counted(model: Model, path: Path, flash: str, lines: bool, kv: str, size: int) -> None:
-    """One call a buffer and tensor, and not one a row. Columns that cannot be copied by lines are read and written as a
-    whole: what is between them belongs to others."""
+    """One call per buffer and tensor, not per row. Columns that cannot be copied by lines are read and written as a
+    whole, since cells between them belong to other sequences."""
     buffers = -(-LONG // ((SIZE // (WIDTH * size) - LINE) // LINE * LINE))
     assert buffers > 2, "their turns come again"
     whole = flash == "off" and not lines
@@ -161,8 +161,8 @@ def test_calls_are_counted(model: Model, path: Path, flash: str, lines: bool, kv
 
 
 def test_what_is_refused_leaves_nothing(model: Model, path: Path, tmp_path: Path) -> None:
-    """A wrong byte in the last tensor, while rows before it are on their way: none of them counts, and none of what
-    another sequence has is touched."""
+    """A wrong byte in the last tensor, while earlier rows are being copied: none of them is placed, and another
+    sequence's rows are unchanged."""
     spoilt = tmp_path / "long.gguf"
     data = bytearray(path.read_bytes())
     segment = open_stored(path)

@@ -1,4 +1,4 @@
-"""Several sequences in one context: what is done to one leaves the others as they are, bit for bit."""
+"""Tests of several sequences in one context: an operation on one leaves the others bit-identical."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_rewrite_copies_on_write(load_zoo: LoadZoo, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gemma3-dense", "dots3note-moe"])
 def test_sequences_that_share_a_small_window(load_zoo: LoadZoo, name: str) -> None:
-    """Where only the window is kept, sequences that share a text go on seeing it, whatever is done to the other one."""
+    """Where only the window is kept, a sequence keeps a shared text, whatever is done to the other one."""
     model = load_zoo(name)
     text = random.integers(0, 128, 150).astype(np.int32)
     with (

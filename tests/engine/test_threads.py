@@ -1,4 +1,4 @@
-"""How many threads a context takes where nobody says."""
+"""Tests of the default number of threads of a context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenising a user's words: whatever is in them, no token of a model's structure comes of it."""
+"""Tests of tokenizing a user's text: it never yields a control token of the model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def model(make_model: Callable[..., Path]) -> Iterator[Model]:
 
 
 def test_marks_are_cut_and_words_are_not(model: Model) -> None:
-    """What looks like markup is spelt out; added words and blanks stay the tokens that they are."""
+    """Text that looks like markup is split into plain tokens; added words and blanks keep their tokens."""
     for mark in MARKUP:
         assert len(model.tokenize(f"a{mark}b")) == len(f"a{mark}b".encode())
         assert model.tokenize(mark, special=True).tolist() == [259 + ADDED.index(mark)]
@@ -121,14 +121,14 @@ def test_marks_are_cut_and_words_are_not(model: Model) -> None:
 )
 @settings(max_examples=300, deadline=None)
 def test_whatever_is_put_together(model: Model, parts: list[str]) -> None:
-    """Marks that overlap, within others, or made by what is beside them."""
+    """Marks that overlap, are nested, or are completed by neighbouring text."""
     check(model, "".join(parts))
 
 
 @given(st.lists(st.sampled_from(["</s>", "<s>", "<unk>", "<", "/s>", " ", "a", "\n", "é", "[INST]"]), max_size=9))
 @settings(max_examples=200, deadline=None)
 def test_sentence_pieces(parts: list[str]) -> None:
-    """Where a blank is put before a text, it is put before the first part alone."""
+    """A vocabulary's leading blank is added before the first part only."""
     check(_phi3(), "".join(parts))
 
 
@@ -143,7 +143,7 @@ def _phi3() -> Vocabulary:
 
 
 def test_what_cannot_be_spelt_otherwise_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control token of one character: nothing else stands for it."""
+    """A control token of one character has no other spelling, and is refused."""
     monkeypatch.setattr(Model, "_is_control", lambda self, token: token == 97)
     with pytest.raises(ModelError, match="'a' in this text is a control token of"):
         model.tokenize("ba")

@@ -1,4 +1,4 @@
-"""Models like the zoo's that say something else of themselves: what the zoo's uniform metadata hides."""
+"""Tests of the zoo's models with other metadata, for cases that the zoo's uniform metadata hides."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_part_of_each_head_rotated(load_zoo: LoadZoo, name: str, changes: dict
         ("cohere2moe-moe", [50000, 50000]),  # the first layer, which is dense, has a window and no experts
         ("llama4-moe", [7000, 50000, 7000, 0]),
         ("deepseek2-moe", [50000, 50000]),
-        # whatever its file says
+        # regardless of its file
         pytest.param("cogvlm-dense", [10000, 10000], marks=pytest.mark.patches("fixes")),
     ],
 )
@@ -139,7 +139,7 @@ def test_sections(load_zoo: LoadZoo, name: str, sections: list[int], still: int,
     ],
 )
 def test_layers_without_positions(load_zoo: LoadZoo, name: str, layers: int, still: set[int]) -> None:
-    """Which layers rotate is for the graph to say, and some say it only of models with enough layers."""
+    """The graph decides which layers rotate, some only for models with enough layers."""
     model = load_zoo(name, layers=layers)
     assert {layer for layer, base in enumerate(bases(model)) if base == 0} == still
     check(model)
@@ -147,7 +147,7 @@ def test_layers_without_positions(load_zoo: LoadZoo, name: str, layers: int, sti
 
 @pytest.mark.parametrize("finetuned", [True, False])
 def test_granite_without_positions(load_zoo: LoadZoo, finetuned: bool) -> None:
-    """Granite may be trained without any rotation, and its file tells."""
+    """Granite may be trained without rotation, as recorded in its file."""
     model = load_zoo("granite-dense", {"rope.scaling.finetuned": finetuned})
     assert bases(model) == ([10000, 10000] if finetuned else [0, 0])
     check(model)
@@ -185,7 +185,7 @@ def test_half_a_block_apart_is_wrong(load_zoo: LoadZoo) -> None:
 
 @pytest.mark.patches("fixes")
 def test_logits_of_the_token_that_was_asked_for(load_zoo: LoadZoo) -> None:
-    """CogVLM's graph computed those of all tokens, and gave the first one's for the last one's."""
+    """CogVLM's graph computed the logits of all tokens, and returned the first one's for the last one's."""
     tokens = np.arange(7, 17, dtype=np.int32)
     with Context(load_zoo("cogvlm-dense"), ContextOptions(n_ctx=64, n_threads=1)) as context:
         context.append({0: tokens}, "all")

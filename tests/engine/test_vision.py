@@ -1,4 +1,4 @@
-"""Images that libmtmd looks at: their rows, decoded by us, move as a whole on every kind of model that sees."""
+"""Tests of images encoded by libmtmd: their rows move as a whole on every kind of vision model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def tell(ctx: Context, seen: ImageEmbeddings, position: int) -> int:
 
 
 def span(seen: ImageEmbeddings) -> np.ndarray:
-    """A token for each row that `tell` makes."""
+    """A token for each row of `tell`."""
     return np.concatenate([BEFORE, np.zeros(sum(one.rows for one in seen.media), np.int32), AFTER])
 
 
@@ -115,7 +115,7 @@ def asked(ctx: Context, position: int) -> np.ndarray:
 
 
 def rows_of(ctx: Context, seen: ImageEmbeddings, position: int) -> tuple[tuple[LayerRows, ...], np.ndarray | None]:
-    """All rows that `tell` made, rotated to position 0, and their axes where there are any."""
+    """All rows of `tell`, rotated to position 0, and their axes, if any."""
     count = len(span(seen))
     if seen.axes is None:
         return ctx.read(0, position, count, base=0, dtype="f32"), None
@@ -325,7 +325,7 @@ def test_a_notebook_with_images_goes_on_as_if_it_had_been_written_so(
             wanted.append(AFTER)
             wanted.append(QUESTION)
             assert len(wanted) == len(seq)
-            # What followed the changed words was moved as it is: the words after the image have seen the old ones.
+            # Rows after the changed words were moved unchanged: words after the image have attended to the old ones.
             assert nmse(seq.logits(), wanted.logits()) < 0.2
             seq.rewrite([len(longer) + len(first) + i for i in range(len(AFTER))], AFTER)
             seq.truncate(len(seq) - len(QUESTION))
@@ -365,7 +365,8 @@ def test_rows_of_an_image_are_never_decoded_as_tokens(sight: Callable[..., Sight
 
 
 def test_an_image_whose_rows_see_each_other_takes_one_micro_batch(sight: Callable[..., Sight]) -> None:
-    """Larger than the micro-batch it would end the process: refused, with what it takes, and nothing has changed."""
+    """An image larger than the micro-batch would end the process: refused with the required size, and nothing has
+    changed."""
     model, seen, _ = sight("gemma3-dense", "gemma3")
     assert seen.whole
     with context(model, n_ubatch=3) as ctx, KVSequence(ctx) as seq:
@@ -417,7 +418,7 @@ def test_a_wrong_projector_is_refused(load_zoo: LoadZoo, tmp_path: Path, wrong: 
 
 
 def test_limits_that_no_image_meets_are_named(load_zoo: LoadZoo, tmp_path: Path) -> None:
-    """Fewer rows at most than at least: what is wrong are the limits, and not the projector."""
+    """A maximum below the minimum is reported as an error of the limits, not of the projector."""
     path = write_projector(tmp_path / "mmproj.gguf", "qwen2vl_merger", 256)
     with pytest.raises(ModelError, match="makes no image of 2 rows"):
         VisionEncoder(load_zoo("qwen2vl-dense"), path, max_tokens=2)

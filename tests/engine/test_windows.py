@@ -1,4 +1,4 @@
-"""Layers that see a window of positions, or a chunk: what is rewritten, spliced or cut off must not lose what they see.
+"""Tests of layers with a sliding window or chunks: rewrite, splice and truncate keep the rows that they attend to.
 
 The zoo's windows are 32 positions. Their cache holds 256 rows where `swa_full` is off, so texts here are longer.
 """
@@ -130,7 +130,7 @@ def test_all_that_follows_rewritten_is_a_recompute(load_zoo: LoadZoo, name: str,
 
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_a_rewrite_inside_the_window(load_zoo: LoadZoo, name: str) -> None:
-    """Where the small cache still has what a token looks at, its rewrite is that of a cache with all rows."""
+    """Where the small cache still has a token's window, its rewrite equals that of a cache with all rows."""
     where, new = [175, 190, 199], random.integers(0, 128, 3).astype(np.int32)
     model = load_zoo(name)
     with context(model, swa_full=False) as small, context(model) as full:
@@ -143,7 +143,7 @@ def test_a_rewrite_inside_the_window(load_zoo: LoadZoo, name: str) -> None:
 
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """Rows that the small cache has dropped cannot be looked at again; the sequence goes on as if not asked."""
+    """A rewrite that needs rows dropped from the small cache is refused; the sequence continues unchanged."""
     with context(load_zoo(name), swa_full=False) as ctx:
         ctx.append({0: TEXT[:400]})
         before = read(ctx, 368, 400)
@@ -159,7 +159,7 @@ def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: st
 @pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_splice_into_a_small_cache(load_zoo: LoadZoo, name: str, tokens: np.ndarray) -> None:
-    """A segment longer or shorter than the window, and what follows, equal decoding the same tokens there."""
+    """A segment longer or shorter than the window, and later tokens, equal decoding the same tokens there."""
     model = load_zoo(name)
     rows = segment(model, tokens)
     with context(model, swa_full=False) as ours, context(model, swa_full=False) as stock:
@@ -174,7 +174,7 @@ def test_splice_into_a_small_cache(load_zoo: LoadZoo, name: str, tokens: np.ndar
 @pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_splices_until_cells_are_used_again(load_zoo: LoadZoo, name: str, tokens: np.ndarray) -> None:
-    """Text and the same segment by turns, far beyond what the small cache holds: logits as where all rows are kept."""
+    """Text and the same segment alternate, far beyond the small cache: logits equal those of a cache with all rows."""
     model = load_zoo(name)
     rows = segment(model, tokens)
     with context(model, swa_full=False) as small, context(model) as full:
@@ -189,7 +189,7 @@ def test_splices_until_cells_are_used_again(load_zoo: LoadZoo, name: str, tokens
 
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_truncate_beyond_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """What the next token would look at must still be there; going back less far leads to the same logits."""
+    """The next token's window must still be cached; truncating less gives the same logits."""
     model = load_zoo(name)
     with context(model, swa_full=False) as small, context(model) as full:
         small.append({0: TEXT[:400]})
@@ -206,7 +206,7 @@ def test_truncate_beyond_the_window_is_refused(load_zoo: LoadZoo, name: str) -> 
 @pytest.mark.parametrize("bad", ["first row", "last row"])
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_rows_that_are_not_numbers_cost_no_window(load_zoo: LoadZoo, name: str, bad: str) -> None:
-    """In whichever layer the NaN is, a small cache keeps its rows and the sequence goes on as if not asked."""
+    """Whichever layer has the NaN, a small cache keeps its rows and the sequence continues unchanged."""
     model = load_zoo(name)
     rows = segment(model)
     with context(model, swa_full=False) as ctx:
@@ -226,7 +226,7 @@ def test_rows_that_are_not_numbers_cost_no_window(load_zoo: LoadZoo, name: str, 
 
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_a_splice_without_room_costs_no_window(load_zoo: LoadZoo, name: str) -> None:
-    """Where others fill the small cache the splice is refused, and the sequence still has its rows."""
+    """Where other sequences fill the small cache, the splice is refused, and the sequence keeps its rows."""
     model = load_zoo(name)
     rows = segment(model)
     with context(model, swa_full=False, n_sequences=3, unified=True, n_ubatch=16) as ctx:
@@ -243,7 +243,7 @@ def test_a_splice_without_room_costs_no_window(load_zoo: LoadZoo, name: str) -> 
 @pytest.mark.parametrize("n_batch", [64, 512])
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_an_aborted_append_is_undone_or_leaves_nothing(load_zoo: LoadZoo, name: str, n_batch: int) -> None:
-    """A long append drives the window on: stopped late, what stood before cannot be seen any more, so all must go."""
+    """A long append moves the window: stopped late, the earlier window is lost, so the sequence is emptied."""
     model = load_zoo(name)
     options = {"swa_full": False, "n_batch": n_batch, "n_ubatch": 16}
     with context(model, **options) as ctx, context(model, **options) as straight:  # type: ignore[arg-type]
@@ -280,8 +280,8 @@ def test_a_cache_as_large_as_all_rows_keeps_them(load_zoo: LoadZoo, name: str) -
 @pytest.mark.parametrize("n_ubatch", [8, 64])
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_an_append_after_a_rewrite_keeps_every_window(load_zoo: LoadZoo, name: str, n_ubatch: int) -> None:
-    """A rewrite puts cells out of the order of positions. What the last micro-batches of an append make room by was in
-    the window of its first ones."""
+    """A rewrite puts cells out of the order of positions. The cells that the last micro-batches of an append free were
+    in the window of its first ones."""
     model = load_zoo(name)
     options = {"n_batch": 512, "n_ubatch": n_ubatch}
     with context(model, swa_full=False, **options) as small, context(model, **options) as full:  # type: ignore[arg-type]
@@ -314,8 +314,8 @@ def test_a_copy_without_its_window_cannot_go_on(load_zoo: LoadZoo) -> None:
 @pytest.mark.parametrize("several", [{}, {"n_sequences": 2}, {"n_sequences": 3, "unified": True}], ids=str)
 @pytest.mark.parametrize("name", IN_WINDOW)
 def test_a_lookahead_past_the_window_leaves_it_there(load_zoo: LoadZoo, name: str, several: dict[str, object]) -> None:
-    """What goes ahead takes the cells of what stands there. It is put back, bit for bit, and the text goes on as if
-    nobody had looked ahead."""
+    """A lookahead takes the cells of earlier rows. These are restored bit for bit, and the text continues as without
+    it."""
     model = load_zoo(name)
     with context(model, swa_full=False, n_ctx=4096, **several) as ctx, context(model) as full:  # type: ignore[arg-type]
         seq = KVSequence(ctx)
@@ -359,7 +359,7 @@ def test_a_share_of_a_full_small_cache_goes_on(load_zoo: LoadZoo, name: str) -> 
 
 
 def test_a_rewrite_without_room_costs_no_window(load_zoo: LoadZoo) -> None:
-    """Where dropping what nobody looks at makes too little room, nothing is dropped; where it makes enough, it is."""
+    """Rows outside of all windows are dropped only if that frees enough cells."""
     options = {"n_sequences": 3, "unified": True, "n_ubatch": 16}
     with context(load_zoo("gemma3-dense"), swa_full=False, **options) as ctx:  # type: ignore[arg-type]
         ctx.append({1: TEXT[:200]})

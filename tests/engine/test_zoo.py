@@ -1,4 +1,4 @@
-"""A part of the zoo: all architectures in three kinds of context. All kinds: make zoo."""
+"""Tests of all architectures of the zoo in three kinds of context (`make zoo` runs all kinds)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = {
 
 @pytest.fixture(scope="module")
 def lines() -> dict[str, list[zoo.Line]]:
-    """What was measured, by kind of context."""
+    """Measurements by kind of context."""
     paths = sorted(MODELS.glob("*.gguf"))
     if not paths:
         pytest.fail(f"there are no models in {MODELS}. Run: make test")
@@ -41,7 +41,7 @@ def names(lines: Iterable[zoo.Line], operation: str, word: str) -> set[str]:
 
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_nothing_is_wrong(lines: dict[str, list[zoo.Line]], kind: str) -> None:
-    """Splice, restore and rewrite give what decoding gives, or are refused with a reason."""
+    """Splice, restore and rewrite equal decoding, or are refused with a reason."""
     assert len(lines[kind]) == 128 + len(zoo_more.ARCHITECTURES) + len(zoo_more.RECURRENT)
     for operation in zoo.OPERATIONS:
         assert names(lines[kind], operation, "wrong") == set()
@@ -71,5 +71,5 @@ def test_how_many(lines: dict[str, list[zoo.Line]]) -> None:
 
 
 def test_yarn_is_exact_where_plain_is(lines: dict[str, list[zoo.Line]]) -> None:
-    """YaRN changes frequencies and magnitude, not what can be done."""
+    """YaRN changes frequencies and magnitude, not the supported operations."""
     assert names(lines["V transposed, streams"], "splice", "exact") == names(lines["ordinary"], "splice", "exact")

@@ -1,4 +1,4 @@
-"""Checking the library: every kind of damage is found, and mending loses nothing that somebody has."""
+"""Tests of checking a library: every kind of damage is found, and a repair loses nothing of value."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def mend(finding: Finding) -> str:
 
 
 def test_a_sound_library_has_no_findings(library: Library, tmp_path: Path) -> None:
-    """Nor has one that is not there; what is not ours is not looked at, nothing is written."""
+    """A sound or missing library has no findings; other files are ignored, and nothing is written."""
     (library.folder / "readme.txt").touch()
     before = sorted(library.folder.rglob("*"))
     sizes: list[int] = []
@@ -68,7 +68,7 @@ def test_a_sound_library_has_no_findings(library: Library, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("at", [5, 200, -40, -1])
 def test_a_byte_that_is_wrong_anywhere(library: Library, path: Path, at: int) -> None:
-    """Found in head and rows, and moved aside, from where its text can be had again if the head is sound."""
+    """Damage in head and K/V is found, and the file moved aside; a sound head still yields the text."""
     flip(path, at)
     finding = only(list(check_library(library.folder)))
     assert (finding.kind, finding.path) == ("damaged", path) and finding.remedy
@@ -114,7 +114,7 @@ def test_what_was_compiled_again_is_not_moved(library: Library, path: Path) -> N
 
 
 def test_leftovers_of_a_process_that_was_killed(library: Library, path: Path) -> None:
-    """Removed; a temporary file that is being written is neither told nor touched."""
+    """Leftovers are removed; a temporary file that is being written is neither reported nor touched."""
     left = path.with_name(f".{path.name}.abc.tmp")
     left.write_bytes(b"half")
     with replacing(path.with_name("other.gguf")) as writing:
@@ -125,7 +125,7 @@ def test_leftovers_of_a_process_that_was_killed(library: Library, path: Path) ->
 
 
 def test_orphans_renamed_files_and_modes(library: Library, path: Path, identity: Identity) -> None:
-    """Uses of what is gone, another skill's or model's name on a file, rights of others."""
+    """Orphaned records of uses, files named for another skill or model, permissions of others."""
     library.used(path)
     gone = path.with_name(f"gone.{identity.key}.gguf")
     (path.parent / segment_files.USES / gone.name).write_bytes(b"..")

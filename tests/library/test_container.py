@@ -1,4 +1,4 @@
-"""The container: what is written is read, and what is damaged is refused."""
+"""Tests of segment files: they are read as they were written, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_state_that_is_carried_asks_for_a_newer_format(tmp_path: Path, carried
 
 
 def test_a_damaged_transition_is_said(tmp_path: Path, carried: Segment) -> None:
-    """A bit of it flipped: all that reads it says so, and what does not, does not."""
+    """A flipped bit in the transitions is reported by every reader of them, and by no other."""
     path = tmp_path / "a.gguf"
     write_segment(path, carried)
     tensor = next(one for one in gguf.GGUFReader(path).tensors if one.name == "blk.7.carry.a")
@@ -212,7 +212,7 @@ def test_states_alone(tmp_path: Path, whole: Segment) -> None:
         ({"blk.0.k": (3, 2)}, "blk.0.k does not have one row a token"),  # the skill's rows alone
         ({"blk.0.v": (6, 3)}, "blk.0.v does not have one row a token"),
         ({"blk.1.indexer.k": (3, 3)}, "blk.1.indexer.k does not have one row a token"),
-        ({"blk.1.indexer.k": None}, None),  # which layers there must be is the model's to say
+        ({"blk.1.indexer.k": None}, None),  # the model decides which layers must exist
         ({"blk.1.k": None}, None),
         ({"blk.0.k": None}, "layer 0 has no K rows"),
         ({"blk.2.state.r": (2, 6)}, "blk.2.state.r is not one row of f32"),
@@ -220,7 +220,7 @@ def test_states_alone(tmp_path: Path, whole: Segment) -> None:
         ({"blk.4.state.s": np.float16}, "blk.4.state.s is not one row of f32"),
         ({"blk.4.state.p": (1, 8)}, "holds a tensor 'blk.4.state.p'"),
         ({"blk.1.indexer": (5, 3)}, "holds a tensor 'blk.1.indexer'"),
-        ({"blocks": "[0, 1]"}, "its blocks do not fit its tokens"),  # what is kept whole has none
+        ({"blocks": "[0, 1]"}, "its blocks do not fit its tokens"),  # a segment with its left context has none
         ({"moves": "[1]"}, "notes.moves does not fit its blocks"),
         ({"moves": "no list"}, "notes.moves cannot be read"),
     ],
@@ -259,7 +259,7 @@ def test_a_whole_segment_that_does_not_fit(
 
 @pytest.mark.parametrize("base", [(1 << 31) - 3, (1 << 32) - 1])
 def test_positions_that_no_token_has(tmp_path: Path, make_segment: MakeSegment, base: int) -> None:
-    """What llama.cpp would wrap around to another position is refused, sealed or not."""
+    """A position that llama.cpp would wrap around is refused, with a valid checksum or without."""
     write_segment(tmp_path / "a.gguf", make_segment(base=base))
     for read in (open_segment, peek):
         with pytest.raises(SegmentError, match=rf"notes\.base is {base}"):
@@ -270,7 +270,7 @@ def test_positions_that_no_token_has(tmp_path: Path, make_segment: MakeSegment, 
 
 @pytest.mark.parametrize("blocks", [(), (0,), (0, 2), (0, 1, 2)])
 def test_blocks_come_back(tmp_path: Path, make_segment: MakeSegment, blocks: tuple[int, ...]) -> None:
-    """Where each begins, in the segment and on its info; a file without the key is one block."""
+    """Starts of blocks come back in the segment and its info; a file without the key has one block."""
     segment = make_segment(blocks=blocks)
     write_segment(tmp_path / "a.gguf", segment)
     assert same(open_segment(tmp_path / "a.gguf"), segment)
@@ -296,7 +296,7 @@ def test_blocks_that_do_not_fit(
 
 @pytest.mark.parametrize("prefill", [None, Prefill(8.125, 3, 2)])
 def test_the_time_of_a_compile_comes_back(tmp_path: Path, make_segment: MakeSegment, prefill: Prefill | None) -> None:
-    """In the segment and on its info; a file without the key does not say."""
+    """The value comes back in the segment and its info; it is unknown in a file without the key."""
     write_segment(tmp_path / "a.gguf", make_segment(prefill=prefill))
     assert open_segment(tmp_path / "a.gguf").prefill == peek(tmp_path / "a.gguf").prefill == prefill
     assert ("notes.prefill" in gguf.GGUFReader(tmp_path / "a.gguf").fields) == (prefill is not None)
@@ -312,7 +312,7 @@ NO_TIMES = ['{"seconds": NaN}', *(f'{{"seconds": {a}, "tokens": {b}, "threads": 
 def test_a_time_that_is_none(
     tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch, prefill: str
 ) -> None:
-    """What an answer would say was saved must be a number."""
+    """Seconds of prefill, which answers report as saved, must be a number."""
     make = container.metadata
     monkeypatch.setattr(container, "metadata", lambda *arguments: {**make(*arguments), "prefill": prefill})
     write_segment(tmp_path / "a.gguf", make_segment())
@@ -330,7 +330,8 @@ def influenced(make_segment: MakeSegment) -> Segment:
 
 
 def test_influence_comes_back(tmp_path: Path, influenced: Segment) -> None:
-    """A row a field in the order of the text, whatever order it was given in; the info says that it is there."""
+    """Influence has one row per field in the order of the text, whatever the order of the input; the info reports
+    it."""
     path = tmp_path / "a.gguf"
     write_segment(path, influenced)
     assert same(open_segment(path), influenced) and peek(path).influence
@@ -370,7 +371,7 @@ def test_influence_without_fields(tmp_path: Path, influenced: Segment, monkeypat
 
 
 def test_states_that_do_not_fit_are_not_written(tmp_path: Path, whole: Segment) -> None:
-    """Two states of a layer, or one of f16, are a mistake of whoever made the segment."""
+    """Two states of a layer, or one in f16, are refused as a caller's mistake."""
     for wrong in (part(2, "state", 2, 6, 0, "f4"), part(2, "state", 1, 6, 0)):
         with pytest.raises(SegmentError, match=r"layer 2.* state\.r"):
             write_segment(tmp_path / "a.gguf", replace(whole, layers=(wrong,)))
@@ -444,7 +445,7 @@ def test_a_file_without_lists(tmp_path: Path, make_segment: MakeSegment, monkeyp
 def test_a_name_in_a_message_is_one_line(
     tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor may be called anything; what is said of it stays one line that a terminal can show."""
+    """A message with any tensor name stays one printable line."""
     make = container._tensors
     odd = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
     monkeypatch.setattr(container, "_tensors", lambda segment: make(segment) | odd)
@@ -495,7 +496,7 @@ def test_a_huge_length_allocates_nothing(tmp_path: Path) -> None:
 
 
 def test_other_files_are_told_apart(tmp_path: Path) -> None:
-    """A model, an empty file, a text, a folder, nothing: each message says what it is."""
+    """The message names the kind of file: a model, an empty file, a text, a folder, none."""
     model = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(model, "llama")
     writer.add_array("tokenizer.ggml.tokens", ["token"] * 50)
@@ -518,7 +519,7 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_said(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old notes says that it is old, not that the file is broken."""
+    """An older version reports a newer format, not a damaged file."""
     with monkeypatch.context() as patch:
         patch.setattr(info, "PLAIN", 3)
         write_segment(tmp_path / "a.gguf", make_segment())
@@ -654,8 +655,8 @@ print(said or {0})
 
 @pytest.mark.parametrize("how", ["cut off", "written into"])
 def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeSegment, how: str) -> None:
-    """Truncated or rewritten in place, after it was opened or while it is: the rows stay those that were checked, or
-    one line says what is wrong. No bus error: that would end the process, so it has one of its own."""
+    """A file truncated or rewritten while it is opened or later: the K/V stays as it was checked, or one line has the
+    error. Runs in a process of its own, which a bus error would end."""
     path = tmp_path / "returns.gguf"
     write_segment(path, make_segment(4000, layers=2, k=64, v=64))
     done = subprocess.run([sys.executable, "-c", MEANWHILE, str(path), how], capture_output=True, text=True)
@@ -663,7 +664,7 @@ def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeS
 
 
 def test_a_long_head_is_read_whole(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """A text longer than what is read at first, to a byte: the same segment comes back, and so does its info."""
+    """Texts around the size of the first read, to a byte: the same segment and info come back."""
     for length in (FIRST - 4000, FIRST, 20 * FIRST):
         path = tmp_path / f"{length}.gguf"
         segment = make_segment(3, text="date: 1é" + "x" * length)

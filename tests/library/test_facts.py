@@ -1,4 +1,4 @@
-"""Facts about models that are remembered."""
+"""Tests of cached facts about models: digests, forms, renderings."""
 
 from __future__ import annotations
 
@@ -294,7 +294,8 @@ def test_the_time_is_told_again(ask: Asked, rendered: list[str], tmp_path: Path)
     ],
 )
 def test_what_is_not_remembered(source: str, talk: list[dict[str, str]], ask: Asked, rendered: list[str]) -> None:
-    """What is drawn, a time in a form that may ask for gigabytes, what may hold words of a user, and what is long."""
+    """Not cached: random texts, times in formats that may expand to gigabytes, texts with words of a user, long
+    texts."""
     ask(source, talk)
     ask(source, talk)
     assert rendered == [source, source]
@@ -302,7 +303,7 @@ def test_what_is_not_remembered(source: str, talk: list[dict[str, str]], ask: As
 
 @pytest.mark.parametrize("source", ["{% if", "{{ 1 / 0 }}"])
 def test_an_error_that_may_pass_is_not_remembered(source: str, ask: Asked, rendered: list[str]) -> None:
-    """What Python raises, and a template that cannot be read, may be for the installation."""
+    """Errors of Python and unreadable templates are not cached, as they may be due to the installation."""
     for _ in range(2):
         with pytest.raises(ModelError):
             ask(source)
@@ -317,7 +318,7 @@ def test_a_damaged_file(text: str, ask: Asked, rendered: list[str], tmp_path: Pa
 
 
 def test_other_code_renders_again(ask: Asked, rendered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of another version of Jinja, or of ours, is not taken for what this one renders."""
+    """A cached text of another version of Jinja, or of notes, is not used."""
     ask(PLAIN)
     monkeypatch.setattr(templates, "code_stamp", lambda: "another")
     ask(PLAIN)

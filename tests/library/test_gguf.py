@@ -1,4 +1,4 @@
-"""The head of a file, as the package gguf writes it."""
+"""Tests of the GGUF head against that of the package gguf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by name: every layout of every store, what a name means, and that nothing leads out of a store."""
+"""Tests of models by name: all layouts of all stores, resolution of names, and links that leave a store."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_second_layout_comes_first(root: Path, model: Path, other: Path) -> 
 
 
 def test_a_manifest_that_was_copied(root: Path, model: Path) -> None:
-    """Where a file system has no links, the entry of the second layout is a copy of the blob."""
+    """On a file system without links, the entry of the second layout is a copy of the blob."""
     path = stores.ollama_v2(root, "library/a/latest", stores.manifest(root, model))
     data = path.read_bytes()
     path.unlink()
@@ -82,7 +82,7 @@ def test_a_manifest_that_was_copied(root: Path, model: Path) -> None:
 
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_list_with_a_manifest_for_each_format(root: Path, model: Path, inline: bool) -> None:
-    """The GGUF's is taken, whether the list holds it or its digest; a list without one says so."""
+    """The GGUF's manifest is used, in the list or by digest; a list without one is reported."""
     gguf = {**stores.manifest(root, model), "runner": "ollama", "format": "gguf"}
     mlx = {**stores.manifest(root, None, tensor="x"), "runner": "mlx", "format": "safetensors"}
     if not inline:
@@ -133,7 +133,7 @@ DEEP = b'{"layers": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     ],
 )
 def test_a_manifest_that_is_none(root: Path, content: bytes, message: str) -> None:
-    """It is listed with what is wrong, and hides no other."""
+    """An unusable model is listed with its problem, and hides no other."""
     stores.ollama(root, "library/a/latest", content)
     assert message in problem("Ollama", root)
 
@@ -146,7 +146,7 @@ def test_a_manifest_that_is_none(root: Path, content: bytes, message: str) -> No
     ],
 )
 def test_a_digest_names_a_blob_and_nothing_else(root: Path, model: Path, tmp_path: Path, digest: Any) -> None:
-    """Of a model or of a manifest in a list: no path can be spelt with it."""
+    """Digests of a model, or of a manifest in a list, cannot contain a path."""
     shutil.copy(model, tmp_path / "secret")
     layers = [{"mediaType": f"{stores.IMAGE}model", "digest": digest}]
     stores.ollama(root, "library/a/latest", {"layers": layers})
@@ -157,7 +157,7 @@ def test_a_digest_names_a_blob_and_nothing_else(root: Path, model: Path, tmp_pat
 
 
 def test_what_is_not_a_whole_model(root: Path, model: Path) -> None:
-    """A LoRA, safetensors, a blob that is missing, two models: each says so."""
+    """A LoRA, safetensors, a missing blob and two models are each reported."""
     for name, kinds, message in (
         ("a", {"model": "x", "adapter": "y"}, "adapter"),
         ("b", {"tensor": "x"}, "safetensors"),
@@ -180,7 +180,7 @@ def test_what_is_not_a_whole_model(root: Path, model: Path) -> None:
 
 
 def test_links_that_lead_out_of_ollamas_store(root: Path, model: Path, tmp_path: Path) -> None:
-    """A manifest or a blob that is a link to elsewhere, or to itself, is said and not read."""
+    """A manifest or blob that links out of the store, or to itself, is reported and not read."""
     outside = tmp_path / "outside"
     manifest = stores.manifest(outside, model)
     secret = stores.ollama(outside, "library/a/latest", manifest)
@@ -374,7 +374,7 @@ def test_one_name_in_two_stores(root: Path, model: Path, other: Path, tmp_path: 
 
 
 def test_a_path_is_never_a_name(root: Path, model: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file wins. A folder, or what looks like a path and is not there, is told with the file of that name."""
+    """A file takes precedence over a name. For a folder or a missing path, the error has the file of that name."""
     stores.lm_studio(root, "me/mine", "m.gguf", model)
     stores.ollama(root, "library/a/latest", stores.manifest(root, model))
     monkeypatch.chdir(root.parent)
@@ -419,7 +419,7 @@ def test_aliases(root: Path, model: Path, other: Path) -> None:
 
 
 def test_a_miss_says_where_was_looked(root: Path, model: Path) -> None:
-    """And what is near: the same model with another tag, a part of the name, a slip."""
+    """Suggestions: the same model with another tag, a part of the name, a typo."""
     stores.ollama(root, "library/qwen3/0.6b", stores.manifest(root, model))
     stores.lm_studio(root, "google/gemma-GGUF", "gemma-Q4_0.gguf", model)
     known = Models([("Ollama", root), ("LM Studio", root)], {})

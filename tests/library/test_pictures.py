@@ -1,4 +1,4 @@
-"""Segments of images on disk: format 2, whose axes, images and bytes must fit each other."""
+"""Tests of segment files with images: format 2, whose axes, images and bytes must agree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def photo(make_segment: MakeSegment) -> Segment:
 
 
 def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
-    """Its axes, its place among the rows, what made them and its own bytes."""
+    """Axes, place among the tokens, projector and bytes of an image come back."""
     write_segment(tmp_path / "photo.gguf", photo)
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
     assert found.media == photo.media and (found.axes == photo.axes).all() and found.axes.dtype == np.int32
@@ -45,7 +45,7 @@ def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
 def test_texts_stay_readable_by_older_versions(
     tmp_path: Path, photo: Segment, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text has format 1, byte for byte as before; one that reads 1 alone says of an image that it is newer."""
+    """A text has format 1, byte for byte as before; a reader of format 1 reports an image's file as newer."""
     write_segment(tmp_path / "text.gguf", make_segment())
     write_segment(tmp_path / "photo.gguf", photo)
     monkeypatch.setattr(container, "FORMAT", 1)
@@ -55,7 +55,7 @@ def test_texts_stay_readable_by_older_versions(
 
 
 def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segment, make_segment: MakeSegment) -> None:
-    """Format 2 says neither which nor how many of its parts are there: each is read by its own keys."""
+    """Format 2 implies none of its parts: each is read by its own keys."""
     rows = make_segment(6, k=32, v=32, fields=(), text="image").layers
     write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")

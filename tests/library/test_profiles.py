@@ -1,4 +1,4 @@
-"""Profiles on disk: written whole, found again for the same model and cache, refused when damaged."""
+"""Tests of profiles on disk: written atomically, found for the same model and cache, refused if damaged."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
 
 
 def test_a_newer_profile_is_refused(tmp_path: Path, profile: Profile) -> None:
-    """What it says might mean something else."""
+    """A newer format is refused, since its values may have another meaning."""
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, profile: Profile, change: dict[s
 
 
 def test_a_profile_of_an_older_notes(tmp_path: Path, profile: Profile) -> None:
-    """It was chosen by another rule: told apart from a damaged one, with the command that measures again."""
+    """A profile of an older format is reported as outdated, not damaged, with the command that measures again."""
     profiles = Profiles(tmp_path)
     path = profiles.save(profile, "notes 0")
     old = {key: value for key, value in json.loads(path.read_text()).items() if key != "verdicts"}

@@ -1,4 +1,4 @@
-"""Files that keep rows as q8_0: near what was computed, read into any cache in one pass, and never taken for more."""
+"""Tests of segment files with q8_0 rows: near the computed rows, spliced into any cache, never used as exact."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def bits(rows: tuple[LayerRows, ...]) -> list[bytes]:
 
 @pytest.mark.parametrize("kv", SMALL)
 def test_each_number_is_rounded_once(tmp_path: Path, make_segment: Make, kv: str) -> None:
-    """By half a step of its block at most; what is not quantized is kept to the bit, and the file says which."""
+    """Rounding is at most half a step of the block; other rows are bit-identical, and the file records the type."""
     segment = replace(make_segment(n=40, layers=2, k=64, v=96), kv=kv)
     write_segment(tmp_path / "a.gguf", segment)
     found, seen = open_segment(tmp_path / "a.gguf"), peek(tmp_path / "a.gguf")
@@ -94,7 +94,7 @@ def test_each_number_is_rounded_once(tmp_path: Path, make_segment: Make, kv: str
                 continue
             assert mine.nbytes / theirs.nbytes == 34 / 64
             step = np.repeat(blocks["scale"].astype(np.float32), BLOCK, axis=1)
-            # and by what the scale is rounded to f16, 127 times
+            # plus 127 times the rounding of the scale to f16
             assert (abs(to_float32(mine) - to_float32(theirs)) <= step * (0.5 + 127 / 2**11)).all()
     again = tmp_path / "again.gguf"
     write_segment(again, found)
@@ -174,7 +174,7 @@ def test_a_wrong_byte_is_refused(make: Callable[[str], Path], make_segment: Make
 def test_scales_that_are_no_numbers(
     make: Callable[[str], Path], make_segment: Make, tmp_path: Path, flash: str
 ) -> None:
-    """With right checksums: refused for what they are, by every way into a cache; and nobody writes one."""
+    """NaN and infinity with valid checksums are refused by every splice, and never written."""
     with Model(make("neox")) as model:
         exact = drawn(model, make_segment)
         for part in "kv":
@@ -218,7 +218,7 @@ def test_only_such_files_need_the_new_format(tmp_path: Path, make_segment: Make)
 
 
 def test_a_type_of_a_later_format(tmp_path: Path, make_segment: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that holds what this version has never heard of says which format it has: it is newer, not damaged."""
+    """A file with unknown parts and a newer format is reported as newer, not damaged."""
     with monkeypatch.context() as patch:
         patch.setattr(info, "FORMAT", 3)
         write_segment(tmp_path / "a.gguf", replace(make_segment(n=3, k=32, v=32), kv="q8_0"))
@@ -236,7 +236,7 @@ def test_a_type_of_a_later_format(tmp_path: Path, make_segment: Make, monkeypatc
 def test_tensors_are_as_the_head_says(
     tmp_path: Path, make_segment: Make, monkeypatch: pytest.MonkeyPatch, says: str, holds: str
 ) -> None:
-    """Rows that were rounded are never taken for those that were computed, as what is compiled goes on from these."""
+    """A compile never continues from rounded rows in place of computed ones."""
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.library.container.metadata", lambda *parts: _other(says, *parts))
         write_segment(tmp_path / "a.gguf", replace(make_segment(k=32, v=32), kv=holds))

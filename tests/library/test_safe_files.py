@@ -1,4 +1,4 @@
-"""Files of one user, written all or nothing, and locks between processes."""
+"""Tests of private folders, atomic replacement of files, and locks between processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_not_there_is_fine(tmp_path: Path) -> None:
 
 
 def test_make_leaves_what_is_there(tmp_path: Path) -> None:
-    """Nobody's folder is changed by making one in it; a file in its place is an error."""
+    """Creating a folder does not change its existing parents; a file in its place is an error."""
     (tmp_path / "here").mkdir(mode=0o755)
     make_private(tmp_path / "here" / "a" / "b")
     make_private(tmp_path / "here" / "a" / "b")
@@ -44,7 +44,7 @@ def test_make_leaves_what_is_there(tmp_path: Path) -> None:
 
 
 def test_where_nothing_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in /proc, where the system says "no such file" of a folder whose parent is there."""
+    """As in /proc, where mkdir fails with "no such file" although the parent exists."""
 
     def nothing(path: Path, mode: int) -> None:
         raise (
@@ -61,8 +61,8 @@ def test_where_nothing_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_folder_above_counts(tmp_path: Path) -> None:
-    """Who can write there can put another folder in its place; both are named in one command. Not so where only the
-    owner can rename, as in /tmp; and what others can only read above is left as it is."""
+    """A user who can write to the parent can replace the folder; one command fixes both. A sticky parent as /tmp is
+    accepted, and a parent that others can only read is unchanged."""
     home, folder = tmp_path / "ho me", tmp_path / "ho me" / "library"
     folder.mkdir(parents=True)
     home.chmod(0o777)
@@ -82,7 +82,7 @@ def test_the_folder_above_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["home", "home/library"])
 def test_another_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    """What is in it is theirs, whatever its mode is."""
+    """Files in another user's folder are refused, whatever its mode."""
     folder = tmp_path / "home" / "library"
     make_private(folder)
     belongs_to_another(tmp_path / which, monkeypatch)
@@ -143,7 +143,7 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path: Path) -> None:
 
 
 def test_a_link_stays(tmp_path: Path) -> None:
-    """What it names is replaced, whether that is there already or not."""
+    """The target of a link is replaced or created."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/a")
     for text in (b"one", b"two"):
@@ -198,7 +198,7 @@ def test_another_thread_may_give_it_back(tmp_path: Path) -> None:
 
 
 def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, with the number of the process, and that it is stopped if it is; then the wait goes on."""
+    """The notice comes once, with the number of the process and whether it is stopped; then the wait continues."""
     monkeypatch.setattr(safe_files, "NOTICE", 0.01)
     told: list[str] = []
     path = tmp_path / "locks" / "a.lock"
@@ -212,7 +212,7 @@ def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeyp
         told.append(who)
         os.kill(holder.pid, signal.SIGKILL)
 
-    with locked(path, told=go_on):
+    with locked(path, on_wait=go_on):
         pass
     assert told[1:] == [f"process {holder.pid} (stopped, goes on with: kill -CONT {holder.pid})"]
 
@@ -229,13 +229,13 @@ def test_a_wait_can_be_ended(tmp_path: Path, holder: subprocess.Popen[bytes], mo
 
     before = signal.signal(signal.SIGALRM, raised)
     try:
-        with pytest.raises(KeyboardInterrupt), locked(tmp_path / "locks" / "a.lock", told=interrupt):
+        with pytest.raises(KeyboardInterrupt), locked(tmp_path / "locks" / "a.lock", on_wait=interrupt):
             pass
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
 def test_a_free_lock_is_not_told_of(tmp_path: Path) -> None:
-    """Nothing is said, and the folder is ours alone."""
-    with locked(tmp_path / "locks" / "a.lock", told=pytest.fail):
+    """No notice, and the folder is private."""
+    with locked(tmp_path / "locks" / "a.lock", on_wait=pytest.fail):
         assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""The library: names of skills and their files."""
+"""Tests of the library: names of skills, lookup, locks, export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import DamagedError, Help, NotesError, SegmentError, UnwritableError
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.library.store import Library, changes, export, found_in
+from notes_cli.library.store import Library, changes, export, shared_segments
 
 from ..limits import belongs_to_another, few_descriptors, small_files
 from ..refused import refused
@@ -76,7 +76,7 @@ def test_find_wants_the_same_identity(filled: Library, identity: Identity) -> No
 def test_what_differs_is_said_with_the_remedy(
     filled: Library, identity: Identity, change: dict[str, str], message: str
 ) -> None:
-    """One line: which skill, what differs, which command mends it."""
+    """One line with the skill, the difference and the command that resolves it."""
     with pytest.raises(SegmentError, match=message) as caught:
         filled.find("returns", replace(identity, **change), remedy=Help.KEEP_AS_OTHER(source="x"))
     assert str(caught.value).startswith("returns was compiled")
@@ -122,7 +122,7 @@ def test_names_in_any_script(library: Library, identity: Identity, make_segment:
 def test_names_that_a_file_system_may_take_for_one(
     library: Library, identity: Identity, make_segment: MakeSegment
 ) -> None:
-    """The second is refused before anything is written, with what to do."""
+    """The second name is refused before anything is written, with a remedy."""
     write_segment(library.path("maße", identity), make_segment(name="maße"))
     with (
         refused(SegmentError, r"there is already maße.*: --name NAME"),
@@ -162,7 +162,7 @@ def test_a_library_that_others_can_write_in(filled: Library, identity: Identity,
 
 
 def test_a_library_that_others_can_only_read(filled: Library) -> None:
-    """As an earlier version made it: nobody can have put anything there, and it is closed."""
+    """A folder that others can only read is made private: they cannot have written to it."""
     filled.folder.chmod(0o755)
     assert filled.names() == ["returns", "support"] and filled.folder.stat().st_mode & 0o777 == 0o700
 
@@ -189,7 +189,7 @@ def test_few_descriptors(library: Library, identity: Identity, make_segment: Mak
 
 
 def test_what_cannot_be_read_now_is_not_damaged(filled: Library, identity: Identity) -> None:
-    """Out of descriptors: said as it is, and no advice to compile again, or that there is no such thing."""
+    """Running out of descriptors is reported as such, not as a damaged or missing file."""
     path = filled.path("returns", identity)
     with few_descriptors(0):
         for action in (lambda: peek(path), lambda: open_segment(path), lambda: filled.resolve(str(path))):
@@ -225,7 +225,7 @@ def test_resolve(filled: Library, identity: Identity, tmp_path: Path, monkeypatc
 
 
 def test_one_compile_at_a_time(library: Library, identity: Identity) -> None:
-    """A second process waits, or says what it would wait for; leftovers of a killed one are removed."""
+    """A second process waits, or names the process that it would wait for; leftovers of a killed one are removed."""
     with library.compiling("returns", identity) as path:
         assert path == library.path("returns", identity)
         caught: list[BaseException] = []
@@ -357,11 +357,11 @@ def test_damage_and_full_disks_leave_nothing(own: Path, tmp_path: Path) -> None:
 
 
 def test_only_segments_are_found_in_a_folder(own: Path, tmp_path: Path) -> None:
-    """By the names that exports have: models and letters beside them are not opened."""
+    """Only files named as exports are opened, no models or other files."""
     (own.parent / "model.gguf").write_bytes(b"GGUF")
     (own.parent / "readme.txt").touch()
     second = own.with_name("returns.abcdefabcdef.gguf")
     second.write_bytes(own.read_bytes())
-    assert found_in(own.parent) == {"returns": [own, second]}
+    assert shared_segments(own.parent) == {"returns": [own, second]}
     with refused(SegmentError, "cannot read"):
-        found_in(tmp_path / "nowhere")
+        shared_segments(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Rows that are placed straight from their file: the same ones, each byte read once, and none that was not checked."""
+"""Tests of splices from a file: the same rows as from memory, each byte read once, and none placed unchecked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from notes_cli.errors import DamagedError, EngineError, SegmentError
 from notes_cli.library.container import FIRST, open_segment, open_stored, write_segment
 
 Make = Callable[..., Any]
-BEFORE = np.arange(5, dtype=np.int32)  # what precedes the segment, which moves it by 3
+BEFORE = np.arange(5, dtype=np.int32)  # tokens before the segment, which move it by 3
 ROWS = 1500  # half as much again as a thread reads at once
 
 
@@ -79,7 +79,7 @@ def begun(ctx: Context) -> KVSequence:
 
 
 def rows(seq: KVSequence) -> list[bytes]:
-    """All that its cache holds of it, in a type that tells all bits."""
+    """All cached rows of a sequence, as raw bits."""
     found = seq.context.read(seq.seq_id, 0, len(seq), base=0, dtype="f32")
     return [part.tobytes() for layer in found for part in (layer.k, layer.v)]
 
@@ -92,7 +92,7 @@ def placed(ctx: Context, segment: Segment, seam: int = 0) -> list[bytes]:
 
 
 def untouched(seq: KVSequence, before: list[bytes]) -> bool:
-    """Whether a refused splice left the sequence as it was, rows and books."""
+    """True if rows and metadata of the sequence are unchanged."""
     return len(seq) == len(BEFORE) == seq.context.length(seq.seq_id) == seq.context.used and rows(seq) == before
 
 
@@ -101,13 +101,13 @@ KINDS = [("f16", "on"), ("f16", "off"), ("f32", "off"), ("bf16", "off"), ("q4_0"
 
 @pytest.mark.parametrize(("kv", "flash"), KINDS)
 def test_the_same_rows_as_from_memory(model: Model, path: Path, kv: str, flash: str) -> None:
-    """Whatever the cache's type and layout: what comes from the file is what comes from memory, to the bit."""
+    """For all types and layouts of the cache, rows from the file equal those from memory, bit for bit."""
     segment = open_segment(path)
     with context(model, kv, flash) as ctx:
         for seam in (0, 700):
             stored = open_stored(path)
             assert placed(ctx, stored, seam) == placed(ctx, segment, seam)
-            assert isinstance(stored.layers, Stored) and stored.layers.file is not None  # nobody read them into memory
+            assert isinstance(stored.layers, Stored) and stored.layers.file is not None  # not read into memory
         unrotated = replace(segment, base=len(BEFORE))
         assert placed(ctx, unrotated) != placed(ctx, segment)  # it is moved
         assert placed(ctx, replace(open_stored(path), base=len(BEFORE))) == placed(ctx, unrotated)
@@ -117,7 +117,7 @@ def test_the_same_rows_as_from_memory(model: Model, path: Path, kv: str, flash: 
 def test_the_same_rows_with_any_number_of_threads(
     model: Model, make: Callable[[int], Segment], tmp_path: Path, flash: str
 ) -> None:
-    """More threads than layers or tensors, too: which of them reads what changes nothing."""
+    """The result does not depend on the threads, also with more of them than layers or tensors."""
     segment = make(4200)
     write_segment(tmp_path / "long.gguf", segment)
     assert segment.nbytes >= 16 << 22  # so much a thread, else fewer are started
@@ -131,7 +131,7 @@ def test_the_same_rows_with_any_number_of_threads(
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's counters")
 @pytest.mark.parametrize(("kv", "flash"), KINDS)
 def test_every_byte_is_read_once_and_written_once(model: Model, path: Path, kv: str, flash: str) -> None:
-    """Counted, from opening the file to the last row: what is in the file comes in, the rows go out, nothing twice."""
+    """Counted from opening the file to the last row: every byte of the file is read once, every row written once."""
     row = int(512 * limits.ELEMENT[kv])
 
     def asked() -> int:  # bytes that this process has had the system read, by whatever means
@@ -200,7 +200,7 @@ def test_a_wrong_byte_anywhere_is_refused(model: Model, copy: Path, flash: str) 
 
 
 def test_a_file_that_is_cut_off_after_it_was_opened(model: Model, copy: Path) -> None:
-    """No bus error, but a line; what precedes the segment stays."""
+    """A truncated file gives an error, no bus error; the rows before the segment stay."""
     size = copy.stat().st_size
     with context(model) as ctx:
         seq = begun(ctx)
@@ -217,7 +217,7 @@ def test_a_file_that_is_cut_off_after_it_was_opened(model: Model, copy: Path) ->
 
 
 def test_a_file_that_is_replaced_after_it_was_opened(model: Model, make: Callable[[int], Segment], copy: Path) -> None:
-    """By another one of its name: what was opened is placed. In place: refused, whichever comes first."""
+    """A renamed-over file: the opened one is placed. Written in place: refused, before or during the splice."""
     with context(model) as ctx:
         segment, wanted = open_stored(copy), placed(ctx, open_segment(copy))
         write_segment(copy, make(600))
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(model: Model, path: Pa
     segment = open_stored(path)
     assert isinstance(segment.layers, Stored) and segment.layers.file is not None
     folder = os.open(path.parent, os.O_RDONLY)
-    os.dup2(folder, segment.layers.file.fileno())  # what reads of fail
+    os.dup2(folder, segment.layers.file.fileno())  # a descriptor whose reads fail
     os.close(folder)
     with context(model) as ctx:
         seq = begun(ctx)
@@ -249,7 +249,7 @@ def test_a_file_that_cannot_be_read_is_not_called_damaged(model: Model, path: Pa
 
 
 def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], tmp_path: Path) -> None:
-    """With right checksums they are refused for what they are; damaged as well, for that."""
+    """Rows that are not finite are refused as such with valid checksums, and as damaged otherwise."""
     segment = make(600)
     segment.layers[1].v[5, 5] = np.nan
     write_segment(tmp_path / "a.gguf", segment)
@@ -272,7 +272,7 @@ def test_rows_that_are_no_numbers(model: Model, make: Callable[[int], Segment], 
 def test_a_window_that_drops_rows_loses_none_to_a_damaged_file(
     make_model: Make, make_segment: Make, tmp_path: Path
 ) -> None:
-    """What leaves a small window is gone before other rows come: these are read and checked before."""
+    """Rows that leave a small window are lost, so the new rows are read and checked first."""
     with Model(make_model("gemma3")) as model, context(model, swa_full=False, n_ctx=512) as ctx:
         seq = begun(ctx)
         seq.append(np.arange(100))
@@ -311,7 +311,7 @@ def test_the_kernel_for_f16_turns_as_the_loops_for_all_types(make_model: Make, k
 
 
 def test_a_segment_without_rows(make_segment: Make, tmp_path: Path) -> None:
-    """As what was planned and not compiled: nothing to read."""
+    """A segment without K/V, as of a dry run, has nothing to read."""
     write_segment(tmp_path / "a.gguf", replace(make_segment(), layers=()))
     assert open_segment(tmp_path / "a.gguf").layers == () and open_stored(tmp_path / "a.gguf").nbytes == 0
 

@@ -1,4 +1,4 @@
-"""Tidying the library: what goes first, what never goes, and that counting uses harms nobody."""
+"""Tests of eviction from the library: the order, files that are spared, and records of uses."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ for _ in range(50): mark_use(Path({str(path)!r}), 100, 0.5)"""
         thread.join()
     assert [other.wait() for other in others] == [0, 0]
     assert segment_files.uses_of(path).count == 300
-    # Where the time is not known, nothing is added.
+    # Unknown times count as 0.
     assert segment_files.spliced_from(path) == segment_files.Spliced(300, 12_000, 50.0)
     segment_files.mark_use(path, 0, 0.0)  # it was decoded
     assert segment_files.uses_of(path).count == 301 and segment_files.spliced_from(path).times == 300
@@ -104,7 +104,7 @@ def test_what_cannot_be_counted_is_no_error(folder: Path, put: Callable[..., Pat
 
 
 def test_the_budget_takes_the_oldest_and_never_the_new_one(folder: Path, put: Callable[..., Path]) -> None:
-    """As many as are needed, no more; what was compiled last stays though it is the oldest by its time."""
+    """No more files are removed than needed; the newly compiled one stays even if its time is the oldest."""
     put("a", 400)
     put("b", 300)
     new, youngest = put("new", 500), put("c", 200)
@@ -116,7 +116,7 @@ def test_the_budget_takes_the_oldest_and_never_the_new_one(folder: Path, put: Ca
 
 
 def test_one_that_is_larger_than_the_budget_empties_no_library(folder: Path, put: Callable[..., Path]) -> None:
-    """What would not help is not removed; the others keep within the budget for themselves."""
+    """Files are not removed in vain: if the new one exceeds the budget, the others keep within it by themselves."""
     older, younger = (put(name, age).stat().st_size for name, age in (("a", 300), ("b", 200)))
     new = put("new", rows=4000)
     assert not tidy.shrink(folder, older + younger, new=new).removed
@@ -161,33 +161,35 @@ def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
     assert [(one.name, why) for one, why in done.spared] == [("piped", "its text is nowhere else")]
     assert names(folder) == ["piped"]
     there = tidy.library_files(folder)
-    assert tidy.chosen(there, [], 1.0, None) == ([], there)
+    assert tidy.select_files(there, [], 1.0, None) == ([], there)
     second = path.with_name(f"piped.{'0' * 12}.gguf")
     second.write_bytes(path.read_bytes())
     assert len(tidy.shrink(folder, path.stat().st_size).removed) == 1
 
 
 def test_what_has_changed_since_it_was_chosen_stays(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
-    """Somebody is asked whether it may go, and takes time: it was used, compiled again, or its file has gone."""
+    """A file that was used, compiled again or removed while the user was asked is not removed."""
     used, written, alone = put("used", 300), put("written", 200), put("alone", 100)
     there = tidy.library_files(folder)
     Library(folder).used(used)
     written.write_bytes(written.read_bytes())
     (tmp_path / "alone.txt").unlink()
-    done = tidy.remove_each(there, folder)
+    done = tidy.remove_files(there, folder)
     assert [(one.name, why) for one, why in done.spared] == [
         *((name, "it was used or compiled meanwhile") for name in ("used", "written")),
         ("alone", "its text is nowhere else"),
     ]
     assert not done.removed and alone.exists()
     assert (
-        len(tidy.remove_each(tidy.library_files(folder), folder, [one for one in there if one.name == "alone"]).removed)
+        len(
+            tidy.remove_files(tidy.library_files(folder), folder, [one for one in there if one.name == "alone"]).removed
+        )
         == 3
     )
 
 
 def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
-    """What went is told, and why that one stays."""
+    """Removed files are reported, and the reason to spare one."""
     path = put("linked", 300)
     path.rename(tmp_path / "elsewhere.gguf")
     path.symlink_to(tmp_path / "elsewhere.gguf")
@@ -199,7 +201,7 @@ def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[
 
 
 def test_damage_is_no_reason_to_remove_of_itself(folder: Path, put: Callable[..., Path]) -> None:
-    """Nobody can tell what is lost with it: it is left to fsck and rm."""
+    """An unreadable file is spared, and left to fsck and rm."""
     path = put("returns", 100)
     path.write_bytes(b"GGUF" + bytes(100))
     assert not tidy.shrink(folder, 0).removed and path.exists()
@@ -208,7 +210,7 @@ def test_damage_is_no_reason_to_remove_of_itself(folder: Path, put: Callable[...
 def test_a_compile_keeps_the_budget_and_says_what_went(
     folder: Path, put: Callable[..., Path], identity: Identity, make_segment: MakeSegment
 ) -> None:
-    """One line with the names; a compile that fails removes nothing; one above the budget says so."""
+    """One notice with the names; a failed compile removes nothing; exceeding the budget is reported."""
     size = put("a", 300).stat().st_size
     put("b", 200)
     said: list[Notice] = []
@@ -233,7 +235,7 @@ def test_tidying_that_fails_spoils_no_compile(
     make_segment: MakeSegment,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was compiled is kept whatever happens to the rest, and the reason is said."""
+    """The compiled file is kept if eviction fails, and the reason is reported."""
     put("a", 300)
 
     def full(path: Path) -> bool:
@@ -283,11 +285,11 @@ def test_removing_forgets_the_uses(folder: Path, put: Callable[..., Path]) -> No
 
 
 def test_a_text_of_several_files_is_somewhere_else(tmp_path: Path, put: Callable[..., Path]) -> None:
-    """What was compiled of files together may go where all of them are there, and not where one is gone."""
+    """A segment of several sources may be evicted if all of them exist, and not if one is gone."""
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file in files:
         file.write_text("words")
     (one,) = tidy.library_files(put("both", source="\n".join(map(str, files))).parent)
-    assert not tidy.sole(one, [])
+    assert not tidy.is_only_copy(one, [])
     files[1].unlink()
-    assert tidy.sole(one, [])
+    assert tidy.is_only_copy(one, [])

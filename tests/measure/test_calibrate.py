@@ -12,8 +12,8 @@ import pytest
 from notes_cli.config import shipped_model
 from notes_cli.editing.methods import METHODS
 from notes_cli.engine.options import ContextOptions
+from notes_cli.library.checkpoints import CalibrationCheckpoint, step_name
 from notes_cli.library.profiles import Profile
-from notes_cli.library.unfinished import Unfinished, step_name
 from notes_cli.measure.battery import pairs, shipped_battery
 from notes_cli.measure.calibrate import CLASSES, SEAMS, _Found, _Tally, calibrate
 from notes_cli.runtime.workspace import Workspace
@@ -71,7 +71,7 @@ def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: 
     measured: list[str] = []
 
     def stop_after(most: int) -> Profile:
-        unfinished = Unfinished(profile, "this version")
+        unfinished = CalibrationCheckpoint(profile, "this version")
 
         def keep(name: str, measure: Callable[[], Any]) -> Any:
             return unfinished.keep(name, lambda: (measured.append(name), measure())[1])
@@ -90,12 +90,12 @@ def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: 
     kept = profile.parent / ".begun" / "a.jsonl"
     lines = kept.read_text().splitlines(keepends=True)
     kept.write_text("".join(lines[:-1]) + lines[-1][:9])  # as if the disk was full
-    assert len(Unfinished(profile, "this version").found) == steps - 1
-    assert not Unfinished(profile, "another version").found
+    assert len(CalibrationCheckpoint(profile, "this version").found) == steps - 1
+    assert not CalibrationCheckpoint(profile, "another version").found
     assert not {step_name("forms", 0, cases[0])} & {step_name("forms", 0, cases[1]), step_name("forms", 1, cases[0])}
     kept.write_bytes(b"\xff" * 99)
-    assert not Unfinished(profile, "this version").found
-    Unfinished(profile, "this version").forget()
+    assert not CalibrationCheckpoint(profile, "this version").found
+    CalibrationCheckpoint(profile, "this version").forget()
     assert not kept.exists()
 
 

@@ -1,4 +1,4 @@
-"""Flash attention on the CPU (native/patches/speed): tiles of a few rows against attention in NumPy's float64."""
+"""Tests of flash attention on the CPU (native/patches/speed) against attention in NumPy's float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.patches("speed")
 
 @dataclass(frozen=True)
 class Case:
-    """Shapes, and what a model may ask for beside."""
+    """Shapes and options of an attention."""
 
     queries: int = 1
     rows: int = 300  # of K and V
@@ -76,7 +76,7 @@ def expected(case: Case, q: Array, k: Array, v: Array, mask: Array | None, sinks
 
 
 def slopes(heads: int, bias: float) -> Array:
-    """How strongly each head minds the mask (ALiBi)."""
+    """Slopes of ALiBi, one per head."""
     if not bias:
         return np.ones(heads)
     even = 1 << int(np.floor(np.log2(heads)))
@@ -93,7 +93,7 @@ def masked(case: Case, rng: np.random.Generator) -> Array | None:
     mask = np.zeros((case.streams, heads, case.queries, case.rows))
     if case.mask == "heads":
         mask[rng.random(mask.shape) < 0.5] = -np.inf
-    elif case.mask == "apart":  # a common beginning, and rows of one's own
+    elif case.mask == "apart":  # a shared prefix, and rows per sequence
         own = (rows // 20) % max(1, case.queries // 5 + 1)
         mask[..., (rows >= case.rows // 3) & (own != np.arange(case.queries)[:, None] // 5)] = -np.inf
     elif case.mask == "blind":

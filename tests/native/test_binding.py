@@ -1,4 +1,4 @@
-"""The binding in notes_cli/lib is the pinned one, and gets along with a llama-cpp-python that a user has."""
+"""Tests that the binding in notes_cli/lib is the pinned one, and coexists with a user's llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sdist(path: Path, files: dict[str, str]) -> Path:
 
 
 def test_it_is_that_of_the_pinned_sdist() -> None:
-    """Module by module what the checked and patched sdist holds; no other one is there."""
+    """The modules equal those of the checked and patched sdist, and there is no other one."""
     folder = Path(importlib.import_module("notes_cli.lib").__file__ or "").parent
     modules = sorted(path.name for path in folder.glob("*.py"))
     assert modules == ["__init__.py", "_ctypes_extensions.py", "llama_cpp.py", "mtmd_cpp.py"]

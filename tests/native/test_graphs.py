@@ -1,4 +1,4 @@
-"""A graph of llama.cpp that is not the one that native/notes_graph.cpp was written for stops the build."""
+"""Tests that a changed graph of llama.cpp, for which native/notes_graph.cpp was not written, stops the build."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_pinned_sources_are_those_that_were_read(graphs: ModuleType) -> None
 
 
 def test_a_changed_graph_is_named(graphs: ModuleType, source: Path) -> None:
-    """With what to do, and how to accept it; after that the build goes on."""
+    """The build stops with instructions, and continues after `--accept`."""
     change(source, "qwen3.cpp")
     why = graphs.refusal(source)
     assert "src/models/qwen3.cpp has changed" in why and why.count("has changed") == 1

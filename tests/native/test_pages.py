@@ -1,4 +1,4 @@
-"""The memory of a context's caches: zeroed by the system where it is used, and when emptied (native/patches/speed)."""
+"""Tests of the caches' memory: zeroed by the system on first use, and when emptied (native/patches/speed)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def faults() -> int:
 
 
 class Cache:
-    """Where the cache of a context is that is made within, which the system may show as one with what was beside it."""
+    """Find the mapping of the cache that is created in the block; the system may have merged it with a neighbour."""
 
     def __init__(self, model: Model, flash: str = "on") -> None:
         before = limits.anonymous_mappings(1)
@@ -71,7 +71,7 @@ def test_a_context_touches_no_page_of_its_cache(model: Model) -> None:
 
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_what_is_cleared_is_zero(model: Model, flash: str) -> None:
-    """All of it, and what is computed then is what a new context computes."""
+    """All memory is zeroed, and the context then computes as a new one."""
     with Cache(model, flash) as cache:
         context, memory = cache.context, cache.memory
         context.append({0: TOKENS})
@@ -94,4 +94,4 @@ def test_memory_that_is_promised_is_not_promised_again(model: Model, monkeypatch
     monkeypatch.setattr(limits, "_control_group", lambda: None)
     with Context(model, options), pytest.raises(limits.EngineError, match="of memory is available"):
         Context(model, options)
-    Context(model, options).close()  # nothing is held for what was closed
+    Context(model, options).close()  # closed contexts reserve nothing

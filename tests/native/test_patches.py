@@ -1,4 +1,4 @@
-"""The patches to llama.cpp: their groups, how large the hooks may be, and what is refused without a group."""
+"""Tests of the patches to llama.cpp: groups, size of the hooks, refusals in builds without a group."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_hooks_are_small() -> None:
 
 
 def test_every_patch_is_in_a_group(prepare: ModuleType) -> None:
-    """And says which llama.cpp it is for, what is wrong, and what it does; a fix has its reproduction."""
+    """Each patch names its llama.cpp, the problem and the change; a fix has a reproduction."""
     assert {path.name for path in PATCHES.iterdir()} == set(prepare.GROUPS)
     assert sorted(prepare.patches_of(",".join(prepare.GROUPS))) == sorted(PATCHES.rglob("*.patch"))
     for path in PATCHES.rglob("*.patch"):
@@ -70,7 +70,7 @@ def test_groups_are_chosen_by_name(prepare: ModuleType) -> None:
 
 
 def test_a_file_is_new_where_its_text_is(prepare: ModuleType, tmp_path: Path) -> None:
-    """Ninja goes by times: a file that loses its patch must be newer than what was compiled with the patch."""
+    """Ninja compares times: a file that loses its patch must be newer than its object file."""
     made, before = tmp_path / "made", tmp_path / "before"
     for folder, text in ((made, "plain"), (before, "patched")):
         (folder / "src").mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_the_library_names_its_groups(prepare: ModuleType) -> None:
 
 @pytest.mark.skipif("recurrent" in native.PATCHES, reason="the library has the group")
 def test_states_are_not_carried_without_the_group(make_model: MakeModel) -> None:
-    """With one reason, also where Python asks for what the library lacks; the state can still be restored."""
+    """Refused with one reason, also for functions that the library lacks; the state can still be restored."""
     with Model(make_model("mamba")) as model, Context(model, ContextOptions(n_ctx=64, n_threads=1)) as context:
         why = context.supports("carry")
         assert why and "without the patch group 'recurrent'" in why

@@ -1,4 +1,4 @@
-"""Products of a Q8_0 matrix on the CPU (native/patches/speed) against NumPy's float64."""
+"""Tests of products of a Q8_0 matrix on the CPU (native/patches/speed) against NumPy's float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK = 32  # numbers that share a scale
 
 
 def matrix(rng: np.random.Generator, rows: int, width: int) -> tuple[NDArray[np.uint8], Array]:
-    """Blocks as in a file, of all numbers that a byte has, -128, too; and what they are."""
+    """Q8_0 blocks with all values of a byte, -128 included, and their dequantized values."""
     numbers = rng.integers(-128, 128, (rows, width // BLOCK, BLOCK), np.int8)
     numbers[rng.random(numbers.shape) < 0.1] = -128
     scales = rng.normal(size=(rows, width // BLOCK, 1)).astype(np.float16)
@@ -50,7 +50,7 @@ def test_any_number_of_rows_and_columns(rows: int, threads: int) -> None:
 
 @pytest.mark.patches("speed")
 def test_a_column_does_not_depend_on_the_others() -> None:
-    """So what is decoded together decides as in any other company, as far as products go."""
+    """Products do not depend on the other columns, and so not on the batch."""
     rng = np.random.default_rng(0)
     rows, width = 50, 1056
     data, left = matrix(rng, rows, width)

@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.cli import run
 from notes_cli.engine.model import Model
-from notes_cli.library.standing import GlobalErrata, standing
+from notes_cli.library.global_errata import GlobalErrata, new_erratum
 from notes_cli.sessions import everybody
 
 from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
@@ -409,11 +409,11 @@ def test_what_nobody_can_be_told(own: Served, status: int, given: Json) -> None:
 def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
     """A line that a crash tore is written over; another process's lines are seen."""
     first, second = GlobalErrata(tmp_path / "library"), GlobalErrata(tmp_path / "library")
-    first.add([standing("returns", "date", "a", "b")])
+    first.add([new_erratum("returns", "date", "a", "b")])
     with first.path.open("ab") as file:
         file.write(b'{"skill": "ret')
     assert [one.value for one in second.all()] == ["b"]
-    second.add([standing("returns", "date", "a", "c")])
+    second.add([new_erratum("returns", "date", "a", "c")])
     assert [one.value for one in first.all()] == ["b", "c"] and oct(first.path.stat().st_mode)[-3:] == "600"
 
 

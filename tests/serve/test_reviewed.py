@@ -14,7 +14,7 @@ import pytest
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.library.standing import GlobalErratum
+from notes_cli.library.global_errata import GlobalErratum
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
 from notes_cli.serve.jobs import Limits

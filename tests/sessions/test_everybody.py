@@ -11,7 +11,7 @@ import pytest
 
 import notes_cli as notes
 from notes_cli.errors import Notice
-from notes_cli.library.standing import GlobalErrata, holding, standing
+from notes_cli.library.global_errata import GlobalErrata, holding, new_erratum
 from notes_cli.library.store import Library
 from notes_cli.runtime.request import Callbacks
 from notes_cli.sessions.everybody import Corrected, correct, correcting
@@ -213,7 +213,7 @@ def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: 
 def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
     """Whoever looks at the file up to a time has seen all that is earlier, in whichever order they were made."""
     errata = GlobalErrata(tmp_path / "library")
-    late, early = standing("returns", "date", WAS, LATE), standing("returns", "date", WAS, LATER)
+    late, early = new_erratum("returns", "date", WAS, LATE), new_erratum("returns", "date", WAS, LATER)
     errata.add([early])
     errata.add([late])
     times = [one.time for one in errata.all()]

