@@ -307,7 +307,7 @@ def _next(report: Report) -> str:
 def _print_composition(found: Composed) -> None:
     """What each question needs of the skills, and what repairs decisions that differ."""
     from notes_cli.measure.compare import RECOMPUTE
-    from notes_cli.measure.proof import told_of
+    from notes_cli.measure.significance import told_of
     from notes_cli.runtime.settings import repair
 
     output.result("")

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from notes_cli.editing.change import Change, Stretch, stretches
 from notes_cli.editing.methods import METHODS, Method, Needs, Record
-from notes_cli.editing.selecting import Scratch, most_deviating, most_influenced, prefill
-from notes_cli.editing.ways import Edit, Placer, Prepared
+from notes_cli.editing.operations import Edit, Placer, Prepared
+from notes_cli.editing.select_tokens import Scratch, most_deviating, most_influenced, prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.patches import Range, position_map
 from notes_cli.engine.segment import LayerRows, Segment

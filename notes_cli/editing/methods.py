@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Literal
 
-from notes_cli.editing.selecting import Selection
-from notes_cli.editing.ways import Way, by_blocks, corrected_text, from_change_on, in_place, unchanged
+from notes_cli.editing.operations import Way, by_blocks, corrected_text, from_change_on, in_place, unchanged
+from notes_cli.editing.select_tokens import Selection
 from notes_cli.errors import Help, NotesError
 
 Needs = tuple[Literal["rewrite", "splice"], ...]  # operations that a context must support

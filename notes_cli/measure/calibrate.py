@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 
 import notes_cli
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
-from notes_cli.editing.selecting import influence
+from notes_cli.editing.select_tokens import influence
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
 from notes_cli.library.unfinished import Keep, Unfinished, keep_nothing, step_name
 from notes_cli.measure.battery import Case, Pair
-from notes_cli.measure.carrying import measure_carried
+from notes_cli.measure.carried_state import measure_carried
 from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.composition import measure_pairs
-from notes_cli.measure.proof import LEAST, choose
+from notes_cli.measure.significance import LEAST, choose
 from notes_cli.runtime.answering import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill

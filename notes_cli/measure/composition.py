@@ -23,7 +23,7 @@ from notes_cli.library.profiles import Composition, Measured
 from notes_cli.library.unfinished import Keep, keep_nothing, step_name
 from notes_cli.measure.battery import Asked, Pair
 from notes_cli.measure.compare import ANSWER, RECOMPUTE, Composed, Mended, Question, cosine, verify_system
-from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
+from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of
 from notes_cli.measure.verify import Case, decided
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill

@@ -15,7 +15,7 @@ import numpy as np
 from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
 from notes_cli.editing.change import Change, change, same
 from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of
-from notes_cli.editing.ways import Prepared, decode_from, offset
+from notes_cli.editing.operations import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
@@ -23,7 +23,7 @@ from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError,
 from notes_cli.library.standing import now
 from notes_cli.runtime.settings import NEAR, defaults
 from notes_cli.sessions.lines import Line, Origin, as_line, number_of
-from notes_cli.sessions.live import Live
+from notes_cli.sessions.session_kv import Live
 from notes_cli.sessions.state import MARKS, Entry, SkillText, State, keys_of
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.fields import clean_value

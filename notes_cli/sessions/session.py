@@ -39,11 +39,11 @@ from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.forgetting import CUT, Forgetter, Forgotten
+from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
 from notes_cli.sessions.lines import Line, Origin, as_line
-from notes_cli.sessions.live import Live
-from notes_cli.sessions.results import Result, as_question, results_turn
+from notes_cli.sessions.session_kv import Live
 from notes_cli.sessions.state import SkillText, State, unheard
+from notes_cli.sessions.tool_results import Result, as_question, results_turn
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.keys import Known, listed
 from notes_cli.text.messages import user_message

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.methods import Method
-from notes_cli.editing.selecting import deviation, most_influenced
+from notes_cli.editing.select_tokens import deviation, most_influenced
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence

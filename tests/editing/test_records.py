@@ -23,7 +23,7 @@ from notes_cli.editing.methods import (
     calibrated,
     record_of,
 )
-from notes_cli.editing.ways import Edit, from_change_on, offset
+from notes_cli.editing.operations import Edit, from_change_on, offset
 from notes_cli.engine.patches import Range, changed_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence

@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.errors import NotesError
 from notes_cli.measure.battery import PAIRS, Asked, load_battery, pairs, shipped_battery
-from notes_cli.measure.proof import as_good
+from notes_cli.measure.significance import as_good
 from notes_cli.text.skill import Skill
 
 GOOD = """cases:

@@ -12,12 +12,12 @@ from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.measure import composition, proof, verify
+from notes_cli.measure import composition, significance, verify
 from notes_cli.measure.battery import Asked, Pair, pairs
 from notes_cli.measure.compare import Answered
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
-from notes_cli.measure.proof import LEAST
+from notes_cli.measure.significance import LEAST
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 
@@ -91,7 +91,7 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
     """Single questions survive, those of two skills do not; neither another order nor a seam helps, compiling them
     together does, and is the cheaper one of those that do."""
     monkeypatch.setattr(composition, "LEAST", FEW)  # that is enough here: nothing is left to chance
-    monkeypatch.setattr(proof, "LOSS", 0.5)
+    monkeypatch.setattr(significance, "LOSS", 0.5)
     given = [
         replace(pair, asked=tuple(first_right(one, number) for one in pair.asked))
         for number, pair in enumerate(pairs(FEW))

@@ -17,8 +17,8 @@ from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.live import RowFiles
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.session_kv import RowFiles
 from notes_cli.text.skill import Skill
 
 from ..conftest import MakeWorkspace

@@ -15,7 +15,7 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import SessionError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import live
+from notes_cli.sessions import session_kv
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.skill import Skill
 
@@ -39,7 +39,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("rows were read from disk")
 
-    monkeypatch.setattr(live, "open_segment", refuse)
+    monkeypatch.setattr(session_kv, "open_segment", refuse)
 
 
 def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, unread: None) -> None:

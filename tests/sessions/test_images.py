@@ -21,7 +21,7 @@ from notes_cli.measure.examination import verify_session
 from notes_cli.runtime.answering import Request
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import live
+from notes_cli.sessions import session_kv
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.ledger import LedgerError, read_ledger, sealed
 from notes_cli.sessions.session import Session
@@ -72,7 +72,7 @@ def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
 ) -> None:
     """Each turn in a process of its own, put back in small parts, gives the tokens, positions and logits of one in
     which all of it is said; an undo goes back to the very rows."""
-    monkeypatch.setattr(live, "CHUNK", 10)
+    monkeypatch.setattr(session_kv, "CHUNK", 10)
     with seeing(cache) as workspace, held(workspace, "whole") as whole:
         for request in asked:
             whole.ask(request)

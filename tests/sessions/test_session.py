@@ -29,8 +29,8 @@ from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.live import CHUNK, FILES
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.session_kv import CHUNK, FILES
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..limits import few_descriptors

@@ -18,7 +18,7 @@ from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import live
+from notes_cli.sessions import session_kv
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -49,13 +49,13 @@ def ledger(session: Session) -> list[tuple[Any, ...]]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files of rows that sessions open."""
     opened: list[Path] = []
-    real = live.open_segment
+    real = session_kv.open_segment
 
     def counted(path: Path) -> Segment:
         opened.append(path)
         return real(path)
 
-    monkeypatch.setattr(live, "open_segment", counted)
+    monkeypatch.setattr(session_kv, "open_segment", counted)
     return opened
 
 

@@ -14,7 +14,7 @@ from notes_cli.errors import Notice
 from notes_cli.library.standing import GlobalErrata, holding, standing
 from notes_cli.library.store import Library
 from notes_cli.runtime.answering import Callbacks
-from notes_cli.sessions.everybody import Corrected, correct, correcting
+from notes_cli.sessions.global_correction import Corrected, correct, correcting
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.state import State
 

@@ -14,7 +14,7 @@ from notes_cli.editing.methods import ERRATUM, FIELD, RECOMPUTE, STALE, SUFFIX
 from notes_cli.library.profiles import WAYS, Measured, Profile
 from notes_cli.measure.compare import RECOMPUTE as ONE_PREFILL
 from notes_cli.measure.composition import SPLICED
-from notes_cli.measure.proof import LEAST, interval, told_of
+from notes_cli.measure.significance import LEAST, interval, told_of
 
 # Columns of the last table of a report: a row for each model, to compare several.
 ROW = (
