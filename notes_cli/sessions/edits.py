@@ -23,7 +23,7 @@ from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError,
 from notes_cli.library.standing import now
 from notes_cli.runtime.settings import NEAR, defaults
 from notes_cli.sessions.lines import Line, Origin, as_line, number_of
-from notes_cli.sessions.session_kv import Live
+from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import MARKS, Entry, SkillText, State, keys_of
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.fields import clean_value
@@ -109,22 +109,22 @@ def amended(skill: SkillText, changed: Change) -> SkillText:
     return SkillText(skill.name, skill.position, changed.text, len(changed.tokens), changed.spans, influence)
 
 
-def as_segment(live: Live, skill: SkillText) -> Segment:
+def as_segment(kv: SessionKV, skill: SkillText) -> Segment:
     """The skill as a segment without rows, compiled where it is: what a change is found in.
 
     Raise SessionError where the sequence has another text there.
     """
     first, last = skill.position, skill.position + skill.tokens
-    spelt, text = live.spelt(first, last), skill.text.encode()
+    spelt, text = kv.spelt(first, last), skill.text.encode()
     if spelt not in (text, b" " + text):  # SentencePiece puts a blank before it
-        name = live.stored.name
+        name = kv.stored.name
         raise SessionError(
             f"the ledger of session {name} is damaged: {skill.name} is not at its position", Help.UNDO(name=name)
         )
-    tokens, context = (np.array(live.state.tokens[slice(*span)], np.int32) for span in ((first, last), (0, first)))
+    tokens, context = (np.array(kv.state.tokens[slice(*span)], np.int32) for span in ((first, last), (0, first)))
     influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}
     return Segment(
-        *(skill.name, "", skill.text, tokens, first, context, skill.fields, live.workspace.identity, ()),
+        *(skill.name, "", skill.text, tokens, first, context, skill.fields, kv.workspace.identity, ()),
         influence=influence,
     )
 
@@ -179,12 +179,12 @@ class _Changed(NamedTuple):
 class Editor:
     """Edits a session."""
 
-    def __init__(self, live: Live, heard: str | None = None) -> None:
+    def __init__(self, kv: SessionKV, heard: str | None = None) -> None:
         """`heard`: until when what everybody is told was looked at; None: until the edit."""
-        self._live = live
+        self._kv = kv
         self._heard = heard
-        self._state = live.state
-        self._workspace = live.workspace
+        self._state = kv.state
+        self._workspace = kv.workspace
 
     def targets(self, name: str, value: str) -> list[str]:
         """The keys of the fields that an edit is for: one, or for `*.field` those of all skills whose value is another.
@@ -226,7 +226,7 @@ class Editor:
             return self._edit(one, value, ERRATUM, f"{chosen}; {ERRATUM} instead: {error.what}")
 
     def _resolved(self, name: str) -> list[Reference]:
-        return self._state.known.resolve(name, f"no skill of session {self._live.stored.name} has")
+        return self._state.known.resolve(name, f"no skill of session {self._kv.stored.name} has")
 
     def _reference(self, name: str) -> Reference:
         """The one field that the name is for. Raise SkillError where that is none, or several."""
@@ -239,7 +239,7 @@ class Editor:
         """What the value changes in the text, None if the text has it already; `again`: then it is itself what changes,
         if what follows it may have seen another."""
         skill = next(skill for skill in self._state.skills if skill.name == one.skill)
-        segment = as_segment(self._live, skill)
+        segment = as_segment(self._kv, skill)
         found = change(self._workspace.model, segment, {one.field: value})
         if found is None and again and self._in_place(one.key):
             found = same(segment, one.field)
@@ -302,11 +302,11 @@ class Editor:
             "method": str(method),
             "heard": self._heard or now(),
             **as_line(origin),
-            "says": sentence(self._live, one, value) if record.appends_erratum else "",
+            "says": sentence(self._kv, one, value) if record.appends_erratum else "",
             "patches": as_lines(changed.patches if changed else ()),
             "skills": [asdict(amended(changed.skill, changed.change))] if changed else [],
         }
-        self._live.commit(line, places)
+        self._kv.commit(line, places)
         return Edited(one.key, value, str(method), chosen, origin)
 
     def _amend(self, changed: _Changed, method: Method) -> tuple[Sequence[Range], Prepared]:
@@ -317,21 +317,21 @@ class Editor:
             raise UnsupportedError(what, instead(session=True))
         check(self._workspace.context, method, session=True)
         if method.record.in_place and any(patch.grows for patch in found.patches):
-            check_moves(self._live, f"the edit method {method} is not possible", instead(session=True))
+            check_moves(self._kv, f"the edit method {method} is not possible", instead(session=True))
         grown = max(0, len(found.tokens) - len(segment))
         cells = len(self._state.tokens) + grown + free_cells(segment, found, method)
-        self._workspace.make_room(cells, held=self._live.at_hand)
+        self._workspace.make_room(cells, held=self._kv.at_hand)
         if selects and selects.needs_pass(segment):
             segment = self._with_rows(segment)
         prepared = prepare(self._workspace.scratch, segment, found, method, session=True)
-        with self._live.changing() as sequence:
+        with self._kv.changing() as sequence:
             places = amend(sequence, segment, found, method, prepared)
             sequence.flush()
         return places, prepared
 
     def _with_rows(self, segment: Segment) -> Segment:
         """The segment with its rows as they are in the sequence."""
-        seq, first = self._live.sequence, segment.base
+        seq, first = self._kv.sequence, segment.base
         rows, _ = seq.read(first, first + len(segment), seq.context.lossless_type)
         return replace(segment, layers=rows)
 
@@ -344,11 +344,11 @@ class Editor:
         if not out:
             return Compacted()
         patches = self._cuts(out)
-        self._workspace.make_room(len(self._state.tokens), held=self._live.at_hand)
-        with self._live.changing() as sequence:
+        self._workspace.make_room(len(self._state.tokens), held=self._kv.at_hand)
+        with self._kv.changing() as sequence:
             places = decode_from(sequence, patches)
         fields = tuple(entry.name for entry in out)
-        self._live.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
+        self._kv.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
         return Compacted(fields, sum(patch.last - patch.first for patch in patches), _count(places))
 
     def _cuts(self, out: Sequence[Entry]) -> list[Patch]:
@@ -359,7 +359,7 @@ class Editor:
         for entry in self._state.entries:
             first, last = entry.position, entry.position + entry.tokens
             if entry in out:
-                head = head if taking else not self._live.spelt(first, last).startswith(BETWEEN.encode())
+                head = head if taking else not self._kv.spelt(first, last).startswith(BETWEEN.encode())
                 patches.append(Patch(first, last, ()))
             elif taking and head and (gap := self._gap(first, last)):
                 patches.append(Patch(first, first + gap, ()))
@@ -369,13 +369,13 @@ class Editor:
     def _gap(self, first: int, last: int) -> int:
         """How many of these tokens are the empty line before a part of a message; 0 if it has none of its own."""
         ends = range(first + 1, min(last, first + len(BETWEEN) + 1))
-        return next((end for end in ends if self._live.spelt(first, end) == BETWEEN.encode()), first) - first
+        return next((end for end in ends if self._kv.spelt(first, end) == BETWEEN.encode()), first) - first
 
 
-def check_moves(live: Live, what: str, remedy: Remedy) -> None:
+def check_moves(kv: SessionKV, what: str, remedy: Remedy) -> None:
     """Raise UnsupportedError, saying `what` cannot be, where rows have been moved as often as their type allows."""
-    kind = live.workspace.context.options.type_k
-    done = sum(map(moves, live.state.live))
+    kind = kv.workspace.context.options.type_k
+    done = sum(map(moves, kv.state.live))
     if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
         why = f"rows after a value of another length, or after what was cut, were moved {done} times"
         raise UnsupportedError(f"{what}: {why}, and each time rounds the keys of a {kind} cache", remedy)
@@ -395,10 +395,10 @@ def moves(line: Line) -> int:
     return int(in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"]))
 
 
-def sentence(live: Live, one: Reference, value: str) -> str:
+def sentence(kv: SessionKV, one: Reference, value: str) -> str:
     """The erratum that says a field's value."""
     erratum = Erratum(one.field, value, "", one.skill if one.shared else "")
-    return word(erratum, defaults(live.workspace).wording)
+    return word(erratum, defaults(kv.workspace).wording)
 
 
 def _count(places: Sequence[Range]) -> int:

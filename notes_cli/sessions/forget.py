@@ -18,7 +18,7 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.errors import Help, NotesError, SessionError, UnsupportedError
 from notes_cli.sessions.edits import Parts, as_lines, check_moves, moves, of, parts_of, sentence
 from notes_cli.sessions.lines import Line, Origin
-from notes_cli.sessions.session_kv import Live
+from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import MARKS, TRACE, Entry, State, entry_line, keys_of
 from notes_cli.sessions.tool_results import as_question, results_turn
 from notes_cli.text.messages import BETWEEN, asking, user_message
@@ -65,10 +65,10 @@ class _Plan(NamedTuple):
 class Forgetter:
     """Takes parts out of a session."""
 
-    def __init__(self, live: Live) -> None:
-        self._live, self._state = live, live.state
-        self._workspace = live.workspace
-        self._name = live.stored.name
+    def __init__(self, kv: SessionKV) -> None:
+        self._kv, self._state = kv, kv.state
+        self._workspace = kv.workspace
+        self._name = kv.stored.name
 
     def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
         """Take out what is named (edits.py). `dry`: only say what would be done. With `suffix` and no name, what was
@@ -117,7 +117,7 @@ class Forgetter:
         remedy = Help.OTHER_METHOD(method=SUFFIX)
         if reason:
             raise UnsupportedError(f"what follows cannot be moved: {reason}", remedy)
-        check_moves(self._live, "what follows cannot be moved", remedy)
+        check_moves(self._kv, "what follows cannot be moved", remedy)
 
     def _check_decodable(self, patches: Sequence[Patch], first: int) -> None:
         """Raise UnsupportedError where an image that is left would be decoded again: a session has its rows alone."""
@@ -130,8 +130,8 @@ class Forgetter:
         """Change the sequence, and write down what is left of it."""
         new = sum(len(patch.tokens) for patch in plan.patches)
         before = len(self._state.tokens)
-        self._workspace.make_room(max(before, found.tokens) + new, held=self._live.at_hand)
-        with self._live.changing() as sequence:
+        self._workspace.make_room(max(before, found.tokens) + new, held=self._kv.at_hand)
+        with self._kv.changing() as sequence:
             if found.method == SUFFIX:
                 decode_from(sequence, [Patch(first, first, ()), *plan.patches])
             else:
@@ -148,13 +148,13 @@ class Forgetter:
         rest = _as_line(replace(plan.rest, entries=entries))
         line = {"op": "forget", "method": found.method, "what": list(plan.parts.names), "rest": rest}
         if found.method == SUFFIX:
-            held = self._live.held
+            held = self._kv.held
             tokens = [int(token) for token in held.tokens]
             images = {"images": [asdict(image) for image in held.images]} if held.images else {}
-            self._live.rewrite({**line, **images, "moves": done, "patches": as_lines([Patch(0, 0, tokens)])})
+            self._kv.rewrite({**line, **images, "moves": done, "patches": as_lines([Patch(0, 0, tokens)])})
         else:
             places = changed_ranges(plan.patches, before)
-            self._live.commit({**line, "moves": int(found.moved > 0), "patches": as_lines(plan.patches)}, places)
+            self._kv.commit({**line, "moves": int(found.moved > 0), "patches": as_lines(plan.patches)}, places)
 
     # What is to be taken out.
 
@@ -220,7 +220,7 @@ class Forgetter:
         if added and first > asked.position and self._opens(asked, first):
             return first
         skills = [entry.position for entry in self._pieces(1) if entry.kind == "splice"]
-        opened = errata and not added and not self._live.spelt(asked.position, first).strip()
+        opened = errata and not added and not self._kv.spelt(asked.position, first).strip()
         if opened and max(skills, default=0) <= errata[0].position:
             return errata[0].position
         raise SessionError(
@@ -231,7 +231,7 @@ class Forgetter:
     def _opens(self, asked: Entry, first: int) -> bool:
         """Whether the words between the system message and a question are the template's, and not an empty line that is
         the message's."""
-        if self._live.spelt(asked.position, first).strip():
+        if self._kv.spelt(asked.position, first).strip():
             return True
         runs = build(self._workspace.template, asking("?", system="s"))[-1].runs
         return bool(runs) and runs[0].special and runs[0].text == BETWEEN
@@ -435,7 +435,7 @@ class Forgetter:
             for one in (one for one in before.find(entry.name) if f"{one.skill}.{one.field}" in now):
                 key = now.key(one.skill, one.field)
                 if entry in said and key not in later and key in rest.values:
-                    again[key] = sentence(self._live, now.resolve(key)[0], rest.values[key])
+                    again[key] = sentence(self._kv, now.resolve(key)[0], rest.values[key])
                 later.add(key)
         rest.pending |= dict(reversed(again.items()))
         return tuple(reversed(again))

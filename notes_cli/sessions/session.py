@@ -1,6 +1,6 @@
 """A session at work: it begins with a prompt, goes on by turns and edits, and keeps each of them.
 
-Here are the turns; edits are in edits.py, the sequence in live.py.
+Here are the turns; edits are in edits.py, the sequence in kv.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from notes_cli.sessions.edits import Compacted, Edited, Editor, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
 from notes_cli.sessions.lines import Line, Origin, as_line
-from notes_cli.sessions.session_kv import Live
+from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import SkillText, State, unheard
 from notes_cli.sessions.tool_results import Result, as_question, results_turn
 from notes_cli.text.erratum import Erratum, read_errata, word
@@ -60,18 +60,18 @@ class Session:
     def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
         self.workspace = workspace
         self.stored = stored
-        self._live = Live(workspace, stored)
+        self._kv = SessionKV(workspace, stored)
         self._question = ""  # of the turn at hand, as are its skills and what is said of fields
         self._system = ""  # of the first turn
         self._skills: list[SkillText] = []
         self._said: dict[str, str] = {}
         self._marks: dict[str, tuple[str, ...]] = {}
         self._heard = now()  # when what everybody is told was looked at for it
-        self._since = 0  # what `Live.changes` was when it had begun
+        self._since = 0  # what `SessionKV.changes` was when it had begun
 
     def close(self) -> None:
         """Give back what its sequence takes of the context. What was kept is on disk."""
-        self._live.drop()
+        self._kv.drop()
 
     def __enter__(self) -> Session:
         return self
@@ -86,7 +86,7 @@ class Session:
     @property
     def sequence(self) -> KVSequence:
         """The sequence as the ledger has it, put back from disk unless it is at hand."""
-        return self._live.sequence
+        return self._kv.sequence
 
     @property
     def empty(self) -> bool:
@@ -107,10 +107,10 @@ class Session:
         try:
             found = yield from stream(self.workspace, request, plan, callbacks)
         except BaseException as error:
-            if isinstance(error, EngineError) and turn != self._live.changes:
+            if isinstance(error, EngineError) and turn != self._kv.changes:
                 raise self._gone_on() from error  # its sequence was closed
             if turn == self._since:  # else a later one is at hand
-                self._live.drop()
+                self._kv.drop()
             raise
         self.keep(found.unwritten, turn)
         return found
@@ -193,7 +193,7 @@ class Session:
             found = yield from answer_task(self.workspace, request, plan, callbacks)
             callbacks.on_answer(found)
         except BaseException:
-            self._live.drop()
+            self._kv.drop()
             raise
         self.keep(found.unwritten)
         return found
@@ -201,8 +201,8 @@ class Session:
     def begin(self, prompt: Prompt, sequence: KVSequence) -> None:
         """The first turn's prompt has been assembled in this sequence."""
         changes = changes_of(self.workspace, prompt) if prompt.method.record.edits_rows else {}
-        self._live.hold(sequence)
-        self._question, self._system, self._since = prompt.question, prompt.system or "", self._live.changes
+        self._kv.hold(sequence)
+        self._question, self._system, self._since = prompt.question, prompt.system or "", self._kv.changes
         errata = [*prompt.method_errata, *prompt.errata]
         names = iter([erratum.key for erratum in errata])
         sequence.pieces = [
@@ -243,7 +243,7 @@ class Session:
         tokens = [
             skills[chunk.name].tokens if chunk.kind == "splice" else self.workspace.tokenize(chunk) for chunk in chunks
         ]
-        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
+        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._kv.at_hand)
         for segment in segments:  # again: a larger context may rotate otherwise (LongRoPE)
             self.workspace.check(segment)
         sequence = self.sequence
@@ -257,7 +257,7 @@ class Session:
             gain = saved_seconds(sequence.pieces, [segment])
             self.workspace.used(segment.name, spliced_tokens(sequence.pieces, segment.name), gain)
         self._skills, self._marks = [from_segment(segment, None, sequence) for segment in segments], _marks(segments)
-        self._since = self._live.changes
+        self._since = self._kv.changes
         return sequence
 
     def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
@@ -266,11 +266,11 @@ class Session:
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
-        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
+        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._kv.at_hand)
         sequence, names = self.sequence, iter(name for name, _ in results)
         for chunk, ids in zip(chunks, tokens, strict=True):
             sequence.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
-        self._since = self._live.changes
+        self._since = self._kv.changes
         return sequence
 
     def _check_images(self, segments: Sequence[Segment]) -> None:
@@ -332,7 +332,7 @@ class Session:
         """
         sessions = Sessions(self.stored.folder.parent)
         with sessions.forked(self.stored, new) as stored, Session(self.workspace, stored) as fork:
-            fork._live.hold(self.sequence.share())
+            fork._kv.hold(self.sequence.share())
             yield fork
 
     def _gone_on(self) -> SessionError:
@@ -346,9 +346,9 @@ class Session:
         Raise SessionError where the session has gone on since it began: what it was asked after is not there any more.
         """
         turn = self._since if turn is None else turn
-        if not turn == self._since == self._live.changes:
+        if not turn == self._since == self._kv.changes:
             raise self._gone_on()
-        sequence, start = self._live.held, len(self.state.tokens)
+        sequence, start = self._kv.held, len(self.state.tokens)
         if answer:
             sequence.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
         sequence.flush()
@@ -360,7 +360,7 @@ class Session:
             line["system"] = self._system
         if images := [asdict(image) for image in sequence.images if image.first >= start]:
             line["images"] = images
-        self._live.commit(line, [(start, len(sequence))])
+        self._kv.commit(line, [(start, len(sequence))])
 
     def _told(self, piece: Piece, sequence: KVSequence) -> Line:
         ids = [int(token) for token in sequence.tokens[piece.position : piece.position + piece.tokens]]
@@ -382,7 +382,7 @@ class Session:
     # Edits, as edits.py has them.
 
     def edit(self, name: str, value: str, method: Method | None = None, heard: str | None = None) -> Edited:
-        return Editor(self._live, heard).edit(name, value, method)
+        return Editor(self._kv, heard).edit(name, value, method)
 
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
@@ -393,7 +393,7 @@ class Session:
         """
         for told in describe_wildcards(values, self.state.known):
             callbacks.on_notice(Notice(told))
-        editor = Editor(self._live)
+        editor = Editor(self._kv)
         wanted = unique_values((key, value) for field, value in values.items() for key in editor.targets(field, value))
         for field, value in wanted.items():
             editor.check(field, value, method)
@@ -401,16 +401,16 @@ class Session:
             yield self.edit(field, value, method)
 
     def compact(self) -> Compacted:
-        return Editor(self._live).compact()
+        return Editor(self._kv).compact()
 
     def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
         """Take out turns, chains of thought and results of tools (forgetting.py)."""
-        return Forgetter(self._live).forget(names, method, dry=dry)
+        return Forgetter(self._kv).forget(names, method, dry=dry)
 
     def undo(self) -> Line:
         """Back to before the last turn, edit, compaction or cut, to the very rows. Raise SessionError where there is
         none."""
-        return self._live.undo()
+        return self._kv.undo()
 
 
 def _asks_for_more(error: EngineError) -> bool:

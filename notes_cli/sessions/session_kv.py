@@ -229,7 +229,7 @@ def _runs(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
     return found
 
 
-class Live:
+class SessionKV:
     """A session in a workspace, for as long as its lock is held.
 
     Raise SessionError if it is another model's, UnsupportedError for a model whose rows cannot be kept.

@@ -791,7 +791,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
                 session.edit(name, "July 2", Method("field"))
         with pytest.raises(SkillError, match=r"fees\.date is 2026-07-01 already"):
             session.edit("fees.date", "2026-07-01")
-        assert Editor(session._live).targets("*.date", "2026-07-01") == ["returns.date"]
+        assert Editor(session._kv).targets("*.date", "2026-07-01") == ["returns.date"]
         assert session.edit("returns.date", "2026-07-01", Method("field")).field == "returns.date"
         for key, value in (("returns.date", "the first of July"), ("fees.date", "July 2"), ("returns.date", "1")):
             session.edit(key, value, Method("field"))
