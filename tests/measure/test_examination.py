@@ -101,7 +101,7 @@ def test_the_session_stays_as_it_is(session: Session) -> None:
 
 def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: rows that are those of other tokens are far from the prefill."""
-    read = RowFiles.restored
+    read = RowFiles.restore
 
     def spoilt(self: RowFiles) -> object:
         sequence = read(self)
@@ -109,7 +109,7 @@ def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pyte
         sequence.context.rewrite(sequence.seq_id, positions, np.full(len(positions), 65, np.int32))
         return sequence
 
-    monkeypatch.setattr(RowFiles, "restored", spoilt)
+    monkeypatch.setattr(RowFiles, "restore", spoilt)
     session.sequence.close()  # it is put back from disk
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999
