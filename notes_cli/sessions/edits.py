@@ -210,7 +210,7 @@ class Editor:
         return value
 
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
-        """Set a field to a new value, by default with the method of the model's profile. Raises NotesError if that fails."""
+        """Set a field, by default with the method of the model's profile. Raises NotesError if that is not possible."""
         value, target = self.check(name, value, method), self._reference(name)
         if method is not None:
             return self._edit(target, value, method, "")
