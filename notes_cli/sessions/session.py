@@ -336,8 +336,8 @@ class Session:
         return SessionError(what, "Ask again")
 
     def keep(self, answer: str = "", turn: int | None = None) -> None:
-        """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_since`, if another
-        turn may have begun. Raises SessionError if the session was changed since the turn began."""
+        """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_since`, if
+        another may have begun. Raises SessionError if the session was changed since the turn began."""
         turn = self._since if turn is None else turn
         if not turn == self._since == self._kv.changes:
             raise self._superseded()
