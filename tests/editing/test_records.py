@@ -44,7 +44,7 @@ NEW = {"date": "2026-07-01"}
 
 def field_and_last(edit: Edit) -> Sequence[Range]:
     """A way of editing that there is not: the field in place, and the last token of the skill."""
-    start, length = edit.placed(), len(edit.sequence)
+    start, length = edit.place(), len(edit.sequence)
     patches, last = offset(edit.change.patches, start), [start + len(edit.segment) - 1]
     edit.sequence.replace(patches, last)
     return changed_ranges(patches, length, last)
