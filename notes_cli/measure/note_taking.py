@@ -1,8 +1,8 @@
-"""What a calibration says of a model: whether it takes notes while it reads, in words, and as a page for others.
+"""Determines from a calibration whether a model takes notes during prefill, and reports a profile in Markdown.
 
-The question is the paper's (arXiv:2606.17107, section 3): a field is corrected in place and nothing after it is
-computed again. A model that looks the field up when it is asked follows the new value; one that noted while reading
-what follows from the old value does not.
+The test is that of the paper (arXiv:2606.17107, section 3): the K/V of a field is corrected in place, and nothing after
+it is recomputed. A model that looks the field up while it decodes follows the new value; a model that stored
+conclusions from the old value in later K/V does not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from notes_cli.editing.methods import ERRATUM, FIELD, RECOMPUTE, STALE, SUFFIX
 from notes_cli.library.profiles import WAYS, Measured, Profile
 from notes_cli.measure.compare import RECOMPUTE as ONE_PREFILL
 from notes_cli.measure.composition import SPLICED
-from notes_cli.measure.significance import LEAST, interval, told_of
+from notes_cli.measure.significance import LEAST, format_count, interval
 
-# Columns of the last table of a report: a row for each model, to compare several.
+# Columns of the last table of a report: a row per model, to compare several.
 ROW = (
     *("model", "weights", "cache", "recompute", "field in place", "after a thought", "erratum", "after a thought"),
     *("skills apart", "read together", "uses", "finding"),
@@ -27,30 +27,30 @@ TITLE = ": does it take notes?"
 
 
 class Finding(NamedTuple):
-    """`kind`: takes notes, looks up, partly; unable: it does not decide by such texts at all; open: the decisions are
-    too few. `why`: for people."""
+    """`kind`: takes notes, looks up, partly; unable: its decisions do not depend on such fields; open: too few
+    decisions. `why`: the reason, for display."""
 
     kind: str
     why: str
 
 
 def finding(profile: Profile) -> Finding | None:
-    """What follows from the decisions after a correction in place, by the exact intervals of proof.py. None for a
-    profile without them, as of a model whose rows cannot be computed again in place.
+    """Judge by the decisions after a correction in place, with exact intervals (significance.py). None for a profile
+    without them, as for a model whose K/V cannot be recomputed in place.
 
-    Counted are decisions that the new value turns: those that the rows as they were do not share with a recompute. How
-    many of them a method turns is how many more it shares. If not even all rows from the field on, computed again, turn
-    most of them, then what comes before them does, and nothing is told of the field."""
+    Only decisions that the new value changes count: those where stale K/V and a recompute disagree. A method changes as
+    many of them as it agrees with the recompute more often. If recomputing everything from the field on does not change
+    most of them, the decisions depend on something before the field, and the finding is `unable`."""
     stale, field, suffix = (profile.found("method", str(method)) for method in (STALE, FIELD, SUFFIX))
     if stale is None or field is None or suffix is None:
         return None
-    turned = stale.cases - stale.same
+    changed = stale.cases - stale.same
     if stale.cases < LEAST:
         return Finding("open", f"{stale.cases} decisions are too few to tell, {LEAST} at least are needed")
-    in_place, after = (min(turned, max(0, one.same - stale.same)) for one in (field, suffix))
-    (low, high), (least, most) = interval(in_place, turned), interval(after, turned)
+    in_place, after = (min(changed, max(0, method.same - stale.same)) for method in (field, suffix))
+    (low, high), (least, most) = interval(in_place, changed), interval(after, changed)
     both = (
-        f"of {turned} decisions that the new value of a field turns, correcting the field in place turns {in_place} "
+        f"of {changed} decisions that the new value of a field turns, correcting the field in place turns {in_place} "
         f"({low:.2f} to {high:.2f}), computing all that follows it again {after} ({least:.2f} to {most:.2f})"
     )
     if least <= 0.5:
@@ -63,9 +63,8 @@ def finding(profile: Profile) -> Finding | None:
 
 
 def page(profile: Profile, by: str) -> str:
-    """A profile in Markdown, for people who have neither the model nor the machine. `by`: what measured it, of which
-    version, and when."""
-    identity, found = profile.identity, finding(profile)
+    """Return a report of a profile in Markdown. `by`: program, version and time of the measurement."""
+    identity, verdict = profile.identity, finding(profile)
     model = f"{identity.model} {identity.quantization}"
     parts = [
         f"# {model}{TITLE}",
@@ -73,14 +72,14 @@ def page(profile: Profile, by: str) -> str:
         "changes so that another answer is right. "
         f"Architecture {identity.architecture}, cache {profile.cache}, RoPE {identity.rope_text}, weights "
         f"`{identity.weights[:16]}`. In brackets: exact 95% intervals.",
-        f"**{found.kind.capitalize()}**: {found.why}."
-        if found
+        f"**{verdict.kind.capitalize()}**: {verdict.why}."
+        if verdict
         else "Fields cannot be corrected in place on this model.",
-        *_thought(profile),
-        grid(METHODS, _methods(profile)),
-        "\n".join(_used(profile)),
+        *_reasoned_sentences(profile),
+        grid(METHODS, _method_rows(profile)),
+        "\n".join(_settings(profile)),
     ]
-    pairs = list(_pairs(profile))
+    pairs = list(_pair_rows(profile))
     if pairs:
         parts.append(grid(PAIRS, pairs))
     parts += ["## In one row, beside other models", grid(ROW, [row(profile)])]
@@ -88,14 +87,14 @@ def page(profile: Profile, by: str) -> str:
 
 
 def is_page(data: bytes) -> bool:
-    """Whether a file is such a page: another one may take its place."""
+    """Return True if a file is such a report, which may be overwritten."""
     first = data.partition(b"\n")[0]
     return first.startswith(b"# ") and first.endswith(TITLE.encode())
 
 
 def row(profile: Profile) -> tuple[str, ...]:
-    """The cells of ROW."""
-    found = finding(profile)
+    """Return the cells of ROW."""
+    verdict = finding(profile)
     counts = [
         _count(profile.found("method", str(method), way))
         for method, way in (
@@ -110,32 +109,32 @@ def row(profile: Profile) -> tuple[str, ...]:
         *(f"{identity.model} ({identity.architecture})", identity.quantization, profile.cache),
         *counts,
         *both,
-        *(used, found.kind if found else ""),
+        *(used, verdict.kind if verdict else ""),
     )
 
 
-def _thought(profile: Profile) -> Iterator[str]:
-    """What a chain of thought makes of it, and an erratum."""
+def _reasoned_sentences(profile: Profile) -> Iterator[str]:
+    """Yield sentences on decisions after reasoning, and on errata."""
     field, erratum = (profile.found("method", str(method), "reasoned") for method in (FIELD, ERRATUM))
-    said = profile.found("method", str(ERRATUM))
+    direct = profile.found("method", str(ERRATUM))
     if field:
-        yield f"After a chain of thought the field corrected in place is followed in {_told(field)}."
-    if said:
-        after = f", after a chain of thought in {_told(erratum)}" if erratum else ""
-        yield f"An erratum, a short line after the text, is followed in {_told(said)}{after}."
+        yield f"After a chain of thought the field corrected in place is followed in {_right(field)}."
+    if direct:
+        after = f", after a chain of thought in {_right(erratum)}" if erratum else ""
+        yield f"An erratum, a short line after the text, is followed in {_right(direct)}{after}."
 
 
-def _methods(profile: Profile) -> Iterator[tuple[str, ...]]:
-    for name in dict.fromkeys(one.name for one in profile.measured if one.what == "method"):
+def _method_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+    for name in dict.fromkeys(row.name for row in profile.measured if row.what == "method"):
         direct, reasoned = (profile.found("method", name, way) for way in WAYS)
         cost = direct or reasoned
-        assert cost is not None  # it was measured one way at least
-        shares = [cell for one in (direct, reasoned) for cell in ((_told(one), str(one.same)) if one else ("", ""))]
+        assert cost is not None  # measured in at least one way
+        shares = [cell for way in (direct, reasoned) for cell in ((_right(way), str(way.same)) if way else ("", ""))]
         yield (name, f"{cost.decoded:.0f}", f"{cost.cosine:.4f}", *shares)
 
 
-def _used(profile: Profile) -> Iterator[str]:
-    """What `notes` does with this model from then on."""
+def _settings(profile: Profile) -> Iterator[str]:
+    """Yield the settings that `notes` uses for this model."""
     for way in WAYS:
         yield f"* {way}: `{profile.methods[way]}`: {profile.verdicts[way]}"
     yield f"* wording `{profile.wording}`, seam {profile.seam}, place {profile.place}"
@@ -144,15 +143,19 @@ def _used(profile: Profile) -> Iterator[str]:
     yield f"* several skills: {profile.composition.why if profile.composition else 'not measured'}"
 
 
-def _pairs(profile: Profile) -> Iterator[tuple[str, ...]]:
-    for name in dict.fromkeys(one.name for one in profile.measured if one.what == "composition"):
+def _pair_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+    for name in dict.fromkeys(row.name for row in profile.measured if row.what == "composition"):
         one, two = (profile.found("composition", name, way) for way in ("one", "two"))
         cost = two or one
-        yield (name, f"{cost.decoded:.0f}" if cost else "", *(_told(each) if each else "" for each in (one, two)))
+        yield (
+            name,
+            f"{cost.decoded:.0f}" if cost else "",
+            *(_right(each) if each else "" for each in (one, two)),
+        )
 
 
-def _told(found: Measured) -> str:
-    return told_of(found.right, found.cases)
+def _right(found: Measured) -> str:
+    return format_count(found.right, found.cases)
 
 
 def _count(found: Measured | None) -> str:
@@ -160,6 +163,6 @@ def _count(found: Measured | None) -> str:
 
 
 def grid(columns: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,8 +1,7 @@
-"""Choosing among ways of doing something by whether each was right, case by case: what is proven, and what is not.
+"""Compares alternatives by paired correctness over the same cases, with exact Clopper-Pearson intervals (95%).
 
-All ways are tried on the same cases, so two are compared where they differ. Intervals are those of Clopper and Pearson
-at 95%: exact, and wide for few cases. A way is proven better than another if, of the cases in which one of the two is
-right and the other is wrong, it is right in more than half by the whole interval: six of six are, five of five are not.
+An alternative is proven better than another if, of the cases where exactly one of them is right, the interval of its
+share lies above one half: 6 of 6 suffice, 5 of 5 do not.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
-LEAST = 24  # cases: fewer prove nothing worth while
-LOSS = 0.15  # a cheaper way is as good as the best one if it is proven to lose less than this share of the cases
+LEAST = 24  # cases needed for any conclusion
+LOSS = 0.15  # as good as the best: proven to lose less than this share of the cases
 
-Right = Sequence[bool]  # whether a way was right, of each case
+Right = Sequence[bool]  # correctness by case
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The way to take. `proven`: better than the default; else it is the default, and `why` says what is missing."""
+    """The chosen name. `proven`: better than the default; else it is the default. `why`: the reason, for display."""
 
     name: str
     proven: bool
@@ -28,57 +27,54 @@ class Choice:
 
 
 def interval(count: int, of: int, level: float = LEVEL) -> tuple[float, float]:
-    """Clopper and Pearson's interval of a share; (0, 1) where nothing was counted."""
+    """Return the Clopper-Pearson interval of the share `count` / `of`; (0, 1) if `of` is 0."""
     tail = (1 - level) / 2
-    low = 0.0 if count == 0 else _share(lambda p: _at_least(count, of, p) >= tail)
-    high = 1.0 if count == of else _share(lambda p: 1 - _at_least(count + 1, of, p) < tail)
+    low = 0.0 if count == 0 else _find_threshold(lambda p: _probability_at_least(count, of, p) >= tail)
+    high = 1.0 if count == of else _find_threshold(lambda p: 1 - _probability_at_least(count + 1, of, p) < tail)
     return low, high
 
 
 def better(mine: Right, theirs: Right) -> bool:
-    """Whether `mine` is proven to be right more often."""
+    """Return True if `mine` is proven to be right more often."""
     wins, losses = (sum(a and not b for a, b in zip(*pair, strict=True)) for pair in ((mine, theirs), (theirs, mine)))
     return interval(wins, wins + losses)[0] > 0.5
 
 
 def as_good(mine: Right, best: Right) -> bool:
-    """Whether `mine` is proven to lose hardly any of the cases that `best` wins."""
+    """Return True if `mine` is proven to lose less than LOSS of the cases to `best`."""
     losses = sum(b and not a for a, b in zip(mine, best, strict=True))
     return interval(losses, len(best))[1] <= LOSS
 
 
 def choose(right: Mapping[str, Right], default: str, classes: Sequence[Sequence[str]], safest: Sequence[str]) -> Choice:
-    """The default, unless others are proven better; then the cheapest of these that is as good as the best of them.
-
-    `classes`: names by cost, the cheapest first; in one class, and where two are right equally often, the safer wins:
-    `safest` has the safest first.
-    """
+    """Return the default unless others are proven better; of those, the cheapest that is as good as the best.
+    `classes`: names by class of cost, cheapest first. `safest`: all names, safest first, to break ties."""
     cases = len(right.get(default, ()))
-    told = {name: count_of(ways) for name, ways in right.items()}
+    counts = {name: count_of(by_case) for name, by_case in right.items()}
     if cases < LEAST:
         return Choice(default, False, f"{cases} cases prove nothing: {LEAST} at least are needed")
     rivals = [name for name in safest if name != default and name in right and better(right[name], right[default])]
     if not rivals:
-        return Choice(default, False, f"nothing was proven better than {default}, which is right in {told[default]}")
-    best = max(rivals, key=lambda name: sum(right[name]))  # the first, so the safest, of several
+        return Choice(default, False, f"nothing was proven better than {default}, which is right in {counts[default]}")
+    best = max(rivals, key=lambda name: sum(right[name]))  # of several, the first: the safest
     good = [name for name in rivals if name == best or as_good(right[name], right[best])]
     name = next(name for names in classes for name in sorted(names, key=safest.index) if name in good)
-    return Choice(name, True, f"{name} is right in {told[name]}, {default} in {told[default]}")
+    return Choice(name, True, f"{name} is right in {counts[name]}, {default} in {counts[default]}")
 
 
 def count_of(right: Right) -> str:
-    """How many were right, with the interval, for people."""
-    return told_of(sum(right), len(right))
+    """Format the number of correct cases with its interval."""
+    return format_count(sum(right), len(right))
 
 
-def told_of(count: int, of: int) -> str:
-    """A count with the interval of its share, for people."""
+def format_count(count: int, of: int) -> str:
+    """Format a count with the interval of its share: "12 of 48 (0.14 to 0.40)"."""
     low, high = interval(count, of)
     return f"{count} of {of} ({low:.2f} to {high:.2f})"
 
 
-def _at_least(count: int, of: int, share: float) -> float:
-    """The probability of so many or more."""
+def _probability_at_least(count: int, of: int, share: float) -> float:
+    """Return the binomial probability of `count` or more successes out of `of`."""
     if count <= 0 or share >= 1:
         return 1.0
     if count > of or share <= 0:
@@ -94,8 +90,8 @@ def _at_least(count: int, of: int, share: float) -> float:
     return min(1.0, math.fsum(map(math.exp, logs)))
 
 
-def _share(true: Callable[[float], bool]) -> float:
-    """Where between 0 and 1 a condition begins to hold that holds from there on."""
+def _find_threshold(true: Callable[[float], bool]) -> float:
+    """Return the value in [0, 1] from which a monotonic condition is true, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

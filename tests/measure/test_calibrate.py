@@ -15,7 +15,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Profile
 from notes_cli.library.unfinished import Unfinished, step_name
 from notes_cli.measure.battery import pairs, shipped_battery
-from notes_cli.measure.calibrate import CLASSES, SEAMS, _Found, _Tally, calibrate
+from notes_cli.measure.calibrate import CLASSES, SEAMS, _Decision, _Tally, calibrate
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 
@@ -31,7 +31,7 @@ def test_every_class_holds_methods() -> None:
 def test_it_is_not_agreement_that_counts() -> None:
     """One case, ten times three ways: what is right by the truth of the case is told apart from what agrees."""
     logits = np.ones(3, np.float32)
-    found = {name: _Found(choice, logits, 1, 0.1) for name, choice in (("erratum", "new"), ("field", "old"))}
+    found = {name: _Decision(choice, logits, 1, 0.1) for name, choice in (("erratum", "new"), ("field", "old"))}
     tally = _Tally()
     for _ in range(10):
         for name, one in found.items():
