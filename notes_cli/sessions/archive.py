@@ -219,14 +219,14 @@ def _has_tokens_of(segment: Segment, name: str, ledger: Ledger) -> bool:
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")
 
 
-def check_sessions(sessions: Sessions, told: Told = lambda size: None) -> Iterator[Finding]:
-    """Yield the problems of all sessions, reading every byte of their K/V; `told` is called with the size of each
+def check_sessions(sessions: Sessions, checked: Told = lambda size: None) -> Iterator[Finding]:
+    """Yield the problems of all sessions, reading every byte of their K/V; `checked` is called with the size of each
     session checked. Raises NotesError if the folder may have been created by another user, or cannot be read."""
     for name in sessions.names():
         try:
             with sessions.locked(name, reading=True) as stored:
                 yield from _check_session(sessions, stored)
-                told(stored.nbytes)
+                checked(stored.nbytes)
         except SessionError as error:
             kind = "busy" if isinstance(error, HeldSessionError) else "damaged"
             yield Finding(kind, sessions.folder / name, error.what, error.remedy)
