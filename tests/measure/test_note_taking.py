@@ -1,4 +1,4 @@
-"""Whether a model takes notes: what is said of made-up calibrations, and the page that shows one to others."""
+"""Note taking: findings from synthetic profiles, and the report in Markdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDENTITY = Identity("some|model", "llama", "Q8_0", "f" * 64, "r", "norm base 100
 
 
 def made(stale: int, field: int, suffix: int, cases: int = 40, methods: tuple[str, ...] = ()) -> Profile:
-    """Of so many decisions as a recompute, by method."""
+    """A profile with so many decisions equal to the recompute's, by method."""
     same = {"stale": stale, "field": field, "suffix": suffix, "erratum": suffix, "recompute": cases}
     measured = [
         Measured("method", name, way, cases, count, count, 0.9, 10, 1.0)
@@ -41,21 +41,21 @@ def made(stale: int, field: int, suffix: int, cases: int = 40, methods: tuple[st
     ],
 )
 def test_what_is_found(stale: int, field: int, suffix: int, cases: int, kind: str) -> None:
-    """By the decisions that the new value turns, not by all."""
+    """Only decisions that the new value changes count."""
     found = finding(made(stale, field, suffix, cases))
     assert found is not None and found.kind == kind
     assert "decisions" in found.why
 
 
 def test_without_correction_in_place_nothing_is_found() -> None:
-    """As of a model whose rows cannot be computed again: the page says so, and the row is as wide as the table."""
+    """For a model whose K/V cannot be recomputed in place the report says so, and the row has all columns."""
     profile = made(0, 0, 40, methods=("erratum", "recompute"))
     assert finding(profile) is None and "cannot be corrected in place" in page(profile, "now")
     assert len(row(profile)) == len(ROW) and row(profile)[-1] == ""
 
 
 def test_a_page() -> None:
-    """It begins with what is found, has every method, and ends with the row, whose cells no name can break."""
+    """It begins with the finding, has every method, and ends with the row, whose cells are escaped."""
     profile = made(0, 0, 40)
     text = page(profile, "notes 9, 2026-01-01")
     assert is_page(text.encode()) and not is_page(b"# Mine\n") and not is_page(b"")

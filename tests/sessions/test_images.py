@@ -27,7 +27,7 @@ from notes_cli.sessions.ledger import LedgerError, read_ledger, sealed
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
 
-FOUR = 'root ::= "four"'  # an answer that is the same after whatever was said
+FOUR = 'root ::= "four"'  # a fixed answer
 
 
 def nmse(found: np.ndarray, wanted: np.ndarray) -> float:

@@ -93,7 +93,7 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
         for session, name in ((first, "first"), (second, "second")):
             tokens, pieces, wanted = alone[name]
             assert session.state.tokens == tokens and close(rows(session.sequence), wanted)
-            assert name == "first" or ledger(session) == pieces  # what was undone is put back from disk
+            assert name == "first" or ledger(session) == pieces  # undone K/V is restored from disk
     assert len(made) == 4
     for segment in made:
         assert segment.tokens.tolist() == compiled.tokens.tolist()
