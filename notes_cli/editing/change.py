@@ -88,8 +88,8 @@ def same(segment: Segment, name: str) -> Change:
 def skill_of(segment: Segment) -> Skill:
     """Return the skill that a segment was compiled from. Raises UnsupportedError for a segment with images."""
     if segment.media:
-        what = f"{segment.name} has an image, and its text cannot be edited"
-        raise UnsupportedError(what, "Correct it by an erratum")
+        message = f"{segment.name} has an image, and its text cannot be edited"
+        raise UnsupportedError(message, "Correct it by an erratum")
     from notes_cli.text.skill import Skill
 
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)

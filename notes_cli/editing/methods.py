@@ -138,7 +138,7 @@ class Method:
         name, at, k = text.partition("@")
         record = METHODS.get(name)
         if record is None or (at and not (record.selects and _COUNT.fullmatch(k))):
-            counted = ", ".join(f"{known.name}@K" for known in METHODS.values() if known.selects)
+            counted = ", ".join(f"{each.name}@K" for each in METHODS.values() if each.selects)
             known = f"{', '.join([*METHODS, *also])} ({counted})"
             raise NotesError(f"no edit method {text!r}", Help.KNOWN_METHOD(known=known))
         return cls(name, int(k) if at else DEFAULT_K)

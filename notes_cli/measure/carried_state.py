@@ -64,11 +64,11 @@ def measure_carried(
 
 def _measure_case(workspace: Workspace, case: Case, other: Segment) -> list[list[object]]:
     """Decide a case in both places and each way. Returns rows of place, way, and the fields of `_Decision`."""
-    mine = compile_skill(workspace, replace(case.skill, name="mine"))
-    after = Prompt(case.question, [mine], system=verify_system())
+    skill = compile_skill(workspace, replace(case.skill, name="mine"))
+    after = Prompt(case.question, [skill], system=verify_system())
     rows: list[list[object]] = []
-    for place, prompt in zip(PLACES, (after, Prompt(case.question, [mine, other])), strict=True):
-        without = replace(prompt, segments=[segment for segment in prompt.segments if segment is not mine])
+    for place, prompt in zip(PLACES, (after, Prompt(case.question, [skill, other])), strict=True):
+        without = replace(prompt, segments=[segment for segment in prompt.segments if segment is not skill])
         reference = None
         for way, asked, splice in ((RECOMPUTE, prompt, False), (CARRIED, prompt, True), (WITHOUT, without, False)):
             started = time.perf_counter()

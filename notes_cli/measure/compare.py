@@ -102,33 +102,33 @@ def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
     return Answered(model.text(tokens).strip(), None, tuple(tokens), tuple(logits), prompt)
 
 
-def parting(found: Answered, wanted: Answered, noise: Callable[[], float]) -> Parting | None:
+def parting(answer: Answered, reference: Answered, noise: Callable[[], float]) -> Parting | None:
     """Return where an answer differs from the recompute's; None for equal ones and for choices. Calls `noise` only
     then."""
-    if found.text == wanted.text or not (found.logits and wanted.logits):
+    if answer.text == reference.text or not (answer.logits and reference.logits):
         return None
-    same = [a == b for a, b in zip(found.tokens, wanted.tokens, strict=False)]
+    same = [a == b for a, b in zip(answer.tokens, reference.tokens, strict=False)]
     at = same.index(False) if False in same else len(same)
-    expected, actual = (int(answer.logits[at].argmax()) for answer in (wanted, found))
-    log_probs = log_softmax(wanted.logits[at])
+    expected, actual = (int(answer.logits[at].argmax()) for answer in (reference, answer))
+    log_probs = log_softmax(reference.logits[at])
     return Parting(at, float(log_probs[expected] - log_probs[actual]), noise())
 
 
-def noise_of(workspace: Workspace, wanted: Answered) -> float:
+def noise_of(workspace: Workspace, reference: Answered) -> float:
     """Return by how many nats, at most, the gap between the two most likely tokens changes in a recompute's answer if
     its prompt is decoded in different batches."""
-    if wanted.prompt is None:
+    if reference.prompt is None:
         return 0.0
     many, few = CUTS
-    last = many if len(wanted.prompt) % workspace.context.n_ubatch < many // 2 else few
-    cut = max(1, len(wanted.prompt) - last)
+    last = many if len(reference.prompt) % workspace.context.n_ubatch < many // 2 else few
+    cut = max(1, len(reference.prompt) - last)
     with workspace.sequence() as sequence:
-        sequence.append(wanted.prompt[:cut])
+        sequence.append(reference.prompt[:cut])
         sequence.flush()
-        sequence.append(wanted.prompt[cut:])
+        sequence.append(reference.prompt[cut:])
         first = sequence.logits()
-        again = [first, *(sequence.lookahead(wanted.tokens) if wanted.tokens else ())]
-    return max(_gap_change(before, after) for before, after in zip(wanted.logits, again, strict=True))
+        again = [first, *(sequence.lookahead(reference.tokens) if reference.tokens else ())]
+    return max(_gap_change(before, after) for before, after in zip(reference.logits, again, strict=True))
 
 
 def _gap_change(logits: NDArray[np.float32], again: NDArray[np.float32]) -> float:

@@ -246,43 +246,43 @@ class Examination:
         freeze_lists(self, "splice", "questions", "errata", "methods", "choices")
 
 
-def examine_splice(workspace: Workspace, wanted: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Report:
+def examine_splice(workspace: Workspace, options: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Report:
     """Compare splices and errata with a full recompute of the same tokens; with several skills also their composition.
     Raises NotesError if that is not possible."""
-    prompt, questions, seam = _resolve(workspace, wanted, callbacks)
-    how: dict[str, Any] = {"choices": wanted.choices, "seam": seam}
+    prompt, questions, seam = _resolve(workspace, options, callbacks)
+    how: dict[str, Any] = {"choices": options.choices, "seam": seam}
     with callbacks.progress(LABEL, later=True) as update:
         report = verify(workspace, prompt, questions, progress=update, **how)
         composed = compose(workspace, replace(prompt, fields={}), report.cases, progress=update, **how)
     return replace(report, composition=composed)
 
 
-def examine_edits(workspace: Workspace, wanted: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Edits:
+def examine_edits(workspace: Workspace, options: Examination, callbacks: Callbacks = NO_CALLBACKS) -> Edits:
     """Compare edit methods with a full recompute of the corrected text. Raises NotesError if that is not possible."""
-    prompt, questions, seam = _resolve(workspace, wanted, callbacks)
+    prompt, questions, seam = _resolve(workspace, options, callbacks)
     with callbacks.progress(LABEL, later=True) as update:
-        given = workspace, prompt, questions, wanted.methods
-        return verify_edits(*given, choices=wanted.choices, seam=seam, progress=update)
+        arguments = workspace, prompt, questions, options.methods
+        return verify_edits(*arguments, choices=options.choices, seam=seam, progress=update)
 
 
-def examine_session(session: Session, wanted: Examination, callbacks: Callbacks = NO_CALLBACKS) -> SessionReport:
+def examine_session(session: Session, options: Examination, callbacks: Callbacks = NO_CALLBACKS) -> SessionReport:
     """Compare a session restored from disk with a prefill of its tokens, at its end and after each question. Only
     questions, choices and wording count. Raises NotesError if that is not possible."""
-    questions = wanted.questions or field_questions(session.state.skills)
-    request, had = Request("", wording=wanted.wording), session.state.skills
+    questions = options.questions or field_questions(session.state.skills)
+    request, had = Request("", wording=options.wording), session.state.skills
     wording = resolve(session.workspace, request, (), callbacks, had=had, goes_on=True).settings.wording
     with callbacks.progress(LABEL, later=True) as update:
-        return verify_session(session, questions, choices=wanted.choices, wording=wording, progress=update)
+        return verify_session(session, questions, choices=options.choices, wording=wording, progress=update)
 
 
-def _resolve(workspace: Workspace, wanted: Examination, callbacks: Callbacks) -> tuple[Prompt, Sequence[str], int]:
+def _resolve(workspace: Workspace, options: Examination, callbacks: Callbacks) -> tuple[Prompt, Sequence[str], int]:
     """Return the prompt without a question, the questions, and the seam."""
-    segments = open_segments(workspace, wanted.splice, callbacks.on_notice, watch=callbacks.progress)
-    system = wanted.system
+    segments = open_segments(workspace, options.splice, callbacks.on_notice, watch=callbacks.progress)
+    system = options.system
     if system is None:
         fixed = any(segment.prefix_only and not (segment.carry and workspace.context.carries) for segment in segments)
         system = "" if fixed else verify_system()
-    how: dict[str, Any] = {"seam": wanted.seam, "wording": wanted.wording, "fields": wanted.fields}
-    request = Request("", errata=wanted.errata, system=system, **how)
+    how: dict[str, Any] = {"seam": options.seam, "wording": options.wording, "fields": options.fields}
+    request = Request("", errata=options.errata, system=system, **how)
     draft = resolve(workspace, request, segments, callbacks)
-    return draft.prompt, wanted.questions or field_questions(segments), draft.settings.seam
+    return draft.prompt, options.questions or field_questions(segments), draft.settings.seam

@@ -49,17 +49,19 @@ def finding(profile: Profile) -> Finding | None:
         return Finding("open", f"{stale.cases} decisions are too few to tell, {LEAST} at least are needed")
     in_place, after = (min(changed, max(0, method.same - stale.same)) for method in (field, suffix))
     (low, high), (least, most) = interval(in_place, changed), interval(after, changed)
-    both = (
+    counts = (
         f"of {changed} decisions that the new value of a field turns, correcting the field in place turns {in_place} "
         f"({low:.2f} to {high:.2f}), computing all that follows it again {after} ({least:.2f} to {most:.2f})"
     )
     if least <= 0.5:
-        return Finding("unable", f"{both}: it does not decide by such fields, so this tells nothing about corrections")
+        return Finding(
+            "unable", f"{counts}: it does not decide by such fields, so this tells nothing about corrections"
+        )
     if high < 0.5:
-        return Finding("takes notes", f"{both}: what follows from a field is noted while the text is read")
+        return Finding("takes notes", f"{counts}: what follows from a field is noted while the text is read")
     if low > 0.5:
-        return Finding("looks up", f"{both}: the field is looked up when the question is asked")
-    return Finding("partly", f"{both}: what follows from a field is noted in part, and looked up in part")
+        return Finding("looks up", f"{counts}: the field is looked up when the question is asked")
+    return Finding("partly", f"{figures}: what follows from a field is noted in part, and looked up in part")
 
 
 def page(profile: Profile, by: str) -> str:
@@ -108,7 +110,7 @@ def row(profile: Profile) -> tuple[str, ...]:
     return (
         *(f"{identity.model} ({identity.architecture})", identity.quantization, profile.cache),
         *counts,
-        *both,
+        *figures,
         *(used, verdict.kind if verdict else ""),
     )
 
@@ -154,12 +156,12 @@ def _pair_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _right(found: Measured) -> str:
-    return format_count(found.right, found.cases)
+def _right(measured: Measured) -> str:
+    return format_count(measured.right, measured.cases)
 
 
-def _count(found: Measured | None) -> str:
-    return f"{found.right} of {found.cases}" if found else ""
+def _count(measured: Measured | None) -> str:
+    return f"{measured.right} of {measured.cases}" if measured else ""
 
 
 def grid(columns: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> str:

@@ -34,15 +34,18 @@ def interval(count: int, of: int, level: float = LEVEL) -> tuple[float, float]:
     return low, high
 
 
-def better(mine: Right, theirs: Right) -> bool:
-    """Return True if `mine` is proven to be right more often."""
-    wins, losses = (sum(a and not b for a, b in zip(*pair, strict=True)) for pair in ((mine, theirs), (theirs, mine)))
+def better(candidate: Right, reference: Right) -> bool:
+    """Return True if `candidate` is proven to be right more often."""
+    wins, losses = (
+        sum(a and not b for a, b in zip(*pair, strict=True))
+        for pair in ((candidate, reference), (reference, candidate))
+    )
     return interval(wins, wins + losses)[0] > 0.5
 
 
-def as_good(mine: Right, best: Right) -> bool:
-    """Return True if `mine` is proven to lose less than LOSS of the cases to `best`."""
-    losses = sum(b and not a for a, b in zip(mine, best, strict=True))
+def as_good(candidate: Right, best: Right) -> bool:
+    """Return True if `candidate` is proven to lose less than LOSS of the cases to `best`."""
+    losses = sum(b and not a for a, b in zip(candidate, best, strict=True))
     return interval(losses, len(best))[1] <= LOSS
 
 

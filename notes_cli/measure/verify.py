@@ -110,8 +110,8 @@ class Report:
             if not case.same_decision:
                 failures.append(other_decision(case.question, case.decision, case.reference, parting=case.parting))
             elif case.missing:
-                what = f"{case.question!r} is answered without {listed(case.missing)}: {case.decision!r}"
-                failures.append(Notice(f"{what}, the corrected text's answer is {case.corrected!r}"))
+                message = f"{case.question!r} is answered without {listed(case.missing)}: {case.decision!r}"
+                failures.append(Notice(f"{message}, the corrected text's answer is {case.corrected!r}"))
             elif not case.as_corrected:
                 whose = "the corrected text's"
                 failures.append(other_decision(case.question, case.decision, case.corrected or "", whose))
@@ -209,12 +209,12 @@ def _measure(
             first = next(skill for skill in spliced.pieces if skill.kind == "splice" and skill.name == piece.name)
             places[piece.name].append(first.position)
         count = spliced.count("spliced")
-        found = answered(spliced, choices)
+        answer = answered(spliced, choices)
 
     with assemble(workspace, prompt, splice=False, room=ANSWER) as reference:
         reference.flush(progress)
         expected = reference.logits()
-        wanted = answered(reference, choices)
+        reference_answer = answered(reference, choices)
 
     corrected = _corrected(workspace, prompt, choices, progress)
     return Case(
@@ -223,21 +223,21 @@ def _measure(
         cosine=cosine(logits, expected),
         kl=divergence(logits, expected),
         same_top=same_top(logits, expected),
-        decision=found.text,
-        reference=wanted.text,
-        margin=wanted.margin,
+        decision=answer.text,
+        reference=reference_answer.text,
+        margin=reference_answer.margin,
         corrected=corrected.text if corrected else None,
         spliced=count,
         moved=bool(moved),
-        parting=parting(found, wanted, partial(noise_of, workspace, wanted)),
-        missing=None if choices else _missing(prompt, found, corrected),
+        parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
+        missing=None if choices else _missing(prompt, answer, corrected),
     )
 
 
-def _missing(prompt: Prompt, found: Answered, corrected: Answered | None) -> tuple[str, ...]:
+def _missing(prompt: Prompt, answer: Answered, corrected: Answered | None) -> tuple[str, ...]:
     """Return the new values in the corrected text's answer that are not in this one."""
     values = [value.strip() for _, value in resolve_values(prompt.fields, prompt.segments)]
-    texts = (corrected.text.casefold() if corrected else "", found.text.casefold())
+    texts = (corrected.text.casefold() if corrected else "", answer.text.casefold())
     return tuple(value for value in values if value.casefold() in texts[0] and value.casefold() not in texts[1])
 
 
@@ -299,9 +299,9 @@ class Tried:
     def passed(self) -> bool:
         return bool(self.cases) and self.same == len(self.cases)
 
-    def mean(self, what: str) -> float | None:
+    def mean(self, figure: str) -> float | None:
         """Return the mean of `cosine`, `kl` or `decoded` over the cases; None without cases."""
-        return fmean(float(getattr(case, what)) for case in self.cases) if self.cases else None
+        return fmean(float(getattr(case, figure)) for case in self.cases) if self.cases else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +354,8 @@ def verify_edits(
     `progress` is called during each recompute."""
     check_questions(questions)
     if any(segment.media for segment in prompt.segments):
-        what = "of a skill with an image nothing is edited, so there are no methods to compare"
-        raise UnsupportedError(what, "Leave it out, and correct it by an erratum")
+        message = "of a skill with an image nothing is edited, so there are no methods to compare"
+        raise UnsupportedError(message, "Leave it out, and correct it by an erratum")
     if not changes_of(workspace, prompt):
         values = ", ".join(f"{name}={value}" for name, value in prompt.fields.items())
         raise NotesError(f"there is nothing to verify: the text says {values} already")

@@ -255,8 +255,8 @@ def _check_session(sessions: Sessions, stored: SessionFolder) -> Iterator[Findin
     for path in stored.unneeded():
         yield Finding("leftover", path, f"session {stored.name} does not need it", mend=sweep)
     if stored.torn:
-        what = f"its last {stored.torn} bytes are of a line that was not written to its end"
-        yield Finding("leftover", stored.ledger, what, mend=trim)
+        message = f"its last {stored.torn} bytes are of a line that was not written to its end"
+        yield Finding("leftover", stored.ledger, message, mend=trim)
 
 
 def _find_leftovers(sessions: Sessions) -> Iterator[Finding]:
@@ -274,5 +274,5 @@ def _find_leftovers(sessions: Sessions) -> Iterator[Finding]:
                     shutil.rmtree(path) if whole else clear(path)
                 return "removed what was ours of it" if path.exists() else "removed it"
 
-            what = "an import that was not finished left it" if match else "it has no ledger, and so is no session"
-            yield Finding("leftover" if match else "orphan", path, what, mend=remove)
+            message = "an import that was not finished left it" if match else "it has no ledger, and so is no session"
+            yield Finding("leftover" if match else "orphan", path, message, mend=remove)

@@ -202,8 +202,8 @@ class Editor:
             if not how:
                 raise SkillError(f"{key} is {value} already. Nothing was changed")
             if not (method and (method.record.appends_erratum or method.record.reaches_end)):
-                what = f"{key} is {value} already, by {how}, which leaves what was noted of the old value"
-                raise SkillError(what, Help.OTHER_METHOD(method=f"{ERRATUM} or {SUFFIX}"))
+                message = f"{key} is {value} already, by {how}, which leaves what was noted of the old value"
+                raise SkillError(message, Help.OTHER_METHOD(method=f"{ERRATUM} or {SUFFIX}"))
         if method and not method.record.in_session:
             known = ", ".join(record.name for record in METHODS.values() if record.in_session)
             raise NotesError(f"the edit method {method.name} is not for a session", f"Choose among {known}")
@@ -280,12 +280,12 @@ class Editor:
     def _edit(self, target: Reference, value: str, method: Method, chosen: str) -> Edited:
         record = method.record
         if record.edits_rows and self._has_image(target):
-            what = f"{target.skill} has an image, and its fields cannot be edited by {method.name}"
-            raise UnsupportedError(what, Help.OTHER_METHOD(method=ERRATUM))
+            message = f"{target.skill} has an image, and its fields cannot be edited by {method.name}"
+            raise UnsupportedError(message, Help.OTHER_METHOD(method=ERRATUM))
         changed = self._change(target, value, again=record.reaches_end) if record.edits_rows else None
         if record.edits_rows and not record.appends_erratum and not changed:
-            what = f"the text has {target.key}={value} already, and an erratum gives another value"
-            raise SkillError(what, Help.OTHER_METHOD(method=ERRATUM))
+            message = f"the text has {target.key}={value} already, and an erratum gives another value"
+            raise SkillError(message, Help.OTHER_METHOD(method=ERRATUM))
         places, prepared = self._amend(changed, method) if changed else ((), Prepared())
         origin = Origin(
             rewritten=_count(places),
@@ -312,8 +312,8 @@ class Editor:
         """Apply the change to the sequence. Returns the positions whose K/V changed, and the preparation."""
         segment, changes, selects = changed.segment, changed.change, method.record.selects
         if self._state.images and selects and selects.needs_pass(segment):
-            what = f"the edit method {method} goes over rows by where they are, and the session has images"
-            raise UnsupportedError(what, instead(session=True))
+            message = f"the edit method {method} goes over rows by where they are, and the session has images"
+            raise UnsupportedError(message, instead(session=True))
         check(self._workspace.context, method, session=True)
         if method.record.in_place and any(patch.grows for patch in changes.patches):
             check_moves(self._kv, f"the edit method {method} is not possible", instead(session=True))
@@ -370,13 +370,13 @@ class Editor:
         return next((end for end in ends if self._kv.text_bytes(first, end) == BETWEEN.encode()), first) - first
 
 
-def check_moves(kv: SessionKV, what: str, remedy: Remedy) -> None:
-    """Raise UnsupportedError, which begins with `what`, if K/V was moved as often as the cache type allows."""
+def check_moves(kv: SessionKV, message: str, remedy: Remedy) -> None:
+    """Raise UnsupportedError, which begins with `message`, if K/V was moved as often as the cache type allows."""
     kind = kv.workspace.context.options.type_k
     done = sum(map(moves, kv.state.live))
     if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
         why = f"rows after a value of another length, or after what was cut, were moved {done} times"
-        raise UnsupportedError(f"{what}: {why}, and each time rounds the keys of a {kind} cache", remedy)
+        raise UnsupportedError(f"{message}: {why}, and each time rounds the keys of a {kind} cache", remedy)
 
 
 def as_lines(patches: Sequence[Patch]) -> list[Line]:

@@ -126,9 +126,9 @@ class SessionFolder:
             file.truncate(self.end)  # drops an incomplete line from a crash
             file.seek(self.end)
             try:
-                left = memoryview(data)
-                while left:
-                    left = left[file.write(left) :]
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
             except BaseException:
                 with suppress(OSError):
@@ -173,7 +173,7 @@ class SessionFolder:
 
     def _read(self) -> None:
         check_private(self.folder)
-        for left in reversed(range(READS)):
+        for attempts in reversed(range(READS)):
             try:
                 data, head = self._read_bytes()
                 if data is None:
@@ -188,7 +188,7 @@ class SessionFolder:
                     "Update notes" if version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
                 ) from error
             except CutError as error:
-                if not left:
+                if not attempts:
                     remedy = Help.PUT_BACK_OR_GO_ON(path=self.folder / HEAD)
                     raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
             except LedgerError as error:
@@ -206,15 +206,15 @@ class SessionFolder:
             with suppress(FileNotFoundError):
                 head = Head.read(path.read_text(encoding="ascii", errors="replace"))
                 if head is None:
-                    what = f"{path} is damaged: it must be a number of lines and a checksum"
-                    raise SessionError(what, Help.REMOVE_FILE(path=path))
+                    message = f"{path} is damaged: it must be a number of lines and a checksum"
+                    raise SessionError(message, Help.REMOVE_FILE(path=path))
             path = self.ledger
             return path.read_bytes(), head
         except FileNotFoundError:
             if head is None:
                 return None, None
-            what = f"the ledger of session {self.name} is missing: {self.ledger}"
-            raise SessionError(what, Help.PUT_BACK_OR_REMOVE(name=self.name)) from None
+            message = f"the ledger of session {self.name} is missing: {self.ledger}"
+            raise SessionError(message, Help.PUT_BACK_OR_REMOVE(name=self.name)) from None
         except OSError as error:
             raise SessionError(f"cannot read {path}: {reason(error)}") from error
 
@@ -265,8 +265,8 @@ class Sessions:
             try:
                 held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
             except HeldError:
-                what = f"session {name} is open already, here or in another process"
-                raise HeldSessionError(what, "Wait for it, or close it") from None
+                message = f"session {name} is open already, here or in another process"
+                raise HeldSessionError(message, "Wait for it, or close it") from None
             except OSError as error:
                 if not (reading and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
                     raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error
@@ -305,18 +305,18 @@ class Sessions:
                 raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
             yield fork
 
-    def known(self, *wanted: str) -> list[str]:
+    def known(self, *requested: str) -> list[str]:
         """Return these names normalized and without duplicates. Raises SessionError if one does not exist."""
-        unique, existing = list(dict.fromkeys(map(names.typed, wanted))), set(self.names())
+        unique, existing = list(dict.fromkeys(map(names.typed, requested))), set(self.names())
         for name in unique:
             if name not in existing:
                 self.find(name)
         return unique
 
-    def remove(self, *wanted: str) -> list[Path]:
+    def remove(self, *requested: str) -> list[Path]:
         """Delete sessions, damaged ones too, and return their folders. Raises SessionError, before any is deleted, if
         one does not exist or is locked."""
-        known = self.known(*wanted)
+        known = self.known(*requested)
         removed: list[Path] = []
         with ExitStack() as locks:
             for name in known:

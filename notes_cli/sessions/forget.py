@@ -82,7 +82,7 @@ class Forgetter:
             raise SessionError(f"{', '.join(plan.parts.names)}: nothing of it is left in session {self._name}")
         traces = self._state.traces if method == SUFFIX else []  # earlier cuts become final, too
         first = min([patch.first for patch in plan.patches] + [entry.position for entry in traces])
-        left = len(self._state.tokens) + sum(patch.grows for patch in plan.patches)
+        remaining = len(self._state.tokens) + sum(patch.grows for patch in plan.patches)
         if method == CUT:
             self._check_movable(plan.patches)
         else:
@@ -92,12 +92,12 @@ class Forgetter:
             plan.parts,
             method,
             removed=sum(patch.last - patch.first for patch in plan.patches),
-            moved=left - first - new if method == CUT else 0,
-            decoded=new if method == CUT else left - (0 if self._workspace.model.recurrent else first),
+            moved=remaining - first - new if method == CUT else 0,
+            decoded=new if method == CUT else remaining - (0 if self._workspace.model.recurrent else first),
             remembering=_count_computed(plan.rest, first) - new if method == CUT else 0,
             said_again=plan.again,
             skills=plan.skills,
-            tokens=left,
+            tokens=remaining,
         )
         if not dry:
             self._execute(plan, forgotten, first)
@@ -117,8 +117,8 @@ class Forgetter:
         """Raise UnsupportedError if an image would be decoded again: a session stores only its K/V."""
         removed = removed_images(self._state.images, [patch.span for patch in patches])
         if any(image.last > first and image not in removed for image in self._state.images):
-            what = f"an image of session {self._name} follows, and its rows are not decoded again as tokens"
-            raise UnsupportedError(what, Help.OTHER_METHOD(method=CUT))
+            message = f"an image of session {self._name} follows, and its rows are not decoded again as tokens"
+            raise UnsupportedError(message, Help.OTHER_METHOD(method=CUT))
 
     def _execute(self, plan: _Plan, forgotten: Forgotten, first: int) -> None:
         """Change the sequence and write the ledger."""
@@ -347,13 +347,15 @@ class Forgetter:
             beheaded = entry.kind == "question" and any(cut.first <= entry.position < cut.last for cut in slices)
             if ids != self._ids(entry):
                 entry = self._with_tokens(entry, ids, removed=entry.turn in parts.turns)
-            left = replace(entry, position=place, tokens=len(ids), turn=max(1, turn))
+            remaining = replace(entry, position=place, tokens=len(ids), turn=max(1, turn))
             place += len(ids)
-            if beheaded and previous and previous.kind == "text" and left.kind == "question":  # join its opening text
+            if (
+                beheaded and previous and previous.kind == "text" and remaining.kind == "question"
+            ):  # join its opening text
                 entries.remove(previous)
-                left = replace(left, position=previous.position, tokens=place - previous.position)
-                left = replace(left, text=previous.text + left.text)
-            entries.append(left)
+                remaining = replace(remaining, position=previous.position, tokens=place - previous.position)
+                remaining = replace(remaining, text=previous.text + remaining.text)
+            entries.append(remaining)
         return entries
 
     def _text(self, ids: Iterable[int]) -> str:
@@ -406,7 +408,7 @@ class Forgetter:
         rest = State(
             system=state.system,
             questions=questions,
-            entries=[entry for entry in entries if entry not in about],
+            entries=[entry for entry in entries if entry not in affected],
             skills=state.skills,
             values={key: value for key, value in state.values.items() if key not in lost},
             pending={key: erratum for key, erratum in state.pending.items() if key not in lost},
@@ -415,8 +417,8 @@ class Forgetter:
             heard=state.heard,
         )
         rest.stated = set().union(*(keys_of(known, entry.name) for entry in rest.entries if entry.kind == "erratum"))
-        left = [skill for skill in state.skills if skill.name not in gone]
-        rest.set_skills([replace(skill, position=shift(skill.position)) for skill in left])
+        remaining = [skill for skill in state.skills if skill.name not in gone]
+        rest.set_skills([replace(skill, position=shift(skill.position)) for skill in remaining])
         return rest, gone
 
     def _queue_again(self, removed: Sequence[Entry], rest: State) -> tuple[str, ...]:
@@ -456,10 +458,10 @@ def _patches(slices: Sequence[_Slice]) -> list[Patch]:
     return patches
 
 
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+def _common_prefix(remaining: Sequence[int], right: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
+    pairs = enumerate(zip(remaining, right, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(remaining), len(right)))
 
 
 def _count_computed(rest: State, first: int) -> int:

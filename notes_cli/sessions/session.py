@@ -229,11 +229,11 @@ class Session:
         skills = {segment.name: segment for segment in segments}
         self._check_new(segments)
         known = known_fields(*self.state.skills, *segments)
-        given = read_errata(errata, known)
-        self._question, self._errata = question, _values_of(given)
+        parsed = read_errata(errata, known)
+        self._question, self._errata = question, _values_of(parsed)
         pending = {key: text for key, text in self._pending(known, wording).items() if key not in self._errata}
-        names = iter([*pending, *(erratum.key for erratum in given)])
-        texts = [*pending.values(), *(word(erratum, wording) for erratum in given)]
+        names = iter([*pending, *(erratum.key for erratum in parsed)])
+        texts = [*pending.values(), *(word(erratum, wording) for erratum in parsed)]
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = next_turn(template, [user_message(question, skills=list(skills), errata=texts)])
         tokens = [
@@ -282,19 +282,19 @@ class Session:
     def _check_results(self, request: Request) -> None:
         """Raise SessionError unless the last answer called these tools, each once and in this order, and the request
         has only results."""
-        name, given = self.stored.name, [tool for tool, _ in request.results]
+        name, tools = self.stored.name, [tool for tool, _ in request.results]
         if request.question or request.splice or request.images or request.errata:
             raise SessionError("a question, skills, images and errata do not go with the results of tools")
         pieces = (piece for piece in self.state.entries if piece.turn == self.state.turns)
         last_answer = "".join(piece.text for piece in pieces if piece.kind == "answer")
         form = form_of(self.workspace.model.chat_template or "")
-        for tool in given:
+        for tool in tools:
             if tool not in last_answer:
                 raise SessionError(f"the last answer of session {name} does not call a tool {tool!r}")
-        calls = calls_in(last_answer, form, [{"name": tool} for tool in given]).calls
-        if form is not None and [call.name for call in calls] != given:  # None: unknown format of calls
+        calls = calls_in(last_answer, form, [{"name": tool} for tool in tools]).calls
+        if form is not None and [call.name for call in calls] != tools:  # None: unknown format of calls
             raise SessionError(
-                f"the last answer of session {name} does not call {listed(given)} and nothing else: there is a result "
+                f"the last answer of session {name} does not call {listed(tools)} and nothing else: there is a result "
                 "for each of its calls, in their order"
             )
 
@@ -332,8 +332,8 @@ class Session:
             yield fork
 
     def _superseded(self) -> SessionError:
-        what = f"session {self.stored.name} was continued while this was answered, and the answer is not kept"
-        return SessionError(what, "Ask again")
+        message = f"session {self.stored.name} was continued while this was answered, and the answer is not kept"
+        return SessionError(message, "Ask again")
 
     def keep(self, answer: str = "", turn: int | None = None) -> None:
         """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_since`, if

@@ -44,7 +44,7 @@ class RowFiles:
         if not differences and begun.cache != self._header.cache:
             differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
         if differences:
-            what = f"session {self._stored.name} was {'; '.join(differences)}"
+            message = f"session {self._stored.name} was {'; '.join(differences)}"
             other = begun.identity.weights != self._header.identity.weights
             if other and begun.model == str(self._workspace.model.path):  # such as the one that ships, after an update
                 remedy = (
@@ -52,15 +52,15 @@ class RowFiles:
                 )
             else:
                 remedy = f"Its model: {model_argument(Path(begun.model))}"
-            raise SessionError(what, remedy)
+            raise SessionError(message, remedy)
         model, name = self._workspace.model, self._stored.name
         unknown = model.unknown(self._stored.state.tokens)
         if unknown is not None:
-            what = (
+            message = (
                 f"session {name} holds token {unknown}, and {model.name} has a vocabulary of {model.n_vocab}: its "
                 f"ledger is damaged, or was not written for this model"
             )
-            raise SessionError(what, Help.UNDO(name=name))
+            raise SessionError(message, Help.UNDO(name=name))
 
     @property
     def _header(self) -> Header:
@@ -158,8 +158,8 @@ class RowFiles:
         path = self._stored.folder / name
         try:
             if checksum_of(path) != self._stored.state.checksums.get(name):
-                what = f"{path} is not the file that the ledger of session {self._stored.name} names"
-                raise SessionError(what, Help.UNDO(name=self._stored.name))
+                message = f"{path} is not the file that the ledger of session {self._stored.name} names"
+                raise SessionError(message, Help.UNDO(name=self._stored.name))
             return open_segment(path)
         except SegmentError as error:
             if not isinstance(error, DamagedError) and path.exists():
