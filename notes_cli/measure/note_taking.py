@@ -61,7 +61,7 @@ def finding(profile: Profile) -> Finding | None:
         return Finding("takes notes", f"{counts}: what follows from a field is noted while the text is read")
     if low > 0.5:
         return Finding("looks up", f"{counts}: the field is looked up when the question is asked")
-    return Finding("partly", f"{figures}: what follows from a field is noted in part, and looked up in part")
+    return Finding("partly", f"{counts}: what follows from a field is noted in part, and looked up in part")
 
 
 def page(profile: Profile, by: str) -> str:
@@ -110,7 +110,7 @@ def row(profile: Profile) -> tuple[str, ...]:
     return (
         *(f"{identity.model} ({identity.architecture})", identity.quantization, profile.cache),
         *counts,
-        *figures,
+        *both,
         *(used, verdict.kind if verdict else ""),
     )
 

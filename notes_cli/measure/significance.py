@@ -36,10 +36,8 @@ def interval(count: int, of: int, level: float = LEVEL) -> tuple[float, float]:
 
 def better(candidate: Right, reference: Right) -> bool:
     """Return True if `candidate` is proven to be right more often."""
-    wins, losses = (
-        sum(a and not b for a, b in zip(*pair, strict=True))
-        for pair in ((candidate, reference), (reference, candidate))
-    )
+    pairs = [*zip(candidate, reference, strict=True)]
+    wins, losses = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
     return interval(wins, wins + losses)[0] > 0.5
 
 

@@ -344,14 +344,13 @@ class Forgetter:
             if not ids:
                 continue
             previous = next((earlier for earlier in reversed(entries) if earlier.kind not in MARKS), None)
-            beheaded = entry.kind == "question" and any(cut.first <= entry.position < cut.last for cut in slices)
+            loses_start = entry.kind == "question" and any(cut.first <= entry.position < cut.last for cut in slices)
             if ids != self._ids(entry):
                 entry = self._with_tokens(entry, ids, removed=entry.turn in parts.turns)
             remaining = replace(entry, position=place, tokens=len(ids), turn=max(1, turn))
             place += len(ids)
-            if (
-                beheaded and previous and previous.kind == "text" and remaining.kind == "question"
-            ):  # join its opening text
+            if loses_start and previous and previous.kind == "text" and remaining.kind == "question":
+                # the text before it opens its message now
                 entries.remove(previous)
                 remaining = replace(remaining, position=previous.position, tokens=place - previous.position)
                 remaining = replace(remaining, text=previous.text + remaining.text)
@@ -408,7 +407,7 @@ class Forgetter:
         rest = State(
             system=state.system,
             questions=questions,
-            entries=[entry for entry in entries if entry not in affected],
+            entries=[entry for entry in entries if entry not in about],
             skills=state.skills,
             values={key: value for key, value in state.values.items() if key not in lost},
             pending={key: erratum for key, erratum in state.pending.items() if key not in lost},
