@@ -17,7 +17,7 @@ from notes_cli.library.check import Finding, Told, modes
 from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.library.safe_files import make_private, replacing, sync_folder
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
-from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, sealed
+from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
 from notes_cli.text import names
 
@@ -111,7 +111,7 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
 def _portable_ledger(stored: SessionFolder) -> bytes:
     """Return the ledger with the file name of its model in place of the path, which is private."""
     first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
-    return sealed([{**first, "model": Path(first["model"]).name}, *lines])
+    return serialize([{**first, "model": Path(first["model"]).name}, *lines])
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:

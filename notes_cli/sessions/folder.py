@@ -22,10 +22,10 @@ from notes_cli.sessions.ledger import (
     Header,
     Ledger,
     LedgerError,
-    dated,
-    opening,
+    first_line,
     read_ledger,
-    sealed,
+    serialize,
+    with_time,
 )
 from notes_cli.sessions.lines import ROWS, Line
 from notes_cli.sessions.listing import HEAD, LEDGER, session_names
@@ -90,9 +90,9 @@ class SessionFolder:
         try:
             if header is not None:
                 with replacing(self.ledger) as temporary:
-                    temporary.write_bytes(sealed([dated(opening(header)), dated(line)]))
+                    temporary.write_bytes(serialize([with_time(first_line(header)), with_time(line)]))
             else:
-                self._append(sealed([dated(line)], self.head.checksum))
+                self._append(serialize([with_time(line)], self.head.checksum))
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
         self._after_write()
@@ -103,7 +103,7 @@ class SessionFolder:
         first = {**self.lines[0], "replaces": self.head.checksum}
         try:
             with replacing(self.ledger) as temporary:
-                temporary.write_bytes(sealed([first, dated(line)]))
+                temporary.write_bytes(serialize([first, with_time(line)]))
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
         self._after_write()

@@ -148,13 +148,13 @@ def _seal(checksum: str) -> bytes:
     return f', "checksum": "{checksum}"}}'.encode()
 
 
-def sealed(lines: Iterable[Line], before: str = "") -> bytes:
+def serialize(lines: Iterable[Line], before: str = "") -> bytes:
     """Serialize lines that follow one with the checksum `before`."""
-    return chained((json.dumps(line, ensure_ascii=False).encode() for line in lines), before)
+    return chain((json.dumps(line, ensure_ascii=False).encode() for line in lines), before)
 
 
-def chained(objects: Iterable[bytes], before: str = "") -> bytes:
-    """As `sealed`, for lines that are JSON already."""
+def chain(objects: Iterable[bytes], before: str = "") -> bytes:
+    """As `serialize`, for lines that are JSON already."""
     written = []
     for body in objects:
         before = _checksum(before, body)
@@ -162,7 +162,7 @@ def chained(objects: Iterable[bytes], before: str = "") -> bytes:
     return b"".join(written)
 
 
-def opening(header: Header) -> Line:
+def first_line(header: Header) -> Line:
     """Return the first line of a ledger."""
     return {
         "op": "open",
@@ -174,6 +174,6 @@ def opening(header: Header) -> Line:
     }
 
 
-def dated(line: Line) -> Line:
+def with_time(line: Line) -> Line:
     """Return the line with the current time."""
     return {**line, "time": datetime.now(timezone.utc).strftime(TIME)}

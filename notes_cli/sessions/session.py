@@ -142,7 +142,7 @@ class Session:
         request, settings = draft.request, draft.settings
         room = max_new_tokens(self.workspace, request, settings.think) if room is None else room
         if request.results:
-            sequence = self.answered(request.results, room, settings.think)
+            sequence = self.append_results(request.results, room, settings.think)
         elif goes_on:
             sequence = self.follow(
                 *(request.question, request.errata, settings.wording, room, settings.think),
@@ -256,7 +256,7 @@ class Session:
         self._since = self._kv.changes
         return sequence
 
-    def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
+    def append_results(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
         """Append the next turn with results of the tools that the last answer called. Errata stay pending."""
         self._question, self._skills, self._errata, self._marks = as_question(results), [], {}, {}
         template = self.workspace.thinking_template if think else self.workspace.template

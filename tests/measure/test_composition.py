@@ -90,7 +90,7 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
 ) -> None:
     """Questions of one skill are right, those of two are not; order and seam do not help, compiling together does, as
     the cheapest repair."""
-    monkeypatch.setattr(composition, "LEAST", FEW)  # that is enough here: nothing is left to chance
+    monkeypatch.setattr(composition, "LEAST", FEW)  # enough here: nothing is random
     monkeypatch.setattr(significance, "LOSS", 0.5)
     given = [
         replace(pair, asked=tuple(first_right(one, number) for one in pair.asked))

@@ -76,7 +76,7 @@ def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
     report = measured(session)
     start = session.state.skills[0].fields[0].first + session.state.skills[0].position
     assert report.largest.position > start and max(report.largest.k, report.largest.v) > 0.03
-    assert report.layers[0].k < 0.001  # the first layer has seen nothing but its own token
+    assert report.layers[0].k < 0.001  # the first layer depends only on its own token
     assert report.causes == {Cause.IN_PLACE: ("date=2026-12-24",)}
 
 
@@ -110,7 +110,7 @@ def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pyte
         return sequence
 
     monkeypatch.setattr(RowFiles, "restore", spoilt)
-    session.sequence.close()  # it is put back from disk
+    session.sequence.close()  # restored from disk
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999
 

@@ -28,15 +28,15 @@ def made(stale: int, field: int, suffix: int, cases: int = 40, methods: tuple[st
     ("stale", "field", "suffix", "cases", "kind"),
     [
         (0, 0, 40, 40, "takes notes"),
-        (2, 9, 40, 40, "takes notes"),  # the field turns 7 of 38
+        (2, 9, 40, 40, "takes notes"),  # the field changes 7 of 38
         (0, 20, 40, 40, "partly"),
         (0, 38, 40, 40, "looks up"),
-        (27, 39, 40, 40, "looks up"),  # the field turns 12 of 13: that is proof, of however many wrong decisions
+        (27, 39, 40, 40, "looks up"),  # the field changes 12 of 13: that is proof, of however many wrong decisions
         (34, 40, 40, 40, "looks up"),  # six of six
         (35, 40, 40, 40, "unable"),  # five of five prove nothing
-        (23, 25, 25, 40, "unable"),  # not even all that follows the field turns them
-        (40, 40, 40, 40, "unable"),  # nothing is turned
-        (10, 8, 40, 40, "takes notes"),  # fewer than before are none
+        (23, 25, 25, 40, "unable"),  # not even recomputing all after the field changes them
+        (40, 40, 40, 40, "unable"),  # none is changed
+        (10, 8, 40, 40, "takes notes"),  # fewer than stale counts as none
         (0, 0, 23, 23, "open"),
     ],
 )

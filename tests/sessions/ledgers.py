@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
-from notes_cli.sessions.ledger import Header, read_ledger, sealed
+from notes_cli.sessions.ledger import Header, read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
@@ -49,5 +49,5 @@ def forge(folder: Path, change: Callable[[list[Any]], object]) -> None:
     """Change the lines of a session's ledger and recompute the checksums."""
     lines: list[Any] = read_ledger((folder / LEDGER).read_bytes()).lines
     change(lines)
-    (folder / LEDGER).write_bytes(sealed(lines))
+    (folder / LEDGER).write_bytes(serialize(lines))
     (folder / HEAD).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, name_of, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.ledger import read_ledger, sealed
+from notes_cli.sessions.ledger import read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
 
 from .ledgers import HEADER, turn
@@ -118,7 +118,7 @@ def forged(change: Callable[[list[Any]], object]) -> Change:
     def changed(parts: dict[str, bytes]) -> bytes:
         lines: list[Any] = read_ledger(parts[LEDGER]).lines
         change(lines)
-        return packed({**parts, LEDGER: sealed(lines)})
+        return packed({**parts, LEDGER: serialize(lines)})
 
     return changed
 

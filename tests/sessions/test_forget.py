@@ -40,7 +40,7 @@ from ..thinkers import OPENED, SWITCH, UNAWARE
 QWEN = SOURCES["Qwen-Qwen3-0.6B"]
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 Open = Callable[..., Workspace]
-Talk = Sequence[tuple[str, str]]  # what comes, and the answer. A result of a tool begins with its name and a colon
+Talk = Sequence[tuple[str, str]]  # prompt and answer. A tool result begins with its name and a colon
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def say(
         sequence = assemble(workspace, prompt)
         session.begin(prompt, sequence)
     elif comes.startswith("look_up:"):
-        sequence = session.answered([("look_up", comes.removeprefix("look_up:"))])
+        sequence = session.append_results([("look_up", comes.removeprefix("look_up:"))])
     else:
         sequence = session.follow(comes, segments=segments)
     write(workspace, sequence, answer)

@@ -23,7 +23,7 @@ from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import session_kv
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.ledger import LedgerError, read_ledger, sealed
+from notes_cli.sessions.ledger import LedgerError, read_ledger, serialize
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
 
@@ -261,7 +261,7 @@ def test_a_ledger_whose_images_do_not_fit_is_damaged(asked: list[Request], wrong
     with seeing() as workspace, held(workspace) as session:
         session.ask(asked[0])
         lines: list[Any] = session.stored.lines
-    assert read_ledger(sealed(lines)).state.images
+    assert read_ledger(serialize(lines)).state.images
     lines[1]["images"][0] |= wrong
     with pytest.raises(LedgerError, match="contradict"):
-        read_ledger(sealed(lines))
+        read_ledger(serialize(lines))
