@@ -17,7 +17,7 @@ from notes_cli import config
 from notes_cli.engine.options import ContextOptions
 from notes_cli.measure.battery import PAIRS, SEED, pairs
 from notes_cli.measure.composition import measure_pairs
-from notes_cli.measure.proof import interval
+from notes_cli.measure.significance import interval
 from notes_cli.runtime.workspace import Workspace
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))

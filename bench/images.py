@@ -32,7 +32,7 @@ from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.images import Picture as File
 from notes_cli.images import read_picture
-from notes_cli.measure.proof import interval
+from notes_cli.measure.significance import interval
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.corrections import parse_errata

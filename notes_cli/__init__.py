@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.recompile import Compiled
     from notes_cli.runtime.request import Answer, Callbacks, Request
     from notes_cli.sessions.edits import Compacted, Edited
-    from notes_cli.sessions.forgetting import Forgotten
+    from notes_cli.sessions.forget import Forgotten
     from notes_cli.text.skill import Skill, load_skill
 
 _HOMES = {
@@ -61,7 +61,7 @@ _HOMES = {
     "Edited": "sessions.edits",
     "EngineError": "errors",
     "Examination": "measure.examination",
-    "Forgotten": "sessions.forgetting",
+    "Forgotten": "sessions.forget",
     "Imported": "runtime.importing",
     "Callbacks": "runtime.request",
     "Method": "editing.methods",

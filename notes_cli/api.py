@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.recompile import Compiled
     from notes_cli.sessions.edits import Compacted, Edited
     from notes_cli.sessions.folder import Sessions
-    from notes_cli.sessions.forgetting import Forgotten
+    from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.lines import Line
     from notes_cli.sessions.session import Session as Held
     from notes_cli.sessions.state import Entry

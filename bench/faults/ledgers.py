@@ -16,7 +16,7 @@ from bench.faults.parts import UnreadableError, apart
 from bench.faults.stage import ANSWER, TEXT, Stage
 from notes_cli.engine.pieces import Reason
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.ledger import Ledger, LedgerError, chained, read_ledger
+from notes_cli.sessions.ledger import Ledger, LedgerError, chain, read_ledger
 from notes_cli.sessions.lines import ROWS
 from notes_cli.sessions.listing import HEAD, LEDGER
 
@@ -203,7 +203,7 @@ def lied(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
             lines[at] = _renumbered(rng, lines[at])
         else:
             lines[at] = _reworded(rng, lines[at])
-    return chained(json.dumps(line, ensure_ascii=rng.random() < 0.5).encode(errors="replace") for line in lines)
+    return chain(json.dumps(line, ensure_ascii=rng.random() < 0.5).encode(errors="replace") for line in lines)
 
 
 def opened(data: bytes) -> list[Any]:
@@ -228,7 +228,7 @@ def vouching(data: bytes, rows: Mapping[str, bytes]) -> bytes:
         if isinstance(name, str) and name in rows:
             with suppress(UnreadableError):
                 line["rows_checksum"] = apart(rows[name]).text("notes.checksum.head")
-    return chained(json.dumps(line, ensure_ascii=False).encode(errors="replace") for line in lines) if lines else data
+    return chain(json.dumps(line, ensure_ascii=False).encode(errors="replace") for line in lines) if lines else data
 
 
 def _reordered(rng: random.Random, lines: list[Any], others: list[Any]) -> list[Any]:

@@ -78,7 +78,7 @@ def calibrate_command(
         check_report(report)
 
     from notes_cli.measure.battery import load_battery, pairs, shipped_battery
-    from notes_cli.measure.proof import LEAST
+    from notes_cli.measure.significance import LEAST
 
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]
@@ -101,7 +101,7 @@ def calibrate_command(
 def check_report(path: Path) -> None:
     """Fail before anything is measured: UsageError for another ending, NotesError without a folder, and where it would
     take the place of what is no such page."""
-    from notes_cli.measure.finding import is_page
+    from notes_cli.measure.note_taking import is_page
 
     if path.suffix.lower() != ".md":
         raise click.UsageError(f"--report writes .md, not {path.name!r}")
@@ -115,7 +115,7 @@ def check_report(path: Path) -> None:
 
 def write_report(path: Path, profile: Profile) -> None:
     """The page of a profile."""
-    from notes_cli.measure.finding import page
+    from notes_cli.measure.note_taking import page
 
     when = profile.created[:10] or date.today().isoformat()
     path.write_text(page(profile, f"`notes calibrate` of notes {__version__} on {when}"), encoding="utf-8")
@@ -124,7 +124,7 @@ def write_report(path: Path, profile: Profile) -> None:
 
 def as_dict(profile: Profile) -> dict[str, Any]:
     """As JSON has it: what was measured, and whether the model takes notes."""
-    from notes_cli.measure.finding import finding
+    from notes_cli.measure.note_taking import finding
 
     found = finding(profile)
     return {**profile.as_dict(), "finding": found and found._asdict()}
@@ -132,7 +132,7 @@ def as_dict(profile: Profile) -> dict[str, Any]:
 
 def print_profile(profile: Profile) -> None:
     """Every method with its figures, whether the model takes notes, the verdicts, and what is used."""
-    from notes_cli.measure.finding import finding
+    from notes_cli.measure.note_taking import finding
 
     names = dict.fromkeys(one.name for one in profile.measured if one.what == "method")
     rows = []
@@ -183,7 +183,7 @@ def _print_composition(profile: Profile) -> None:
 def _shares(one: Measured | None) -> tuple[str, str]:
     if not one:
         return "", ""
-    from notes_cli.measure.proof import interval
+    from notes_cli.measure.significance import interval
 
     low, high = interval(one.right, one.cases)
     return f"{one.right} of {one.cases} ({low:.2f} to {high:.2f})", f"{one.same}"

@@ -85,7 +85,7 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
     """Tell everybody. 1 if a session could not be told."""
     from notes_cli.commands.remedies import worded
     from notes_cli.library.global_errata import GlobalErrata
-    from notes_cli.sessions.everybody import correct
+    from notes_cli.sessions.global_correction import correct
 
     with open_model(quiet=json_, **model) as opened:
         done = correct(opened.workspace, GlobalErrata(library().folder), values)

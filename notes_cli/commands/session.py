@@ -19,7 +19,7 @@ from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
     from notes_cli.sessions.folder import SessionFolder, Sessions
-    from notes_cli.sessions.forgetting import Forgotten
+    from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.lines import Line
     from notes_cli.sessions.state import Entry
 

@@ -307,7 +307,7 @@ def _next(report: Report) -> str:
 def _print_composition(found: Composed) -> None:
     """What each question needs of the skills, and what repairs decisions that differ."""
     from notes_cli.measure.compare import RECOMPUTE
-    from notes_cli.measure.proof import told_of
+    from notes_cli.measure.significance import format_count
     from notes_cli.runtime.settings import repair
 
     output.result("")
@@ -319,7 +319,7 @@ def _print_composition(found: Composed) -> None:
     for what, several in (("one skill, or none", False), ("several skills", True)):
         same, of = found.counts(several)
         if of:
-            output.result(f"questions that need {what}: {told_of(same, of)} decide as the recompute")
+            output.result(f"questions that need {what}: {format_count(same, of)} decide as the recompute")
     if not found.counts(True)[1]:
         output.result("no question needs several skills, so nothing is known of those that do: give some (--questions)")
     for one in found.tried:

@@ -1,1 +1,1 @@
-"""Editing: ways of amending a sequence when a field of a spliced skill has another value."""
+"""Editing: updates the K/V of a spliced skill in a sequence when one of its fields has a new value."""

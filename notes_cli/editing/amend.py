@@ -1,4 +1,4 @@
-"""Amending a sequence: a skill gets new values by an edit method, where it is or while it is placed."""
+"""Applies new field values to a skill by an edit method: to its K/V in the sequence, or while it is spliced."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from notes_cli.editing.change import Change, Stretch, stretches
 from notes_cli.editing.methods import METHODS, Method, Needs, Record
-from notes_cli.editing.selecting import Scratch, most_deviating, most_influenced, prefill
-from notes_cli.editing.ways import Edit, Placer, Prepared
+from notes_cli.editing.operations import Edit, Placer, Prepared
+from notes_cli.editing.select_tokens import Scratch, most_deviating, most_influenced, prefill
 from notes_cli.engine.context import Context
 from notes_cli.engine.patches import Range, position_map
 from notes_cli.engine.segment import LayerRows, Segment
@@ -20,11 +20,9 @@ from notes_cli.errors import Help, NotesError, Remedy, UnsupportedError
 def prepare(
     scratch: Scratch, segment: Segment, change: Change, method: Method, *, session: bool = False, dry: bool = False
 ) -> Prepared:
-    """Select tokens, or compute blocks, in a scratch sequence. `session`: for a skill that is in one.
-
-    `dry`: compute nothing; which tokens would be selected is then not known, only how many. Raise UnsupportedError
-    where the method is not possible, and NotesError where it needs blocks and the segment has none.
-    """
+    """Select tokens, or compute blocks, in a scratch sequence. `session`: the skill is in a session. `dry`: compute
+    nothing; the number of selected tokens is right, but not their positions. Raises UnsupportedError if the method is
+    not possible, NotesError if it needs blocks and the segment has none."""
     record = method.record
     if record.needs_blocks and not segment.prefix_only and not segment.blocks:
         why = f"{segment.name} was compiled in one piece, so there is no block to compute again"
@@ -38,7 +36,7 @@ def prepare(
     with nullcontext() if dry else scratch(passed) as sequence:
         if sequence is not None:
             check(sequence.context, method, session=session)
-        blocks = _computed(segment, parts, sequence) if record.needs_blocks else ()
+        blocks = _compute_blocks(segment, parts, sequence) if record.needs_blocks else ()
         also = most_deviating(segment, change, method.k, record.selects.layers, sequence) if record.selects else ()
     return Prepared(also, blocks, passed)
 
@@ -51,19 +49,16 @@ def amend(
     prepared: Prepared,
     placer: Placer | None = None,
 ) -> Sequence[Range]:
-    """Bring a change into the sequence by the method, for which it has been prepared. Return the positions of rows that
-    are not what they were before.
-
-    `placer` puts a segment at the sequence's end: the skill is not there yet. Without it the skill is, from the
-    segment's base on. Raise UnsupportedError where the method is not possible on this model.
-    """
+    """Apply a prepared change to the sequence by the method, and return the positions whose K/V changed. `placer`
+    appends a segment to the sequence, if the skill is not in it yet; without it the skill is at the segment's base.
+    Raises UnsupportedError if the method is not possible on this model."""
     check(sequence.context, method, session=placer is None)
-    return method.record.way(Edit(sequence, segment, change, method.name, prepared, placer))
+    return method.record.edit(Edit(sequence, segment, change, method.name, prepared, placer))
 
 
 def refusal(context: Context, method: Method, *, session: bool = False, changes: Sequence[Change] = ()) -> str | None:
-    """Why the method is not possible in this context, None if it is. `session`: for a skill that is in one. `changes`:
-    for these, which may move what follows them."""
+    """Return why the method is not possible in this context, None if it is. `session`: the skill is in a session.
+    `changes`: also check that the K/V after these can be moved."""
     reasons = list(map(context.supports, _needs(method.record, session) or ()))
     if method.record.in_place and not any(reasons):
         for patches in (change.patches for change in changes):
@@ -73,16 +68,16 @@ def refusal(context: Context, method: Method, *, session: bool = False, changes:
 
 
 def check(context: Context, method: Method, *, session: bool = False) -> None:
-    """Raise UnsupportedError where the method is not possible in this context, naming those that always are."""
+    """Raise UnsupportedError, naming methods that are always possible, if this one is not."""
     reason = refusal(context, method, session=session)
     if reason:
         raise UnsupportedError(f"the edit method {method.name} is not possible: {reason}", instead(session=session))
 
 
 def instead(*, session: bool = False) -> Remedy:
-    """What helps where a method is not possible: those that are possible everywhere."""
-    helping = [record for record in METHODS.values() if record.edits_rows or record.appends_erratum]
-    return Help.OTHER_METHOD(method=" or ".join(one.name for one in helping if _needs(one, session) == ()))
+    """Return the remedy for a method that is not possible: the methods that always are."""
+    records = [record for record in METHODS.values() if record.edits_rows or record.appends_erratum]
+    return Help.OTHER_METHOD(method=" or ".join(record.name for record in records if _needs(record, session) == ()))
 
 
 def _needs(record: Record, session: bool) -> Needs | None:
@@ -90,7 +85,7 @@ def _needs(record: Record, session: bool) -> Needs | None:
 
 
 def free_cells(segment: Segment, change: Change, method: Method) -> int:
-    """How many tokens the method computes again in place at most: they need as many free cells meanwhile."""
+    """Return the number of free cells that the method needs temporarily: one per token recomputed in place."""
     record = method.record
     if not record.in_place:
         return 0
@@ -98,10 +93,10 @@ def free_cells(segment: Segment, change: Change, method: Method) -> int:
     return min(len(segment), field + (method.k if record.selects else 0))
 
 
-def _computed(
+def _compute_blocks(
     segment: Segment, parts: Sequence[Stretch], sequence: KVSequence | None
 ) -> tuple[tuple[Stretch, Segment], ...]:
-    """Each stretch as a segment, compiled after the left context alone; without rows if there is no sequence."""
+    """Return each stretch with its segment, compiled after the left context only; without K/V if `sequence` is None."""
     tokens = [part.tokens for part in parts]
     rows: Sequence[tuple[LayerRows, ...]] = [()] * len(parts)
     if sequence is not None:

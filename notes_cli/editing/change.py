@@ -1,4 +1,4 @@
-"""What a new value changes: the skill's text, its tokens, and which of them give way to which."""
+"""Computes how new field values change a skill: the corrected text and tokens, and the token patches."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ class Change:
 
     @property
     def inside(self) -> frozenset[int]:
-        """The segment's tokens that give way to others."""
+        """Positions of the segment's tokens that are replaced."""
         return frozenset(position for patch in self.patches for position in range(patch.first, patch.last))
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Neighbouring blocks of a segment in which something changes: tokens [first, last) become `tokens`."""
+    """Adjacent changed blocks of a segment: tokens [first, last) become `tokens`."""
 
     blocks: range  # their numbers, from 1
     first: int
     last: int
-    start: int  # where it begins in the corrected text
+    start: int  # position in the corrected text
     tokens: Tokens
 
 
 def stretches(segment: Segment, change: Change) -> list[Stretch]:
-    """The blocks that the change is in, in their order. What changes across a cut makes one of the two blocks."""
+    """Return the blocks with changes, in order. A patch across a block boundary merges both blocks."""
     spans, shift = segment.spans, position_map(change.patches)
     begins = [first for first, _ in spans]
     runs: list[tuple[int, int]] = []
@@ -54,42 +54,42 @@ def stretches(segment: Segment, change: Change) -> list[Stretch]:
         if runs and runs[-1][1] >= first:
             first = runs.pop()[0]
         runs.append((first, last))
-    found = []
+    changed = []
     for first, last in runs:
         begin, end = spans[first][0], spans[last][1]
         tokens = change.tokens[shift(begin) : shift(end)]
-        found.append(Stretch(range(first + 1, last + 2), begin, end, shift(begin), tokens))
-    return found
+        changed.append(Stretch(range(first + 1, last + 2), begin, end, shift(begin), tokens))
+    return changed
 
 
 def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change | None:
-    """What the values change in this segment, None if nothing: fields that it does not have are others' business."""
-    had = {span.name: span.value for span in segment.fields}
-    clean = {name: clean_value(name, value) for name, value in values.items() if name in had}
-    here = {name: value for name, value in clean.items() if value != had[name]}
-    if not here:
+    """Return the change that new values make in this segment, None if none. Ignores fields that it does not have."""
+    current = {span.name: span.value for span in segment.fields}
+    clean = {name: clean_value(name, value) for name, value in values.items() if name in current}
+    changed = {name: value for name, value in clean.items() if value != current[name]}
+    if not changed:
         return None
     from notes_cli.text.skill import with_values  # an erratum changes no text
 
-    skill = with_values(skill_of(segment), here)
+    skill = with_values(skill_of(segment), changed)
     tokens = model.tokenize(skill.text)
     spans = field_spans(model, skill, tokens)
-    patches = _patches(segment.tokens, tokens, segment.fields, spans, here)
-    return Change(tuple(here), skill.text, tokens, patches, spans)
+    patches = _patches(segment.tokens, tokens, segment.fields, spans, changed)
+    return Change(tuple(changed), skill.text, tokens, patches, spans)
 
 
 def same(segment: Segment, name: str) -> Change:
-    """The value that a field has, as what changes: for computing again what follows it."""
+    """Return a change that replaces a field's value by itself, to recompute the K/V after it."""
     span = next(span for span in segment.fields if span.name == name)
     patch = Patch(span.first, span.last, tuple(segment.tokens[span.first : span.last].tolist()))
     return Change((name,), segment.text, segment.tokens, (patch,), segment.fields)
 
 
 def skill_of(segment: Segment) -> Skill:
-    """The skill that a segment was compiled from. Raise UnsupportedError for one with images, which is no text."""
+    """Return the skill that a segment was compiled from. Raises UnsupportedError for a segment with images."""
     if segment.media:
-        what = f"{segment.name} has an image, and its text cannot be edited"
-        raise UnsupportedError(what, "Correct it by an erratum")
+        message = f"{segment.name} has an image, and its text cannot be edited"
+        raise UnsupportedError(message, "Correct it by an erratum")
     from notes_cli.text.skill import Skill
 
     fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
@@ -97,7 +97,7 @@ def skill_of(segment: Segment) -> Skill:
 
 
 def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
-    """The tokens that hold each field's value. Raise SkillError where they do not give the text back."""
+    """Return each field with the tokens that hold its value. Raises SkillError if the tokens do not spell the text."""
     from notes_cli.text.blocks import token_spans
 
     pieces = [model.token_bytes(int(token)) for token in tokens]
@@ -108,11 +108,11 @@ def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, 
 def _patches(
     old: Tokens, new: Tokens, fields: Sequence[FieldSpan], spans: Sequence[FieldSpan], changed: Mapping[str, str]
 ) -> tuple[Patch, ...]:
-    """A patch for each place of a changed field, if all tokens between them are the same; else one over all of them."""
+    """Return a patch per changed field if all tokens between are equal; else a single one that covers them all."""
     patches, old_at, new_at = [], 0, 0
     for field, span in zip(fields, spans, strict=True):
         first, last = span.first, span.last
-        ascends = old_at <= field.first and new_at <= first  # neighbours may share a token
+        ascends = old_at <= field.first and new_at <= first  # adjacent fields may share a token
         if not ascends or old[old_at : field.first].tolist() != new[new_at:first].tolist():
             break
         if field.name in changed:
@@ -127,8 +127,8 @@ def _patches(
 
 
 def _difference(old: Sequence[int], new: Sequence[int]) -> Patch:
-    """From the first token that differs to the last: where a new value changes how its neighbours are tokenised."""
-    shorter = min(len(old) - 1, len(new))  # a patch takes the place of one token at least
+    """Return a patch from the first token that differs to the last, for a value that changes the tokens around it."""
+    shorter = min(len(old) - 1, len(new))  # a patch replaces at least one token
     first = next((i for i in range(shorter) if old[i] != new[i]), shorter)
     same = next((i for i in range(shorter - first) if old[-1 - i] != new[-1 - i]), shorter - first)
     return Patch(first, len(old) - same, tuple(new[first : len(new) - same]))

@@ -1,8 +1,7 @@
-"""The edit methods, a record each: how a skill with new values comes into a sequence. The reference is `recompute`.
+"""Defines the edit methods: how the K/V of a skill is updated for new field values. The reference is `recompute`.
 
-They are named as in the paper (arXiv:2606.17107, Operation 1). What a method does not edit still holds what the model
-concluded from the old value. A further method is one more record in METHODS, and a function in ways.py where it edits
-in a way that there is not yet.
+They are named as in the paper (arXiv:2606.17107, Operation 1). KV entries that a method does not recompute still depend
+on the old value. To add a method, add a record to METHODS, and a function to operations.py if it edits in a new way.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Literal
 
-from notes_cli.editing.selecting import Selection
-from notes_cli.editing.ways import Way, by_blocks, corrected_text, from_change_on, in_place, unchanged
+from notes_cli.editing.operations import EditOperation, by_blocks, corrected_text, from_change_on, in_place, unchanged
+from notes_cli.editing.select_tokens import Selection
 from notes_cli.errors import Help, NotesError
 
 Needs = tuple[Literal["rewrite", "splice"], ...]  # operations that a context must support
 
 
 class Edits(Enum):
-    """The rows that are computed again."""
+    """The KV entries that are recomputed."""
 
     NOTHING = "nothing"
     FIELD = "the field's own"
@@ -32,62 +31,61 @@ class Edits(Enum):
 
 
 class Cost(IntEnum):
-    """The tokens that are decoded, the fewest first."""
+    """The number of tokens decoded, fewest first."""
 
-    FEW = 1  # however long the skill
-    AFTER = 2  # those after the field
+    FEW = 1  # independent of the length of the skill
+    AFTER = 2  # all after the field
     ALL = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that there is to know of an edit method."""
+    """Definition of an edit method."""
 
     name: str
     edits: Edits
-    way: Way  # the function that edits
+    edit: EditOperation
     cost: Cost
-    appends_erratum: bool = False  # a sentence that says the correction follows the skill
-    selects: Selection | None = None  # how the tokens are selected that are computed again with the field
-    needs: Needs = ()  # where the skill is placed with its change
-    session_needs: Needs | None = None  # for a skill that is in a session already; None: it makes no sense there
+    appends_erratum: bool = False  # a sentence with the correction follows the skill
+    selects: Selection | None = None  # selects more tokens to recompute with the field
+    needs: Needs = ()  # to splice a skill with a change
+    session_needs: Needs | None = None  # to edit a skill in a session; None: not for sessions
     needs_blocks: bool = False  # the skill must be compiled in blocks
-    # Among the methods that a calibration chooses from, the higher the safer; 0: it is not one of them.
-    safety: int = 0
+    safety: int = 0  # rank among the methods that calibration chooses from, safest highest; 0: not among them
 
     @property
     def in_session(self) -> bool:
-        """Whether it makes sense for a skill that is in a session already."""
+        """True if it can edit a skill in a session."""
         return self.session_needs is not None
 
     @property
     def edits_rows(self) -> bool:
-        """Whether the text of the skill gets its new values."""
+        """True if the text of the skill gets its new values."""
         return self.edits is not Edits.NOTHING
 
     @property
     def in_place(self) -> bool:
-        """Whether rows are computed again where they are, and those after them hold what the old value has left."""
+        """True if K/V is recomputed in place, and later KV entries still depend on the old value."""
         return self.edits in (Edits.FIELD, Edits.SELECTED)
 
     @property
     def exact(self) -> bool:
-        """Whether all rows are those of a prefill of the text that is there afterwards."""
+        """True if all K/V equals that of a prefill of the resulting text."""
         return self.edits in (Edits.NOTHING, Edits.FROM_CHANGE, Edits.ALL)
 
     @property
     def reaches_end(self) -> bool:
-        """Whether no row is left that has seen the old value."""
+        """True if no KV entry depends on the old value."""
         return self.edits in (Edits.FROM_CHANGE, Edits.ALL)
 
 
 _REWRITE: Needs = ("rewrite",)
 _RECORDS = (
-    # As it was compiled.
+    # Unchanged: the control.
     Record("stale", Edits.NOTHING, unchanged, Cost.FEW),
-    # The field's tokens are computed in place. All rows after them hold what was concluded from the old value.
+    # Recomputes the field's tokens in place. All later KV entries still depend on the old value.
     Record("field", Edits.FIELD, in_place, Cost.FEW, needs=_REWRITE, session_needs=_REWRITE, safety=1),
-    # These, and the K tokens after them on which the field has the highest effect: fewer rows are left as they were.
+    # Also recomputes the K later tokens that depend most on the field.
     Record(
         *("selective", Edits.SELECTED, in_place, Cost.FEW),
         selects=Selection(influence=True),
@@ -95,18 +93,17 @@ _RECORDS = (
         session_needs=_REWRITE,
         safety=2,
     ),
-    # These, and the K tokens after them whose rows deviate most in the first two layers, as CacheBlend chooses: in the
-    # first one no token has seen another's value yet. llama.cpp cannot stop there, so it costs a whole pass here.
+    # Also recomputes the K later tokens whose K/V deviates most in the first two layers, as CacheBlend does (in the
+    # first layer, no token has attended to others yet). llama.cpp cannot stop after two, so it costs a full pass.
     Record(
         *("blend", Edits.SELECTED, in_place, Cost.FEW),
         selects=Selection(layers=2),
         needs=_REWRITE,
         session_needs=_REWRITE,
     ),
-    # As it was compiled, and a sentence after it. All rows stay: the old text and its correction are both there to be
-    # read, and it can be taken back.
+    # Adds a sentence after the skill. All K/V stays, so the model reads old text and correction, and undo is exact.
     Record("erratum", Edits.NOTHING, unchanged, Cost.FEW, appends_erratum=True, session_needs=(), safety=4),
-    # Both: rows hold what was concluded from the old value, but the new one is said.
+    # Both: later KV entries depend on the old value, but the erratum states the new one.
     Record(
         *("field+erratum", Edits.FIELD, in_place, Cost.FEW),
         appends_erratum=True,
@@ -114,13 +111,12 @@ _RECORDS = (
         session_needs=_REWRITE,
         safety=3,
     ),
-    # Everything from the field on is decoded, which equals a recompute. In a prompt the rows before it must be of use
-    # without those after it; in a session all is decoded where they are not.
+    # Decodes everything from the field on, which equals a recompute. In a prompt the K/V before the field must be
+    # usable without the rest; in a session everything is decoded if it is not.
     Record("suffix", Edits.FROM_CHANGE, from_change_on, Cost.AFTER, needs=_REWRITE, session_needs=(), safety=5),
-    # The block with the field is computed alone, as when it was compiled, and takes the old one's place. Equal to
-    # compiling the corrected text in the same blocks.
+    # Compiles the block with the field alone and replaces the old one. Equals compiling the corrected text in blocks.
     Record("block", Edits.BLOCK, by_blocks, Cost.FEW, needs=("splice",), needs_blocks=True),
-    # The corrected text is decoded. In a session `suffix` comes to the same.
+    # Decodes the corrected text. In a session `suffix` has the same result.
     Record("recompute", Edits.ALL, corrected_text, Cost.ALL, safety=6),
 )
 METHODS = {record.name: record for record in _RECORDS}
@@ -130,19 +126,19 @@ _COUNT = re.compile("[1-9][0-9]{0,8}")  # of tokens
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An edit method by name; `k`: how many tokens after a change are computed again with it, if it selects any."""
+    """An edit method by name; `k`: number of later tokens to recompute, if it selects any."""
 
     name: str = "erratum"
     k: int = DEFAULT_K
 
     @classmethod
     def parse(cls, text: str, *, also: Sequence[str] = ()) -> Method:
-        """`selective@32`, `erratum`, ... Raise NotesError for a method that does not exist, naming those that do, and
-        what else the caller takes in the place of one."""
+        """Parse `selective@32`, `erratum`, ... Raises NotesError for an unknown method, naming those known and the
+        caller's other values, `also`."""
         name, at, k = text.partition("@")
         record = METHODS.get(name)
         if record is None or (at and not (record.selects and _COUNT.fullmatch(k))):
-            counted = ", ".join(f"{one.name}@K" for one in METHODS.values() if one.selects)
+            counted = ", ".join(f"{each.name}@K" for each in METHODS.values() if each.selects)
             known = f"{', '.join([*METHODS, *also])} ({counted})"
             raise NotesError(f"no edit method {text!r}", Help.KNOWN_METHOD(known=known))
         return cls(name, int(k) if at else DEFAULT_K)
@@ -155,18 +151,18 @@ class Method:
         return METHODS[self.name]
 
 
-# Methods that code refers to: the control, the field alone, the erratum (possible on every model), the default, the
-# exact one, and the reference.
+# Methods that code refers to: the control, the field alone, the erratum (possible on every model), both, the exact
+# one, and the reference.
 STALE, FIELD, ERRATUM, FIELD_ERRATUM = Method("stale"), Method("field"), Method(), Method("field+erratum")
 SUFFIX, RECOMPUTE = Method("suffix"), Method("recompute")
 
 
 def record_of(text: str) -> Record | None:
-    """The record of a method as a ledger or a piece names it, None if another version wrote it."""
+    """Return the record of a method by its name in a ledger or piece, None if unknown to this version."""
     return METHODS.get(text.partition("@")[0])
 
 
 def calibrated() -> list[Method]:
-    """The methods that a calibration chooses from, the safest first."""
+    """Return the methods that calibration chooses from, safest first."""
     records = sorted(METHODS.values(), key=lambda record: -record.safety)
     return [Method(record.name) for record in records if record.safety]

@@ -1,1 +1,1 @@
-"""Measuring: two sequences compared. Nothing here prints."""
+"""Measurement: verify, calibrate and benchmark a model's splices and edits. Prints nothing."""

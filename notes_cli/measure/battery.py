@@ -1,4 +1,4 @@
-"""Decisions to measure a model by: batteries from YAML files (prompts/battery.yaml ships), and pairs of skills."""
+"""Provides test cases for calibration: decisions from YAML files (prompts/battery.yaml), and generated skill pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = {"text", "skill", "question", "choices", "field", "value", "right"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One decision. `right` are the right answers: with the value in the text, and with the new value."""
+    """A decision. `right`: the correct choices with the value in the text, and with the new value."""
 
     skill: Skill
     question: str
@@ -30,28 +30,27 @@ class Case:
 
 
 def shipped_battery() -> list[Case]:
-    """The cases that come with notes."""
     return load_battery(resource("prompts") / "battery.yaml")
 
 
 def load_battery(path: Path) -> list[Case]:
-    """The cases of a file, under `cases:`. Skill files are named as seen from there. Raise NotesError, with
-    the number of the case, for anything that does not make a decision."""
+    """Load the cases of a YAML file, under `cases:`. Paths of skills are relative to the file. Raises NotesError, with
+    the number of the case, for an invalid case."""
     data = read_yaml(path)
     cases = data.get("cases") if isinstance(data, dict) else None
     if not isinstance(cases, list) or not cases:
         raise NotesError(f"{path} must hold `cases:`, a list of decisions")
-    return [_case(entry, number, path) for number, entry in enumerate(cases, 1)]
+    return [_parse_numbered(entry, number, path) for number, entry in enumerate(cases, 1)]
 
 
-def _case(entry: Any, number: int, path: Path) -> Case:
+def _parse_numbered(entry: Any, number: int, path: Path) -> Case:
     try:
-        return _read(entry, f"case-{number}", path.parent)
+        return _parse_case(entry, f"case-{number}", path.parent)
     except NotesError as error:
         raise NotesError(f"{path}, case {number}: {error.what}", error.remedy) from error
 
 
-def _read(entry: Any, name: str, folder: Path) -> Case:
+def _parse_case(entry: Any, name: str, folder: Path) -> Case:
     if not isinstance(entry, dict):
         raise NotesError("it must be a mapping")
     unknown = sorted(set(entry) - KEYS)
@@ -93,11 +92,11 @@ def _list(entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value)
 
 
-PAIRS = 48  # with so many no or few losses are proven to be hardly any (proof.py)
+PAIRS = 48  # enough to prove that few losses are within LOSS (significance.py)
 SEED = 20261122
 ROWS = 3  # of a table
-SPACE = 120  # between an amount and its limit, at least: whether a model can compare is not the question
-# By topic: the field that decides it, its values, and outcomes.
+SPACE = 120  # minimum distance of an amount from its limit, so that comparing them is easy
+# By topic: the deciding field, its values, and outcomes.
 _WORDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "shipping": ("tier", ("gold", "silver", "basic", "bronze", "platinum"), ("free", "reduced", "full", "express")),
     "support": ("plan", ("starter", "family", "team", "student", "business"), ("daily", "weekly", "remote", "local")),
@@ -116,7 +115,7 @@ _TRADES = ("Books", "Tools", "Market", "Foods", "Garden", "Travel", "Records", "
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question with its possible answers, and the right one. `needs`: how many of the two skills it takes."""
+    """A question with its choices and the correct one. `needs`: number of skills needed to answer it, 1 or 2."""
 
     question: str
     choices: tuple[str, ...]
@@ -126,7 +125,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two skills, and a question that one of them answers and one that needs both."""
+    """Two skills, a question that one of them answers, and one that needs both."""
 
     first: Skill
     second: Skill
@@ -135,7 +134,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A field with its value, the lines that say what follows from each value, and the question."""
+    """A field with its value, lines with the outcome of each value, and the question."""
 
     field: str
     value: str
@@ -148,26 +147,26 @@ class _Rule:
 
 
 def pairs(count: int = PAIRS, seed: int = SEED) -> list[Pair]:
-    """So many pairs; half of the questions that need both are about a limit, half about a table."""
+    """Generate `count` pairs. The questions that need both skills are about limits and tables in turn."""
     rng = random.Random(f"pairs {seed}")
-    return [_pair(rng, number) for number in range(count)]
+    return [_make_pair(rng, number) for number in range(count)]
 
 
-def _pair(rng: random.Random, number: int) -> Pair:
+def _make_pair(rng: random.Random, number: int) -> Pair:
     topics = rng.sample(list(_WORDS), 3)
-    limit = number % 2 == 0
-    both = _limit(rng, over=number % 4 == 0) if limit else _table(rng, topics[2], needs=2)
-    mine, other = (_table(rng, topic, needs=1) for topic in topics[:2])
+    is_limit = number % 2 == 0
+    both = _limit(rng, over=number % 4 == 0) if is_limit else _table(rng, topics[2], needs=2)
+    in_first, in_second = (_table(rng, topic, needs=1) for topic in topics[:2])
     name = f"{rng.choice(_PLACES)} {rng.choice(_TRADES)}"
-    first = [f"# Customers of {name}", "", *_mixed(rng, both.given, mine.given), "", *mine.lines]
-    blocks = _mixed(rng, both.lines, other.lines)
-    second = [f"# Rules of {name}", "", other.given, "", *(line for block in blocks for line in block)]
-    alone = (mine if number % 4 < 2 else other).asked
-    return Pair(_skill(first, f"values-{number + 1}"), _skill(second, f"rules-{number + 1}"), (alone, both.asked))
+    first = [f"# Customers of {name}", "", *_shuffled(rng, both.given, in_first.given), "", *in_first.lines]
+    blocks = _shuffled(rng, both.lines, in_second.lines)
+    second = [f"# Rules of {name}", "", in_second.given, "", *(line for block in blocks for line in block)]
+    single = (in_first if number % 4 < 2 else in_second).asked
+    return Pair(_skill(first, f"values-{number + 1}"), _skill(second, f"rules-{number + 1}"), (single, both.asked))
 
 
-def _mixed(rng: random.Random, *what: Sequence[str] | str) -> list[Sequence[str] | str]:
-    return rng.sample(what, len(what))
+def _shuffled(rng: random.Random, *items: Sequence[str] | str) -> list[Sequence[str] | str]:
+    return rng.sample(items, len(items))
 
 
 def _skill(lines: Sequence[Sequence[str] | str], name: str) -> Skill:

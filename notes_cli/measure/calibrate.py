@@ -1,8 +1,8 @@
-"""Calibrating: which edit method, wording, seam and place hold on this model, measured over a battery of decisions.
+"""Calibrates a model: measures which edit method, wording, seam and place give correct decisions, as a profile.
 
-Each case is decided in every way, and what is right is known: that is what counts. Agreement with a full recompute is
-told, but a recompute may itself be wrong: a model that overlooks a field in a long text may well follow a correction.
-What holds without a profile stays unless something else is proven better (proof.py).
+Each case is decided with every setting and compared with the known correct choice. Agreement with a full recompute is
+reported, but does not count: a recompute may be wrong itself, where a model overlooks a field in a long text but
+follows a correction. A default changes only if another setting is proven better (significance.py).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 
 import notes_cli
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
-from notes_cli.editing.selecting import influence
+from notes_cli.editing.select_tokens import influence
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.library.checkpoints import CalibrationCheckpoint, Keep, keep_nothing, step_name
 from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
 from notes_cli.measure.battery import Case, Pair
-from notes_cli.measure.carrying import measure_carried
+from notes_cli.measure.carried_state import measure_carried
 from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.composition import measure_pairs
-from notes_cli.measure.proof import LEAST, choose
+from notes_cli.measure.significance import LEAST, choose
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import choose_task
@@ -45,15 +45,15 @@ from notes_cli.text.sizes import human_time
 
 CANDIDATES = calibrated()
 SAFEST = tuple(map(str, CANDIDATES))
-# In classes of cost, the cheapest first.
+# By class of cost, cheapest first.
 CLASSES = tuple(tuple(str(method) for method in CANDIDATES if method.record.cost is cost) for cost in Cost)
-SEAMS = (0, 1, 2, 4)  # a longer one is safer: more is recomputed
-THINK = 256  # tokens of a chain of thought
+SEAMS = (0, 1, 2, 4)  # longer is safer: more is recomputed
+THINK = 256  # tokens of reasoning
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What one way of doing it came to in one case."""
+class _Decision:
+    """The outcome of one case with one setting."""
 
     choice: str
     logits: NDArray[np.float32]
@@ -63,56 +63,56 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Recomputed:
-    """What a full recompute decides with the old value, and with the new one."""
+    """Decisions of a full recompute with the old value, and with the new one."""
 
-    before: _Found
-    after: _Found
+    before: _Decision
+    after: _Decision
 
     @property
     def decisive(self) -> bool:
-        """Whether the field decides."""
+        """True if the decision depends on the field."""
         return self.before.choice != self.after.choice
 
 
 class _Tally:
-    """Observations by what, name and way, in the order of the cases."""
+    """Observations by setting (`what`), its value (`name`) and `way` (direct or reasoned), in order of the cases."""
 
     def __init__(self) -> None:
-        self.rows: list[Sequence[Any]] = []  # as JSON has them
+        self.rows: list[Sequence[Any]] = []  # JSON values
 
-    def add(self, what: str, name: str, way: str, found: _Found, reference: _Found, right: str) -> None:
-        near = cosine(found.logits, reference.logits)
-        same = found.choice == reference.choice
-        self.rows.append([what, name, way, same, found.choice == right, near, found.decoded, found.seconds])
+    def add(self, what: str, name: str, way: str, decision: _Decision, reference: _Decision, right: str) -> None:
+        near = cosine(decision.logits, reference.logits)
+        same, is_right = decision.choice == reference.choice, decision.choice == right
+        self.rows.append([what, name, way, same, is_right, near, decision.decoded, decision.seconds])
 
     def _grouped(self) -> dict[tuple[str, str, str], list[Sequence[Any]]]:
-        found: dict[tuple[str, str, str], list[Sequence[Any]]] = defaultdict(list)
+        groups: dict[tuple[str, str, str], list[Sequence[Any]]] = defaultdict(list)
         for what, name, way, *row in self.rows:
-            found[what, name, way].append(row)
-        return found
+            groups[what, name, way].append(row)
+        return groups
 
     def right(self, what: str, way: str = "direct") -> dict[str, list[bool]]:
-        """By name: whether each case was right. Without what was not possible in all cases, and `stale`."""
-        found = {
+        """Return correctness by name and case, without `stale` and names that were not possible in all cases."""
+        correct = {
             name: [row[1] for row in rows]
-            for (one, name, by), rows in self._grouped().items()
-            if (one, by) == (what, way) and name != str(STALE)
+            for (setting, name, by), rows in self._grouped().items()
+            if (setting, by) == (what, way) and name != str(STALE)
         }
-        most = max(map(len, found.values()), default=0)
-        return {name: rows for name, rows in found.items() if len(rows) == most}
+        most = max(map(len, correct.values()), default=0)
+        return {name: cases for name, cases in correct.items() if len(cases) == most}
 
     def measured(self) -> list[Measured]:
-        found = []
+        measured = []
         for (what, name, way), rows in self._grouped().items():
             same, right, near, decoded, seconds = (list(column) for column in zip(*rows, strict=True))
             counts = len(rows), sum(same), sum(right)
             means = round(fmean(near), 5), round(fmean(decoded), 1), round(1000 * fmean(seconds), 1)
-            found.append(Measured(what, name, way, *counts, *means))
-        return found
+            measured.append(Measured(what, name, way, *counts, *means))
+        return measured
 
 
 class Calibration(NamedTuple):
-    """What was measured, and where it is kept: nowhere, if the cases were too few to choose by."""
+    """A profile and its path; None if there were too few cases to save it."""
 
     profile: Profile
     path: Path | None
@@ -121,9 +121,9 @@ class Calibration(NamedTuple):
 def calibrate_and_keep(
     workspace: Workspace, cases: Sequence[Case], callbacks: Callbacks = NO_CALLBACKS, pairs: Sequence[Pair] = ()
 ) -> Calibration:
-    """Calibrate, and keep the profile for whoever asks this model from then on; without pairs what was known of
-    composition stays. The first notice is how long it will take. What was measured is kept if it is stopped, and the
-    next call goes on with that. Raise what `calibrate` raises."""
+    """Calibrate and save the model's profile; without `pairs`, an earlier result for composition stays. The first
+    notice estimates the duration. Steps are saved as they finish, and the next call resumes after an interruption.
+    Raises as `calibrate` does."""
     if len(cases) < LEAST:
         callbacks.on_notice(Notice(_duration(workspace, cases, pairs, ())))
         with callbacks.progress("measuring decisions", unit="steps") as update:
@@ -136,21 +136,20 @@ def calibrate_and_keep(
     with callbacks.progress("measuring decisions", unit="steps") as update:
         profile = calibrate(workspace, cases, update, pairs, unfinished.keep)
     if not pairs:
-        profile = _with_known(profiles, profile)
+        profile = _with_earlier_composition(profiles, profile)
     path = profiles.save(profile, writer)
     unfinished.forget()
     return Calibration(profile, path)
 
 
-def _with_known(profiles: Profiles, profile: Profile) -> Profile:
-    """The profile with what an earlier one says of composition."""
+def _with_earlier_composition(profiles: Profiles, profile: Profile) -> Profile:
     try:
         earlier = profiles.find(profile.identity, profile.cache)
-    except NotesError:  # it is not followed any more
+    except NotesError:  # no longer valid
         return profile
     if earlier is None:
         return profile
-    rows = tuple(one for one in earlier.measured if one.what == "composition")
+    rows = tuple(row for row in earlier.measured if row.what == "composition")
     return replace(profile, composition=earlier.composition, measured=(*profile.measured, *rows))
 
 
@@ -161,29 +160,29 @@ def calibrate(
     pairs: Sequence[Pair] = (),
     keep: Keep = keep_nothing,
 ) -> Profile:
-    """Measure the model over the cases: wordings, seams and places first, then the methods in the wording that was
-    best; of recurrent layers, whether their state may be carried through skills; over the pairs, whether skills that
-    were compiled apart compose. `progress` counts each case twice, a third time for a state, and each pair. `keep`:
-    keeps what each of these steps found. Raise UnsupportedError where its rows cannot be kept at all."""
+    """Measure the model: over the cases, wordings, seams and places, then methods with the best wording, and whether
+    recurrent state may be carried through skills; over the pairs, whether skills that were compiled separately
+    compose. `progress` counts each case twice, a third time for recurrent state, and each pair. `keep` saves the
+    result of each step. Raises UnsupportedError if K/V of this model cannot be saved."""
     tally, decisive = _Tally(), dict.fromkeys(WAYS, 0)
     cache = workspace.context.options.cache
-    told = progress or (lambda done, of: None)
+    update = progress or (lambda done, of: None)
     state = len(cases) if workspace.context.supports("carry") is None else 0
     steps = 2 * len(cases) + state + len(pairs)
     done = count(1)
-    recomputed: dict[int, _Recomputed] = {}  # directly, of each case: the dearest part, so done once
+    recomputed: dict[int, _Recomputed] = {}  # by case, without reasoning: the most expensive part, so done once
     for number, case in enumerate(cases):
-        tally.rows += keep(step_name("forms", number, case), partial(_forms, workspace, number, case, recomputed))
-        told(next(done), steps)
-    wording = _one_of(tally, "wording", shipped_wordings().default)
+        tally.rows += keep(step_name("forms", number, case), partial(_try_forms, workspace, number, case, recomputed))
+        update(next(done), steps)
+    wording = _choose_setting(tally, "wording", shipped_wordings().default)
     for number, case in enumerate(cases):
-        measure = partial(_edits, workspace, number, case, wording, recomputed)
+        measure = partial(_try_edits, workspace, number, case, wording, recomputed)
         rows, by = keep(f"{step_name('edits', number, case)} {wording}", measure)
         tally.rows += rows
         decisive = {way: decisive[way] + by[way] for way in WAYS}
-        told(next(done), steps)
-    carry, carried = measure_carried(workspace, cases, lambda: told(next(done), steps), keep)
-    composition, composed = measure_pairs(workspace, pairs, lambda: told(next(done), steps), keep=keep)
+        update(next(done), steps)
+    carry, carried = measure_carried(workspace, cases, lambda: update(next(done), steps), keep)
+    composition, composed = measure_pairs(workspace, pairs, lambda: update(next(done), steps), keep=keep)
     chosen = {way: choose(tally.right("method", way), str(ERRATUM), CLASSES, SAFEST) for way in WAYS}
     return Profile(
         identity=workspace.identity,
@@ -192,8 +191,8 @@ def calibrate(
         decisive=decisive,
         methods={way: choice.name for way, choice in chosen.items()},
         wording=wording,
-        seam=int(_one_of(tally, "seam", str(DEFAULT_SEAM))),
-        place=_one_of(tally, "place", DEFAULT_PLACE),
+        seam=int(_choose_setting(tally, "seam", str(DEFAULT_SEAM))),
+        place=_choose_setting(tally, "place", DEFAULT_PLACE),
         measured=(*tally.measured(), *carried, *composed),
         verdicts={way: choice.why for way, choice in chosen.items()},
         composition=composition,
@@ -202,19 +201,19 @@ def calibrate(
 
 
 def _duration(workspace: Workspace, cases: Sequence[Case], pairs: Sequence[Pair], kept: Collection[str]) -> str:
-    """About how long a calibration takes, for people: by three decisions of the first case. `kept`: the steps that
-    were measured before."""
+    """Return a text that estimates the duration from three decisions of the first case. `kept`: steps measured
+    earlier."""
     case = cases[0]
     prompt = _prompt(case, compile_skill(workspace, case.skill))
-    whole, thought = (
-        _decided(workspace, replace(prompt, method=RECOMPUTE, think=think), case, splice=False).seconds
+    whole, reasoned = (
+        _decide(workspace, replace(prompt, method=RECOMPUTE, think=think), case, splice=False).seconds
         for think in (False, True)
     )
-    spliced = _decided(workspace, replace(prompt, method=ERRATUM), case).seconds
+    spliced = _decide(workspace, replace(prompt, method=ERRATUM), case).seconds
     methods, forms = len(CANDIDATES), len(shipped_wordings().forms) + len(SEAMS) + 1
-    seconds = {  # of a step of each kind; a compile takes about as long as a recompute
+    seconds = {  # per step, by kind; a compile takes about as long as a recompute
         "forms": 4 * whole + forms * spliced,
-        "edits": 2 * whole + methods * spliced + (methods + 2) * thought,
+        "edits": 2 * whole + methods * spliced + (methods + 2) * reasoned,
     }
     if workspace.context.supports("carry") is None:
         seconds["state"] = 5 * whole + 2 * spliced
@@ -231,94 +230,96 @@ def _duration(workspace: Workspace, cases: Sequence[Case], pairs: Sequence[Pair]
     return f"measuring {' and '.join(many if pairs else many[:1])} {takes}"
 
 
-def _forms(workspace: Workspace, number: int, case: Case, recomputed: dict[int, _Recomputed]) -> list[Sequence[Any]]:
-    """Wordings, seams and places in one case, whose recomputes are added to the others'."""
+def _try_forms(
+    workspace: Workspace, number: int, case: Case, recomputed: dict[int, _Recomputed]
+) -> list[Sequence[Any]]:
+    """Measure wordings, seams and places in one case, and add its recomputes to `recomputed`."""
     tally = _Tally()
     prompt = _prompt(case, compile_skill(workspace, case.skill))
-    found = recomputed[number] = _recomputed(workspace, case, prompt)
-    _wordings(workspace, case, prompt, found, tally)
-    _unedited(workspace, case, replace(prompt, fields={}), found.before, tally)
+    reference = recomputed[number] = _recompute(workspace, case, prompt)
+    _try_wordings(workspace, case, prompt, reference, tally)
+    _try_unedited(workspace, case, replace(prompt, fields={}), reference.before, tally)
     return tally.rows
 
 
-def _edits(
+def _try_edits(
     workspace: Workspace, number: int, case: Case, wording: str, recomputed: Mapping[int, _Recomputed]
 ) -> tuple[list[Sequence[Any]], dict[str, bool]]:
-    """The edit methods in one case, and by way whether its field decides."""
+    """Measure the edit methods in one case. Returns rows, and whether the decision depends on the field, by way."""
     tally = _Tally()
-    prompt = replace(_prompt(case, _influenced(workspace, case)), wording=wording)
+    prompt = replace(_prompt(case, _compile_with_influence(workspace, case)), wording=wording)
     thinking = replace(prompt, think=True)
-    direct = recomputed[number] if number in recomputed else _recomputed(workspace, case, prompt)
-    by = {"direct": _methods(workspace, case, prompt, direct, "direct", tally)}
-    by["reasoned"] = _methods(workspace, case, thinking, _recomputed(workspace, case, thinking), "reasoned", tally)
+    direct = recomputed[number] if number in recomputed else _recompute(workspace, case, prompt)
+    by = {"direct": _try_methods(workspace, case, prompt, direct, "direct", tally)}
+    by["reasoned"] = _try_methods(workspace, case, thinking, _recompute(workspace, case, thinking), "reasoned", tally)
     return tally.rows, by
 
 
-def _one_of(tally: _Tally, what: str, default: str) -> str:
-    """The wording, the seam or the place that is proven better than the default, or the default. They cost alike; of
-    seams the longer one is the safer."""
+def _choose_setting(tally: _Tally, what: str, default: str) -> str:
+    """Return the wording, seam or place that is proven better than the default, else the default. All cost the same;
+    longer seams are safer."""
     right = tally.right(what)
     safest = sorted(right, key=lambda name: -int(name) if what == "seam" else name != default)
     return choose(right, default, [safest], safest).name
 
 
 def _prompt(case: Case, segment: Segment) -> Prompt:
-    """With a system text: skills are not where they were compiled, as they mostly will not be."""
+    """Return the case's prompt, with a system text so that skills are not at the position where they were compiled."""
     return Prompt(case.question, [segment], system=verify_system(), fields={case.field: case.value})
 
 
-def _influenced(workspace: Workspace, case: Case) -> Segment:
-    """The case's skill with the influence of its field."""
+def _compile_with_influence(workspace: Workspace, case: Case) -> Segment:
     segment = compile_skill(workspace, case.skill)
-    with workspace.scratch(len(segment.context) + len(segment) + 8) as sequence:  # another value may be longer
+    with workspace.scratch(len(segment.context) + len(segment) + 8) as sequence:  # the counterfactual may be longer
         return replace(segment, influence={case.field: influence(sequence, segment, case.field)})
 
 
-def _recomputed(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
-    before = _decided(workspace, replace(prompt, fields={}), case, splice=False)
-    return _Recomputed(before, _decided(workspace, replace(prompt, method=RECOMPUTE), case, splice=False))
+def _recompute(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
+    before = _decide(workspace, replace(prompt, fields={}), case, splice=False)
+    return _Recomputed(before, _decide(workspace, replace(prompt, method=RECOMPUTE), case, splice=False))
 
 
-def _wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: _Tally) -> None:
-    """All wordings of an erratum."""
+def _try_wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: _Tally) -> None:
     for wording in shipped_wordings().forms:
-        said = replace(prompt, method=ERRATUM, wording=wording)
-        tally.add("wording", wording, "direct", _decided(workspace, said, case), reference.after, case.right[1])
+        decision = _decide(workspace, replace(prompt, method=ERRATUM, wording=wording), case)
+        tally.add("wording", wording, "direct", decision, reference.after, case.right[1])
 
 
-def _methods(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: _Tally) -> bool:
-    """All methods; whether the field decides when all is recomputed."""
+def _try_methods(
+    workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: _Tally
+) -> bool:
+    """Measure all methods. Returns whether a recompute's decision depends on the field."""
     after = reference.after
     for method in (STALE, *(method for method in CANDIDATES if method != RECOMPUTE)):
         try:
-            found = _decided(workspace, replace(prompt, method=method), case)
-        except UnsupportedError:  # such models have other methods
+            decision = _decide(workspace, replace(prompt, method=method), case)
+        except UnsupportedError:  # on this model
             continue
-        tally.add("method", str(method), way, found, after, case.right[1])
+        tally.add("method", str(method), way, decision, after, case.right[1])
     tally.add("method", str(RECOMPUTE), way, after, after, case.right[1])
     return reference.decisive
 
 
-def _unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: _Found, tally: _Tally) -> None:
-    """Seams and places, on the text as it is; `reference` is its recompute."""
+def _try_unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: _Decision, tally: _Tally) -> None:
+    """Measure seams and places on the unedited text; `reference` is its recompute."""
     right = case.right[0]
     for seam in SEAMS:
-        found = _decided(workspace, prompt, case, seam=seam)
-        tally.add("seam", str(seam), "direct", found, reference, right)
+        decision = _decide(workspace, prompt, case, seam=seam)
+        tally.add("seam", str(seam), "direct", decision, reference, right)
         if seam == DEFAULT_SEAM:
-            tally.add("place", "early", "direct", found, reference, right)
+            tally.add("place", "early", "direct", decision, reference, right)
     late = replace(prompt, place="late")
-    reference = _decided(workspace, late, case, splice=False)
-    tally.add("place", "late", "direct", _decided(workspace, late, case), reference, right)
+    reference = _decide(workspace, late, case, splice=False)
+    tally.add("place", "late", "direct", _decide(workspace, late, case), reference, right)
 
 
-def _decided(
+def _decide(
     workspace: Workspace, prompt: Prompt, case: Case, *, splice: bool = True, seam: int = DEFAULT_SEAM
-) -> _Found:
+) -> _Decision:
     started = time.perf_counter()
     room = THINK if prompt.think else 0
     with assemble(workspace, prompt, splice=splice, seam=seam, room=room) as sequence:
         logits = sequence.logits()
         decoded = sequence.decoded
         choice = run(choose_task(workspace, sequence, case.choices, room)).choice
-    return _Found(choice, logits, decoded, time.perf_counter() - started)
+    return _Decision(choice, logits, decoded, time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""Two prompts compared: next-token distributions, answers, and which of several skills each question needs."""
+"""Compares two prompts on one model: next-token distributions, greedy answers, and decisions."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from notes_cli.runtime.workspace import Workspace
 
 
 def cosine(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    """Cosine of two logit vectors, [n_vocab] each: 1 when they point the same way."""
+    """Return the cosine similarity of two logit vectors, [n_vocab] each."""
     a, b = found.astype(np.float64), reference.astype(np.float64)
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def divergence(found: NDArray[np.float32], reference: NDArray[np.float32]) -> float:
-    """KL(reference || found) of the next-token distributions, in nats."""
+    """Return KL(reference || found) of the next-token distributions, in nats."""
     p, q = log_softmax(reference), log_softmax(found)
-    possible = ~np.isneginf(p)  # what the reference rules out weighs nothing
+    possible = ~np.isneginf(p)  # tokens of probability 0 contribute nothing
     kl = float((np.exp(p[possible]) * (p[possible] - q[possible])).sum())
     return kl if kl > 0 or np.isnan(kl) else 0.0
 
 
 def same_top(found: NDArray[np.float32], reference: NDArray[np.float32]) -> bool:
-    """Whether both put the same token first."""
+    """Return True if both have the same most likely token."""
     return int(found.argmax()) == int(reference.argmax())
 
 
 @cache
 def verify_system() -> str:
-    """System text that moves skills away from where they were compiled."""
+    """Return a system text that moves skills away from the position where they were compiled."""
     return str(read_yaml(resource("prompts") / "verify.yaml")["system"])
 
 
-ANSWER = 24  # tokens of an answer that are compared where no choices are given
-FIRST = 8  # of these, the ones that say what is decided
-NEAR = 0.1  # nats between two tokens that are about equally likely
-TIMES = 3.0  # a gap is within the noise up to so many times of it
-CUTS = 128, 32  # tokens of a last batch: many and few are computed by other code
+ANSWER = 24  # tokens of an answer that are compared without choices
+FIRST = 8  # of these, the first ones, which contain the decision
+NEAR = 0.1  # nats between two tokens that count as equally likely
+TIMES = 3.0  # a gap of up to this multiple of the noise counts as noise
+CUTS = 128, 32  # tokens in a last batch: llama.cpp uses different kernels for large and small batches
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A decision: one of the choices, or the text of a greedy answer. `margin`: of the two best choices. Of a text also
-    its tokens, the logits before each of them and after the last ([n_vocab] each), and the prompt's tokens; None of a
-    prompt with images, which its tokens do not tell."""
+    """A decision: one of the choices, or a greedy answer. `margin`: between the two best choices. A greedy answer also
+    has its tokens, the logits before each and after the last ([n_vocab] each), and the prompt's tokens; None with
+    images."""
 
     text: str
     margin: float | None = None
@@ -64,7 +64,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where two answers part: the number of tokens before that, and gap and noise in nats."""
+    """The first difference of two answers: the number of equal tokens before it, and gap and noise in nats."""
 
     at: int
     gap: float
@@ -82,12 +82,12 @@ class Parting:
 
     @property
     def same(self) -> bool:
-        """True if the difference does not count as another decision."""
+        """True if the difference does not count as a different decision."""
         return self.near or self.late
 
 
 def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
-    """The decision at the end of a sequence; a text is added to it."""
+    """Return the decision at the end of a sequence. Appends a greedy answer without choices."""
     if choices:
         decision = decide(sequence, choices)
         return Answered(decision.choice, decision.margin)
@@ -102,35 +102,36 @@ def answered(sequence: KVSequence, choices: Sequence[str] | None) -> Answered:
     return Answered(model.text(tokens).strip(), None, tuple(tokens), tuple(logits), prompt)
 
 
-def parting(found: Answered, wanted: Answered, noise: Callable[[], float]) -> Parting | None:
-    """Where a text parts from the recompute's; None for the same one, and for choices. `noise` is called if it does."""
-    if found.text == wanted.text or not (found.logits and wanted.logits):
+def parting(answer: Answered, reference: Answered, noise: Callable[[], float]) -> Parting | None:
+    """Return where an answer differs from the recompute's; None for equal ones and for choices. Calls `noise` only
+    then."""
+    if answer.text == reference.text or not (answer.logits and reference.logits):
         return None
-    same = [a == b for a, b in zip(found.tokens, wanted.tokens, strict=False)]
+    same = [a == b for a, b in zip(answer.tokens, reference.tokens, strict=False)]
     at = same.index(False) if False in same else len(same)
-    theirs, mine = (int(one.logits[at].argmax()) for one in (wanted, found))
-    likely = log_softmax(wanted.logits[at])
-    return Parting(at, float(likely[theirs] - likely[mine]), noise())
+    expected, actual = (int(answer.logits[at].argmax()) for answer in (reference, answer))
+    log_probs = log_softmax(reference.logits[at])
+    return Parting(at, float(log_probs[expected] - log_probs[actual]), noise())
 
 
-def noise_of(workspace: Workspace, wanted: Answered) -> float:
-    """How far the gap between the two likeliest tokens moves, at most, before any token of a recompute's answer, if its
-    prompt is decoded in other batches; in nats."""
-    if wanted.prompt is None:
+def noise_of(workspace: Workspace, reference: Answered) -> float:
+    """Return by how many nats, at most, the gap between the two most likely tokens changes in a recompute's answer if
+    its prompt is decoded in different batches."""
+    if reference.prompt is None:
         return 0.0
     many, few = CUTS
-    last = many if len(wanted.prompt) % workspace.context.n_ubatch < many // 2 else few
-    cut = max(1, len(wanted.prompt) - last)
+    last = many if len(reference.prompt) % workspace.context.n_ubatch < many // 2 else few
+    cut = max(1, len(reference.prompt) - last)
     with workspace.sequence() as sequence:
-        sequence.append(wanted.prompt[:cut])
+        sequence.append(reference.prompt[:cut])
         sequence.flush()
-        sequence.append(wanted.prompt[cut:])
+        sequence.append(reference.prompt[cut:])
         first = sequence.logits()
-        again = [first, *(sequence.lookahead(wanted.tokens) if wanted.tokens else ())]
-    return max(_moved(one, other) for one, other in zip(wanted.logits, again, strict=True))
+        again = [first, *(sequence.lookahead(reference.tokens) if reference.tokens else ())]
+    return max(_gap_change(before, after) for before, after in zip(reference.logits, again, strict=True))
 
 
-def _moved(logits: NDArray[np.float32], again: NDArray[np.float32]) -> float:
+def _gap_change(logits: NDArray[np.float32], again: NDArray[np.float32]) -> float:
     best, second = np.argsort(logits)[-1:-3:-1]
     return abs(float((logits[best] - logits[second]) - (again[best] - again[second])))
 
@@ -140,8 +141,8 @@ RECOMPUTE = "recompute"  # one prefill of all skills
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question to several skills. `needs`: those without which one prefill of the others decides otherwise; `same`:
-    whether the spliced skills decide as one prefill of all."""
+    """A question to several skills. `needs`: skills whose removal changes the decision of a prefill. `same`: the
+    spliced skills decide as one prefill of all."""
 
     question: str
     needs: tuple[str, ...]
@@ -150,8 +151,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A repair that was tried, and of each question whether it decides as one prefill. Nothing is in `same` where
-    `refused` says why it is not possible."""
+    """A repair that was tried. `same`, by question: it decides as one prefill. Empty if the repair is not possible, for
+    the reason in `refused`."""
 
     name: str
     same: tuple[bool, ...] = ()
@@ -160,20 +161,21 @@ class Mended:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What came of several skills of a user. Repairs are tried where a decision is not that of one prefill."""
+    """The result of verifying several skills together. Repairs are tried if a decision differs from one prefill's."""
 
     names: tuple[str, ...]
     questions: tuple[Question, ...]
     tried: tuple[Mended, ...] = ()
 
     def counts(self, several: bool) -> tuple[int, int]:
-        """Of the questions that need several skills, or at most one: how many decide as one prefill, and all."""
-        asked = [one for one in self.questions if (len(one.needs) > 1) == several]
-        return sum(one.same for one in asked), len(asked)
+        """Return how many questions decide as one prefill, and their number, among those that need several skills, or
+        at most one."""
+        questions = [question for question in self.questions if (len(question.needs) > 1) == several]
+        return sum(question.same for question in questions), len(questions)
 
     @property
     def repair(self) -> str:
-        """The cheapest way in which all decide as one prefill; empty where nothing must be repaired."""
-        if all(one.same for one in self.questions):
+        """The cheapest repair with which all questions decide as one prefill; empty if none is needed."""
+        if all(question.same for question in self.questions):
             return ""
-        return next((one.name for one in self.tried if one.same and all(one.same)), RECOMPUTE)
+        return next((repair.name for repair in self.tried if repair.same and all(repair.same)), RECOMPUTE)

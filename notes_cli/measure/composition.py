@@ -1,9 +1,9 @@
-"""Checking composition: do skills that were compiled apart answer as they do when they are read in one prefill?
+"""Measures composition: whether skills that were compiled separately give the decisions of one prefill of all.
 
-A skill that was compiled alone has not seen those before it. A question that one skill answers may not mind; one that
-needs two may, for what is concluded from the first while the second is read is missing (Kamera, arXiv 2606.23581). So
-both kinds are asked in every way. The reference is one prefill of all skills; the control leaves one out: a model that
-does no better with both than with one does not answer such questions, and nothing follows for splicing.
+K/V of a skill that was compiled alone does not depend on the skills before it. A question that needs two skills may
+suffer from that more than one that a single skill answers (Kamera, arXiv 2606.23581), so both kinds are measured. The
+reference is one prefill of all skills. The control leaves one out: if a model does no better with both, it cannot
+answer such questions, and nothing follows for splicing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from notes_cli.library.checkpoints import Keep, keep_nothing, step_name
 from notes_cli.library.profiles import Composition, Measured
 from notes_cli.measure.battery import Asked, Pair
 from notes_cli.measure.compare import ANSWER, RECOMPUTE, Composed, Mended, Question, cosine, verify_system
-from notes_cli.measure.proof import LEAST, Right, as_good, better, count_of
+from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of
 from notes_cli.measure.verify import Case, decided
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
@@ -33,21 +33,21 @@ from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Field, Skill, joined
 
-SEAM = 16  # tokens that a longer seam has
-THINK = 256  # tokens of a chain of thought
+SEAM = 16  # tokens of the longer seam
+THINK = 256  # tokens of reasoning
 SPLICED = "spliced"
 REVERSED, LONGER, TOGETHER, SUFFIX = "reversed", f"seam@{SEAM}", "together", "suffix"
-# By what they cost: nothing; some tokens an answer; a compile and its file; all skills but the first at each answer.
+# By cost: none; some tokens per answer; a compile and its file; decoding all skills but the first for each answer.
 REPAIRS = (REVERSED, LONGER, TOGETHER, SUFFIX)
 WITHOUT = ("without the first", "without the second")
-NEEDS = {1: "one", 2: "two"}  # how many skills a question takes
+NEEDS = {1: "one", 2: "two"}  # number of skills that a question needs
 
 Whole = Callable[[], Segment]  # compiles the skills of a prompt as one
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What one way of composing came to for one question."""
+class _Decision:
+    """The outcome of one question with one way of composing."""
 
     right: bool
     same: bool  # as one prefill of both
@@ -64,63 +64,63 @@ def measure_pairs(
     think: bool = False,
     keep: Keep = keep_nothing,
 ) -> tuple[Composition | None, list[Measured]]:
-    """Ask the questions of each pair in every way. No finding where there are no pairs, and where this model's rows
-    cannot be moved: of several skills only the first is reused then. `step` is told after each pair. `think`: decide
-    after a chain of thought. `keep`: keeps what was found for each pair."""
+    """Ask the questions of each pair in every way. Returns no verdict without pairs, and if this model's K/V cannot be
+    moved: only the first of several skills is reused then. `step` is called after each pair. `think`: decide after
+    reasoning. `keep` saves the result of each pair."""
     if not pairs or workspace.context.supports("splice") is not None:
         return None, []
-    rows: dict[tuple[str, int], list[_Found]] = defaultdict(list)
+    rows: dict[tuple[str, int], list[_Decision]] = defaultdict(list)
     for number, pair in enumerate(pairs):
-        for needs, way, *found in keep(step_name("pair", number, pair), partial(_pair, workspace, pair, think)):
-            rows[way, needs].append(_Found(*found))
+        for needs, way, *values in keep(step_name("pair", number, pair), partial(_try_pair, workspace, pair, think)):
+            rows[way, needs].append(_Decision(*values))
         step()
-    right = {(way, needs): [one.right for one in found] for (way, needs), found in rows.items()}
-    return judge(right), [_measured(way, needs, found) for (way, needs), found in rows.items()]
+    right = {key: [decision.right for decision in decisions] for key, decisions in rows.items()}
+    return judge(right), [_measured(way, needs, decisions) for (way, needs), decisions in rows.items()]
 
 
-def _pair(workspace: Workspace, pair: Pair, think: bool) -> list[list[object]]:
-    """The questions of a pair in every way: how many skills each needs, the way, and what was found."""
+def _try_pair(workspace: Workspace, pair: Pair, think: bool) -> list[list[object]]:
+    """Ask the questions of a pair in every way. Returns rows of needed skills, way, and the fields of `_Decision`."""
     segments = [compile_skill(workspace, skill) for skill in (pair.first, pair.second)]
     whole = compile_skill(workspace, joined([pair.first, pair.second], "both"))
     return [
-        [asked.needs, way, *astuple(found)]
+        [asked.needs, way, *astuple(decision)]
         for asked in pair.asked
-        for way, found in _asked(workspace, segments, whole, asked, think).items()
+        for way, decision in _try_ways(workspace, segments, whole, asked, think).items()
     ]
 
 
-def _asked(
+def _try_ways(
     workspace: Workspace, segments: Sequence[Segment], whole: Segment, asked: Asked, think: bool
-) -> dict[str, _Found]:
-    """What each way comes to."""
+) -> dict[str, _Decision]:
+    """Return the outcome of a question by way of composing."""
     prompt = Prompt(asked.question, segments, system=verify_system(), think=think)
     room = THINK if think else 0
     ways: dict[str, Callable[[], KVSequence]] = {
         RECOMPUTE: partial(assemble, workspace, prompt, splice=False, room=room),
         SPLICED: partial(assemble, workspace, prompt, room=room),
-        **{way: partial(repaired, workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},
+        **{way: partial(repair, workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},
     }
     if asked.needs == 2:
         for way, left in zip(WITHOUT, reversed(segments), strict=True):
             ways[way] = partial(assemble, workspace, replace(prompt, segments=[left]), splice=False, room=room)
-    logits, choices, found = None, {}, {}
+    reference, choices, decisions = None, {}, {}
     for way, make in ways.items():
         started = time.perf_counter()
         with make() as sequence:
-            here = sequence.logits()
-            logits = here if logits is None else logits  # the recompute is the first
+            logits = sequence.logits()
+            reference = logits if reference is None else reference  # the recompute is first
             decoded = sequence.decoded
             choices[way] = run(choose_task(workspace, sequence, asked.choices, room)).choice
         seconds = time.perf_counter() - started
         same = choices[way] == choices[RECOMPUTE]
-        found[way] = _Found(choices[way] == asked.right, same, cosine(here, logits), decoded, seconds)
-    return found
+        decisions[way] = _Decision(choices[way] == asked.right, same, cosine(logits, reference), decoded, seconds)
+    return decisions
 
 
-def repaired(
+def repair(
     workspace: Workspace, prompt: Prompt, way: str, whole: Whole, *, seam: int = DEFAULT_SEAM, room: int = 0
 ) -> KVSequence:
-    """The prompt's skills composed by one of REPAIRS. Raise UnsupportedError where that makes no difference."""
+    """Assemble the prompt with one of REPAIRS. Raises UnsupportedError if that makes no difference."""
     segments = prompt.segments
     if way == REVERSED:
         prompt = replace(prompt, segments=[*reversed(segments)])
@@ -138,21 +138,20 @@ def repaired(
 
 
 def whole_of(segments: Sequence[Segment]) -> Skill:
-    """The skills of these segments as one, by the texts that they hold. Raise UnsupportedError for tools
-    and images."""
-    if any(one.tools for one in segments):
+    """Join the texts of these segments to one skill. Raises UnsupportedError for tools and images."""
+    if any(segment.tools for segment in segments):
         raise UnsupportedError("tools are not compiled together with a text")
-    if any(one.media for one in segments):
+    if any(segment.media for segment in segments):
         raise UnsupportedError("images are not compiled together with a text of another file")
     skills = [
         Skill(
-            *(one.name, one.description, one.text),
-            tuple(Field(span.name, span.value, span.start, span.end) for span in one.fields),
-            one.source,
+            *(segment.name, segment.description, segment.text),
+            tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields),
+            segment.source,
         )
-        for one in segments
+        for segment in segments
     ]
-    return joined(skills, "-".join(one.name for one in segments))
+    return joined(skills, "-".join(segment.name for segment in segments))
 
 
 def compose(
@@ -164,13 +163,13 @@ def compose(
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
 ) -> Composed | None:
-    """Which skills each case takes that was verified without errata, and what repairs those that decide otherwise. None
-    for fewer than two skills, and where rows cannot be moved: only the first is reused then. `progress` is told of each
-    prefill."""
+    """Determine which skills each case without errata needs, and repairs for cases that decide differently. Returns
+    None for fewer than two skills, and if K/V cannot be moved: only the first is reused then. `progress` is called
+    during each prefill."""
     segments = prompt.segments
     if len(segments) < 2 or any(segment.prefix_only for segment in segments):
         return None
-    asked = [case for case in cases if not case.errata]
+    plain = [case for case in cases if not case.errata]
     questions = tuple(
         Question(
             case.question,
@@ -181,34 +180,34 @@ def compose(
             ),
             case.same_decision,
         )
-        for case in asked
+        for case in plain
     )
-    if all(one.same for one in questions):
-        return Composed(tuple(one.name for one in segments), questions)
-    made: list[Segment] = []
+    if all(question.same for question in questions):
+        return Composed(tuple(segment.name for segment in segments), questions)
+    compiled: list[Segment] = []
 
     def whole() -> Segment:
-        if not made:
-            made.append(compile_skill(workspace, whole_of(segments), progress))
-        return made[0]
+        if not compiled:
+            compiled.append(compile_skill(workspace, whole_of(segments), progress))
+        return compiled[0]
 
     tried = []
     for way in REPAIRS:
         try:
             same = []
-            for case in asked:
-                here = replace(prompt, question=case.question, errata=())
-                with repaired(workspace, here, way, whole, seam=seam, room=ANSWER) as sequence:
+            for case in plain:
+                asked = replace(prompt, question=case.question, errata=())
+                with repair(workspace, asked, way, whole, seam=seam, room=ANSWER) as sequence:
                     sequence.flush(progress)
                     same.append(decided(sequence, choices)[0] == case.reference)
             tried.append(Mended(way, tuple(same)))
         except NotesError as error:  # a skill that is too short, or too many tokens at once
             tried.append(Mended(way, refused=str(error)))
-    return Composed(tuple(one.name for one in segments), questions, tuple(tried))
+    return Composed(tuple(segment.name for segment in segments), questions, tuple(tried))
 
 
 def _without(prompt: Prompt, case: Case, left: Segment) -> Prompt:
-    others = [one for one in prompt.segments if one is not left]
+    others = [segment for segment in prompt.segments if segment is not left]
     return replace(prompt, question=case.question, errata=(), segments=others)
 
 
@@ -218,19 +217,17 @@ def _decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | Non
         return decided(sequence, choices)[0]
 
 
-def _measured(way: str, needs: int, found: Sequence[_Found]) -> Measured:
-    means = (fmean(getattr(one, what) for one in found) for what in ("cosine", "decoded", "seconds"))
-    near, decoded, seconds = means
-    counts = len(found), sum(one.same for one in found), sum(one.right for one in found)
+def _measured(way: str, needs: int, rows: Sequence[_Decision]) -> Measured:
+    near, decoded, seconds = (fmean(getattr(row, name) for row in rows) for name in ("cosine", "decoded", "seconds"))
+    counts = len(rows), sum(row.same for row in rows), sum(row.right for row in rows)
     return Measured(
         "composition", way, NEEDS[needs], *counts, round(near, 5), round(decoded, 1), round(1000 * seconds, 1)
     )
 
 
 def judge(right: Mapping[tuple[str, int], Right]) -> Composition:
-    """What follows from whether each way was right, by question: of those that one skill answers (1), and of those that
-    need both (2)."""
-    two = {way: found for (way, needs), found in right.items() if needs == 2}
+    """Return the verdict from the correctness by way and number of skills needed, 1 or 2."""
+    two = {way: cases for (way, needs), cases in right.items() if needs == 2}
     together, spliced = two[RECOMPUTE], two[SPLICED]
     alone = " and ".join(f"{sum(two[way])}" for way in WITHOUT)
     if len(together) < LEAST:
@@ -248,10 +245,10 @@ def judge(right: Mapping[tuple[str, int], Right]) -> Composition:
     )
     if better(together, spliced):
         good = [way for way in REPAIRS if better(two[way], spliced) and as_good(two[way], together)]
-        repair = good[0] if good else RECOMPUTE
-        mended = f"{repair} is right in {count_of(two[repair])}" if good else "nothing that was tried repairs that"
+        cheapest = good[0] if good else RECOMPUTE
+        mended = f"{cheapest} is right in {count_of(two[cheapest])}" if good else "nothing that was tried repairs that"
         return Composition(
-            *("fails", repair),
+            *("fails", cheapest),
             f"skills that were compiled apart lose questions that need two of them: {figures}; questions that one "
             f"answers are right in {single}; {mended}",
         )

@@ -1,6 +1,6 @@
-"""Time of a splice on this model and machine beside a prefill of the same tokens, and when a compile pays.
+"""Benchmarks splices against prefills of the same tokens on this machine, and computes when a compile pays off.
 
-All in one run and by turns, so that a busy machine slows them alike: ratios hold where times do not.
+Both are measured alternately in one run, so that load on the machine slows them equally and the ratios stay valid.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.sizes import human_size
 from notes_cli.text.skill import load_skill
 
-COMPILED_AT, SPLICED_AT = 16, 64  # the tokens before the skill; its keys turn by the difference
-PATIENCE = 60.0  # seconds that prefills of one length may take before the next one is left out
-KILLED = 86400.0  # seconds after which a run has ended, whatever became of it
+COMPILED_AT, SPLICED_AT = 16, 64  # tokens before the skill; its keys are rotated by the difference
+PATIENCE = 60.0  # seconds of prefills of one length, after which no further one starts
+KILLED = 86400.0  # seconds after which a leftover folder belongs to a killed run
 
 
 @dataclass(frozen=True, slots=True)
 class Benching:
-    """Skills of so many `tokens`, and a `question` of so many after them, each measured `runs` times."""
+    """Options: lengths of skills and of the question after them in tokens, and the number of runs."""
 
     tokens: Sequence[int] = (1024, 4096)
     runs: int = 5
@@ -44,13 +44,13 @@ class Benching:
 
     @property
     def around(self) -> int:
-        """Tokens beside those of the skill."""
+        """Tokens in addition to those of the skill."""
         return SPLICED_AT + self.question
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of the same work, in the order in which it was done."""
+    """Seconds of repeated runs, in order."""
 
     seconds: tuple[float, ...]
 
@@ -67,7 +67,8 @@ class Times:
         return max(self.seconds)
 
     def over(self, other: Times) -> float:
-        """How many times as long as the other: the median of the ratios turn by turn, where both were done as often."""
+        """Return the ratio to the other: the median of the ratios run by run if their numbers are equal, else the ratio
+        of the medians."""
         if len(self.seconds) != len(other.seconds):
             return self.median / other.median
         return median(mine / its for mine, its in zip(self.seconds, other.seconds, strict=True))
@@ -75,26 +76,26 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The times for skills of one length, in seconds."""
+    """Times in seconds for a skill of one length."""
 
     tokens: int
     cached: int  # bytes of K/V in the cache
-    stored: int  # bytes of the rows in the file
-    prefill: Times  # of the tokens
-    write: float  # of their rows into a file, once
-    splice: Times  # from that file, every byte checked, to the cache
-    question: Times  # to the logits after it, right after the splice
+    stored: int  # bytes of K/V in the file
+    prefill: Times
+    write: float  # of the K/V to a file, once
+    splice: Times  # from that file to the cache, with checksums verified
+    question: Times  # to the logits after the question, after a splice
 
     @property
     def pays_from(self) -> int | None:
-        """From which question on a compile and splices take less time than prefills; None: never."""
+        """Number of questions from which a compile and splices take less time than prefills; None: never."""
         saved = self.prefill.median - self.splice.median
         return math.floor((self.prefill.median + self.write) / saved) + 1 if saved > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A length that was not measured."""
+    """A length that was not measured, with the reason."""
 
     tokens: int
     why: str
@@ -102,7 +103,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What was measured of a model."""
+    """The results for a model."""
 
     model: str
     threads: int
@@ -114,39 +115,39 @@ class Speed:
 
     def __repr__(self) -> str:
         shown = [
-            f"{one.tokens} tokens spliced in {one.splice.median:.3f} s, prefilled in {one.prefill.median:.3f} s"
-            for one in self.lengths
+            f"{each.tokens} tokens spliced in {each.splice.median:.3f} s, prefilled in {each.prefill.median:.3f} s"
+            for each in self.lengths
         ]
         return f"Speed({self.model!r}, {', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What measuring one length takes for a while, in bytes."""
+    """Memory and disk needed temporarily to measure one length, in bytes."""
 
     memory: int
     disk: int
 
 
 def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALLBACKS) -> Speed:
-    """Measure the lengths that there is memory for, the shortest first. Raise UnsupportedError for a model whose rows
-    cannot be moved, EngineError where no length can be measured, UnwritableError where the disk refuses."""
+    """Measure the lengths that fit into memory and disk, shortest first. Raises UnsupportedError if the model's K/V
+    cannot be moved, EngineError if no length fits, UnwritableError if the folder is not writable."""
     context, name = workspace.context, workspace.model.name
     for operation in ("read", "splice"):
         if why := context.supports(operation):
             raise UnsupportedError(f"there is no splice to measure: {name} cannot {operation} rows: {why}")
-    with _folder(workspace) as folder:
-        possible, left = _possible(workspace, wanted, folder)
+    with _temporary_folder(workspace) as folder:
+        possible, left_out = _split_by_limits(workspace, wanted, folder)
         if not possible:
-            raise EngineError(f"{left[0].tokens:,} tokens cannot be measured: {left[0].why}", "Measure fewer")
-        for one in left:
-            callbacks.on_notice(Notice(f"{one.tokens:,} tokens are left out: {one.why}"))
+            raise EngineError(f"{left_out[0].tokens:,} tokens cannot be measured: {left_out[0].why}", "Measure fewer")
+        for length in left_out:
+            callbacks.on_notice(Notice(f"{length.tokens:,} tokens are left out: {length.why}"))
         most = possible[max(possible)]
-        there = limits.available_memory()
+        available = limits.available_memory()
         callbacks.on_notice(
             Notice(
                 f"measuring needs about {human_size(most.memory)} of memory"
-                + (f", of which {human_size(there)} are available," if there else "")
+                + (f", of which {human_size(available)} are available," if available else "")
                 + f" and for a while {human_size(most.disk)} in {folder.parent}"
             )
         )
@@ -158,31 +159,31 @@ def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALL
         workspace.context.threads,
         options.flash_attention,
         options.cache,
-        *(wanted, lengths, tuple(left)),
+        *(wanted, lengths, tuple(left_out)),
     )
 
 
 @contextmanager
-def _folder(workspace: Workspace) -> Iterator[Path]:
-    """A folder on the disk of the library, for this run alone. Those of runs that were killed are removed."""
+def _temporary_folder(workspace: Workspace) -> Iterator[Path]:
+    """Create a temporary folder on the disk of the library, and remove those of killed runs."""
     place = workspace.paths.library.parent
     try:
         make_private(place)
         for old in place.glob("bench-*"):
             if time.time() - old.stat().st_mtime > KILLED:
                 shutil.rmtree(old, ignore_errors=True)
-        made = tempfile.TemporaryDirectory(prefix="bench-", dir=place)
+        temporary = tempfile.TemporaryDirectory(prefix="bench-", dir=place)
     except OSError as error:
         raise UnwritableError(f"cannot write in {place}: {reason(error)}") from error
-    with made as folder:
+    with temporary as folder:
         yield Path(folder)
 
 
-def _possible(workspace: Workspace, wanted: Benching, folder: Path) -> tuple[dict[int, Need], list[LeftOut]]:
-    """The lengths that can be measured, with what they need, and those that cannot."""
-    there, disk = limits.available_memory(), shutil.disk_usage(folder).free
+def _split_by_limits(workspace: Workspace, wanted: Benching, folder: Path) -> tuple[dict[int, Need], list[LeftOut]]:
+    """Return the lengths that can be measured, with their needs, and those that cannot."""
+    memory, disk = limits.available_memory(), shutil.disk_usage(folder).free
     possible: dict[int, Need] = {}
-    left = []
+    left_out = []
     for count in sorted(set(wanted.tokens)):
         need, size = _need(workspace, wanted, count), count + wanted.around
         if workspace.longest is not None and size > workspace.longest:
@@ -190,36 +191,36 @@ def _possible(workspace: Workspace, wanted: Benching, folder: Path) -> tuple[dic
             why = f"with {wanted.around} around them they are more than {trained}"
         elif not workspace.grows and size > workspace.options.n_ctx:
             why = f"with {wanted.around} around them they do not fit into a context of {workspace.options.n_ctx:,}"
-        elif there is not None and need.memory > there:
-            why = f"they need about {human_size(need.memory)} of memory, and {human_size(there)} are available"
+        elif memory is not None and need.memory > memory:
+            why = f"they need about {human_size(need.memory)} of memory, and {human_size(memory)} are available"
         elif need.disk > disk:
             why = f"they need {human_size(need.disk)} of disk, and {human_size(disk)} are free in {folder.parent}"
         else:
             possible[count] = need
             continue
-        left.append(LeftOut(count, why))
-    return possible, left
+        left_out.append(LeftOut(count, why))
+    return possible, left_out
 
 
 def _need(workspace: Workspace, wanted: Benching, count: int) -> Need:
-    """The context, and beside it the rows before they are in the file."""
+    """Return the memory for the context and a copy of the K/V, and the disk for its file."""
     options = replace(workspace.options, n_ctx=max(workspace.options.n_ctx, count + wanted.around))
     rows = _row_bytes(workspace, "f16") * count
     return Need(limits.estimate_memory(workspace.model, options).total + rows, rows)
 
 
 def _row_bytes(workspace: Workspace, kv_type: str | None = None) -> int:
-    """Bytes of a token's rows, in the types of the cache or in another one."""
+    """Return the bytes of K/V per token, in the types of the cache or in `kv_type`."""
     options = workspace.options
     k, v = (limits.ELEMENT[kv_type or own] for own in (options.type_k, options.type_v))
     return int(sum(layer.n_embd_k * k + layer.n_embd_v * v for layer in workspace.context.layers))
 
 
 def _tokens(workspace: Workspace, count: int) -> Tokens:
-    """Words, not noise: those of the sample skills, over and over."""
+    """Return `count` tokens of real text: the sample skills, repeated."""
     text = "\n\n".join(load_skill(str(path)).text for path in sample_skills())
-    found: Tokens = np.resize(workspace.model.tokenize(text), count)
-    return found
+    tokens: Tokens = np.resize(workspace.model.tokenize(text), count)
+    return tokens
 
 
 def _measure(
@@ -231,41 +232,41 @@ def _measure(
         sequence.append(tokens[:SPLICED_AT])
         sequence.flush()
         with callbacks.progress(f"prefilling {count:,} tokens") as update:
-            prefills = _prefills(sequence, tokens[SPLICED_AT:][:count], wanted.runs, update)
+            prefills = _time_prefills(sequence, tokens[SPLICED_AT:][:count], wanted.runs, update)
         stored, write = _store(sequence, count, path)
         turns = []
         with callbacks.progress(f"splicing {count:,} tokens", unit="times") as update:
             for number in range(wanted.runs):
-                turns.append(_turn(sequence, path, wanted))
+                turns.append(_time_splice(sequence, path, wanted))
                 update(number + 1, wanted.runs)
     splice, question = (Times(seconds) for seconds in zip(*turns, strict=True))
     return Length(count, cached, stored, prefills, write, splice, question)
 
 
-def _prefills(sequence: KVSequence, tokens: Tokens, runs: int, update: Progress) -> Times:
-    """As often as asked, or for as long as PATIENCE lasts. The rows of the last one stay."""
-    found: list[float] = []
-    while len(found) < runs and sum(found) < PATIENCE:
+def _time_prefills(sequence: KVSequence, tokens: Tokens, runs: int, update: Progress) -> Times:
+    """Prefill up to `runs` times, within PATIENCE. The K/V of the last run stays."""
+    seconds: list[float] = []
+    while len(seconds) < runs and sum(seconds) < PATIENCE:
         sequence.truncate(SPLICED_AT)
         sequence.append(tokens)
-        found.append(_seconds(lambda: sequence.flush(update)))
-    return Times(tuple(found))
+        seconds.append(_seconds(lambda: sequence.flush(update)))
+    return Times(tuple(seconds))
 
 
 def _store(sequence: KVSequence, count: int, path: Path) -> tuple[int, float]:
-    """Write the last tokens of the sequence as a segment. Return the bytes of its rows, and the seconds."""
+    """Write the last tokens of the sequence as a segment. Returns the bytes of its K/V, and the seconds."""
     started = time.perf_counter()
     layers = sequence.context.read(sequence.seq_id, SPLICED_AT, count, base=COMPILED_AT)
     tokens = sequence.tokens[-count:]
     left = np.zeros(COMPILED_AT, np.int32)
-    identity = sequence.context.identity("0" * 64)  # of no weights: nobody else opens it
+    identity = sequence.context.identity("0" * 64)  # no model has this digest, so no other program opens the file
     segment = Segment("bench", "", "", tokens, COMPILED_AT, left, (), identity, layers)
     write_segment(path, segment)
     return segment.nbytes, time.perf_counter() - started
 
 
-def _turn(sequence: KVSequence, path: Path, wanted: Benching) -> tuple[float, float]:
-    """Seconds of a splice, and of the question after it."""
+def _time_splice(sequence: KVSequence, path: Path, wanted: Benching) -> tuple[float, float]:
+    """Return the seconds of a splice, and of the question after it."""
     sequence.truncate(SPLICED_AT)
     splice = _seconds(lambda: sequence.splice(open_stored(path)))
     sequence.append(np.resize(sequence.tokens[: wanted.question], wanted.question))

@@ -1,4 +1,4 @@
-"""Whether a spliced, corrected or edited prompt decides as a full recompute does, on this model."""
+"""Verifies splices, errata and edits on this model: compares logits and decisions with a full recompute."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ COSINE = 0.99  # a mean below this fails
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question, measured. Decisions are the chosen answer, or the greedy answer's text without choices.
+    """The measurement of one question. Decisions are the chosen answer, or the greedy answer without choices.
 
-    `corrected` is the decision of the corrected text recomputed; None where no correction is of a field. Of texts,
-    which two prompts word differently, only the new values are compared: `missing` are those that the corrected text's
-    answer has and this one has not. `margin` is the distance between the two best choices in the reference, None
-    without choices. `parting`: where the answer parts from the reference; None where it does not.
+    `corrected`: decision of a recompute of the corrected text; None if no field is corrected. Greedy answers of the two
+    prompts may differ in wording, so only new values are compared: `missing` are those in the corrected text's answer
+    but not in this one. `margin`: distance between the two best choices of the reference, None without choices.
+    `parting`: where the answer differs from the reference, None if it does not.
     """
 
     question: str
@@ -60,7 +60,7 @@ class Case:
     margin: float | None
     corrected: str | None
     spliced: int
-    moved: bool  # whether any row was rotated
+    moved: bool  # some keys were rotated
     parting: Parting | None = None
     missing: tuple[str, ...] | None = None  # None with choices
 
@@ -70,24 +70,24 @@ class Case:
 
     @property
     def as_corrected(self) -> bool:
-        """True if the decision is that of the corrected text, or there is none."""
+        """True if the decision is that of the corrected text, or no field is corrected."""
         return self.corrected in (None, self.decision) or self.missing == ()
 
     @property
     def right(self) -> bool:
-        """Decides as the reference, and as the corrected text where there is one."""
+        """True if the decision is that of the reference, and of the corrected text."""
         return self.same_decision and self.as_corrected
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All cases of one verification."""
+    """The result of a verification."""
 
     cases: tuple[Case, ...]
-    composition: Composed | None = None  # where there are several skills
-    system: str = ""  # what precedes the skills
-    small: tuple[tuple[str, str, int], ...] = ()  # skills whose files keep quantized rows: name, as what, bytes
-    rows: tuple[tuple[str, RowCheck], ...] = ()  # what a comparison of each skill's rows has found, by its name
+    composition: Composed | None = None  # with several skills
+    system: str = ""  # system text before the skills
+    small: tuple[tuple[str, str, int], ...] = ()  # skills with quantized K/V: name, type, bytes
+    rows: tuple[tuple[str, RowCheck], ...] = ()  # comparison of K/V by skill name
 
     def __repr__(self) -> str:
         verdict = "passed" if self.passed else "failed"
@@ -103,21 +103,21 @@ class Report:
 
     @property
     def failures(self) -> tuple[Notice, ...]:
-        """Each bar that was missed, by which figure."""
-        found = [Notice(f"{name} has wrong rows: {check.reason}") for name, check in self.rows if not check.right]
-        found += below_cosine([(case.question, case.cosine) for case in self.cases])
+        """The criteria that were missed."""
+        failures = [Notice(f"{name} has wrong rows: {check.reason}") for name, check in self.rows if not check.right]
+        failures += below_cosine([(case.question, case.cosine) for case in self.cases])
         for case in self.cases:
             if not case.same_decision:
-                found.append(other_decision(case.question, case.decision, case.reference, parting=case.parting))
+                failures.append(other_decision(case.question, case.decision, case.reference, parting=case.parting))
             elif case.missing:
-                what = f"{case.question!r} is answered without {listed(case.missing)}: {case.decision!r}"
-                found.append(Notice(f"{what}, the corrected text's answer is {case.corrected!r}"))
+                message = f"{case.question!r} is answered without {listed(case.missing)}: {case.decision!r}"
+                failures.append(Notice(f"{message}, the corrected text's answer is {case.corrected!r}"))
             elif not case.as_corrected:
                 whose = "the corrected text's"
-                found.append(other_decision(case.question, case.decision, case.corrected or "", whose))
+                failures.append(other_decision(case.question, case.decision, case.corrected or "", whose))
         if not any(case.spliced for case in self.cases):
-            found.append(Notice("nothing was reused, so nothing was verified", Help.EXPLAIN()))
-        return tuple(found)
+            failures.append(Notice("nothing was reused, so nothing was verified", Help.EXPLAIN()))
+        return tuple(failures)
 
     @property
     def passed(self) -> bool:
@@ -125,11 +125,11 @@ class Report:
 
 
 def below_cosine(rows: Sequence[tuple[str, float]]) -> list[Notice]:
-    """The bar that the mean cosine of these rows (what was asked, and its cosine) misses, if it does."""
+    """Return a failure if the mean cosine of these (label, cosine) pairs is too low."""
     mean = fmean(cosine for _, cosine in rows)
     if mean >= COSINE:
         return []
-    row, lowest = min(rows, key=lambda one: one[1])
+    row, lowest = min(rows, key=lambda pair: pair[1])
     return [Notice(f"the mean cosine is {mean:.4f}, it must be {COSINE} or more (lowest: {lowest:.4f}, {row!r})")]
 
 
@@ -141,7 +141,7 @@ def other_decision(
     *,
     parting: Parting | None = None,
 ) -> Notice:
-    """The bar that a row misses whose decision is another than it should be."""
+    """Return the failure for a decision that differs from the reference."""
     where = f", from token {parting.at + 1} on" if parting else ""
     return Notice(f"{row!r} decides {decision!r}, {whose} decision is {reference!r}{where}")
 
@@ -155,40 +155,42 @@ def verify(
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
 ) -> Report:
-    """Ask each question (the prompt's own is not asked) without the prompt's corrections and, if there are any, with
-    them. `progress` is called during each recompute."""
+    """Ask each question, instead of the prompt's, without the prompt's corrections and, if there are any, with them.
+    `progress` is called during each recompute."""
     check_questions(questions)
     plain = replace(prompt, errata=(), fields={})
     corrections = [plain, prompt] if prompt.errata or prompt.fields else [plain]
-    asked = [replace(one, question=question) for one in corrections for question in questions]
-    small = [(one.name, one.kv, one.nbytes) for one in prompt.segments if any(quantized(one.kv))]
-    places: dict[str, list[int]] = {one.name: [] for one in prompt.segments}
-    cases = tuple(_measure(workspace, one, choices, seam, progress, places) for one in asked)
-    rows = [(one.name, check_rows(workspace, one, places[one.name], progress)) for one in prompt.segments]
+    prompts = [replace(corrected, question=question) for corrected in corrections for question in questions]
+    segments = prompt.segments
+    small = [(segment.name, segment.kv, segment.nbytes) for segment in segments if any(quantized(segment.kv))]
+    places: dict[str, list[int]] = {segment.name: [] for segment in segments}
+    cases = tuple(_measure(workspace, asked, choices, seam, progress, places) for asked in prompts)
+    rows = [(segment.name, check_rows(workspace, segment, places[segment.name], progress)) for segment in segments]
     return Report(cases, system=prompt.system or "", small=tuple(small), rows=tuple(rows))
 
 
 def check_questions(questions: Sequence[str]) -> None:
-    """Raise NotesError if there is none."""
+    """Raise NotesError if there are no questions."""
     if not questions:
         raise NotesError("there is nothing to verify: no question, and no field to ask for", Help.QUESTION())
 
 
 def field_questions(segments: Sequence[Segment] | Sequence[SkillText]) -> list[str]:
-    """What can be asked of any skill: the value of each of its fields."""
+    """Return a question for the value of each field."""
     known = known_fields(*segments)
-    asked = [one for key in known for one in known.find(key)]
-    said = [
-        f"{one.field.replace('_', ' ').replace('-', ' ')}{f' of {one.skill}' if one.shared else ''}" for one in asked
+    fields = [reference for key in known for reference in known.find(key)]
+    names = [
+        f"{field.field.replace('_', ' ').replace('-', ' ')}{f' of {field.skill}' if field.shared else ''}"
+        for field in fields
     ]
-    return [f"What is the {name}?" for name in said]
+    return [f"What is the {name}?" for name in names]
 
 
 def corrected_segment(segment: Segment, values: dict[str, str], workspace: Workspace) -> Segment:
-    """The segment of the text with new values: tokens only, to be recomputed. Fields it does not have are skipped."""
-    found = change(workspace.model, segment, values)
+    """Return the segment with the corrected text, without K/V, to be recomputed. Ignores unknown fields."""
+    changed = change(workspace.model, segment, values)
     bare = replace(segment, fields=(), layers=())
-    return replace(bare, text=found.text, tokens=found.tokens) if found else bare
+    return replace(bare, text=changed.text, tokens=changed.tokens) if changed else bare
 
 
 def _measure(
@@ -199,67 +201,67 @@ def _measure(
     progress: Progress | None,
     places: dict[str, list[int]],
 ) -> Case:
-    """`places`: the positions where skills are placed are added to it."""
+    """Measure one question. Adds the positions where skills were spliced to `places`."""
     with assemble(workspace, prompt, seam=seam, room=ANSWER) as spliced:
         logits = spliced.logits()
         moved = [piece for piece in spliced.pieces if piece.moved]
         for piece in moved:
-            first = next(one for one in spliced.pieces if one.kind == "splice" and one.name == piece.name)
+            first = next(skill for skill in spliced.pieces if skill.kind == "splice" and skill.name == piece.name)
             places[piece.name].append(first.position)
         count = spliced.count("spliced")
-        found = answered(spliced, choices)
+        answer = answered(spliced, choices)
 
     with assemble(workspace, prompt, splice=False, room=ANSWER) as reference:
         reference.flush(progress)
         expected = reference.logits()
-        wanted = answered(reference, choices)
+        reference_answer = answered(reference, choices)
 
     corrected = _corrected(workspace, prompt, choices, progress)
     return Case(
         question=prompt.question,
-        errata=(*(f"{name}={value}" for name, value in prompt.fields.items()), *(one.text for one in prompt.errata)),
+        errata=(*(f"{name}={value}" for name, value in prompt.fields.items()), *(each.text for each in prompt.errata)),
         cosine=cosine(logits, expected),
         kl=divergence(logits, expected),
         same_top=same_top(logits, expected),
-        decision=found.text,
-        reference=wanted.text,
-        margin=wanted.margin,
+        decision=answer.text,
+        reference=reference_answer.text,
+        margin=reference_answer.margin,
         corrected=corrected.text if corrected else None,
         spliced=count,
         moved=bool(moved),
-        parting=parting(found, wanted, partial(noise_of, workspace, wanted)),
-        missing=None if choices else _missing(prompt, found, corrected),
+        parting=parting(answer, reference_answer, partial(noise_of, workspace, reference_answer)),
+        missing=None if choices else _missing(prompt, answer, corrected),
     )
 
 
-def _missing(prompt: Prompt, found: Answered, corrected: Answered | None) -> tuple[str, ...]:
-    """The new values that the corrected text's answer has, and this one has not."""
+def _missing(prompt: Prompt, answer: Answered, corrected: Answered | None) -> tuple[str, ...]:
+    """Return the new values in the corrected text's answer that are not in this one."""
     values = [value.strip() for _, value in resolve_values(prompt.fields, prompt.segments)]
-    texts = (corrected.text.casefold() if corrected else "", found.text.casefold())
+    texts = (corrected.text.casefold() if corrected else "", answer.text.casefold())
     return tuple(value for value in values if value.casefold() in texts[0] and value.casefold() not in texts[1])
 
 
 def _corrected(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Answered | None:
-    """The decision of the corrected text without an erratum; None where no field is corrected."""
+    """Return the decision of the corrected text without errata; None if no field is corrected."""
     values = resolve_values(prompt.fields, prompt.segments)
-    names = {one.name for one in prompt.segments if one.media}
-    if not values or any(one.skill in names for one, _ in values):  # a text with images is not written again
+    with_images = {segment.name for segment in prompt.segments if segment.media}
+    if not values or any(target.skill in with_images for target, _ in values):  # texts with images cannot be edited
         return None
-    segments = [
-        corrected_segment(segment, {one.field: value for one, value in values if one.skill == segment.name}, workspace)
-        for segment in prompt.segments
-    ]
+    by_skill: dict[str, dict[str, str]] = {segment.name: {} for segment in prompt.segments}
+    for target, value in values:
+        by_skill[target.skill][target.field] = value
+    segments = [corrected_segment(segment, by_skill[segment.name], workspace) for segment in prompt.segments]
     with assemble(workspace, replace(prompt, segments=segments, fields={}), splice=False, room=ANSWER) as sequence:
         sequence.flush(progress)
         return answered(sequence, choices)
 
 
 def decided(sequence: KVSequence, choices: Sequence[str] | None) -> tuple[str, float | None]:
-    """The decision at the end of a sequence, and its margin where there are choices."""
-    found = answered(sequence, choices)
-    return found.text, found.margin
+    """Return the decision at the end of a sequence, and its margin with choices."""
+    decision = answered(sequence, choices)
+    return decision.text, decision.margin
 
 
 ALL = "all"
@@ -269,7 +271,7 @@ Reference = tuple[NDArray[np.float32], str]  # logits after the prompt, and the 
 
 @dataclass(frozen=True, slots=True)
 class EditCase:
-    """One question to a sequence that one method has amended. `reference` is the decision of the corrected text."""
+    """One question after an edit by one method. `reference`: decision of a recompute of the corrected text."""
 
     question: str
     cosine: float
@@ -277,12 +279,12 @@ class EditCase:
     same_top: bool
     decision: str
     reference: str
-    decoded: int  # tokens of the prompt that were computed
+    decoded: int  # prompt tokens decoded
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One method, over all questions. Without cases, `refused` says why it is not possible here."""
+    """One method over all questions. Without cases, `refused` is the reason why it is not possible."""
 
     method: str
     cases: tuple[EditCase, ...] = ()
@@ -290,47 +292,50 @@ class Tried:
 
     @property
     def same(self) -> int:
-        """Decisions as the recompute's."""
+        """Number of decisions equal to the recompute's."""
         return sum(case.decision == case.reference for case in self.cases)
 
     @property
     def passed(self) -> bool:
         return bool(self.cases) and self.same == len(self.cases)
 
-    def mean(self, what: str) -> float | None:
-        """Of `cosine`, `kl` or `decoded` over the cases; None without any."""
-        return fmean(float(getattr(case, what)) for case in self.cases) if self.cases else None
+    def mean(self, figure: str) -> float | None:
+        """Return the mean of `cosine`, `kl` or `decoded` over the cases; None without cases."""
+        return fmean(float(getattr(case, figure)) for case in self.cases) if self.cases else None
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """The methods that were tried, and the one that holds where none is named."""
+    """The methods that were tried, and the default for this model."""
 
     tried: tuple[Tried, ...]
     auto: str
     why: str
-    all: bool  # every method was asked for: one that fails is a finding then, unless it is `auto`
+    all: bool  # "all" was requested: only a failure of `auto` counts
 
     def __repr__(self) -> str:
-        shown = [f"{one.method} {one.same} of {len(one.cases)}" if one.cases else one.method for one in self.tried]
+        shown = [
+            f"{method.method} {method.same} of {len(method.cases)}" if method.cases else method.method
+            for method in self.tried
+        ]
         return f"Edits({'passed' if self.passed else 'failed'}, {', '.join(shown)})"
 
     @property
     def failures(self) -> tuple[Notice, ...]:
-        """Each decision of a method that was asked for, and is possible, that is not the recompute's."""
-        tried = [one for one in self.tried if one.cases and (not self.all or one.method == self.auto)]
+        """The decisions of requested, possible methods that differ from the recompute's."""
+        tried = [method for method in self.tried if method.cases and (not self.all or method.method == self.auto)]
         if not tried:
             return (Notice("none of these methods is possible here, so nothing was verified"),)
         return tuple(
-            Notice(f"{one.method}: {other_decision(case.question, case.decision, case.reference)}")
-            for one in tried
-            for case in one.cases
+            Notice(f"{method.method}: {other_decision(case.question, case.decision, case.reference)}")
+            for method in tried
+            for case in method.cases
             if case.decision != case.reference
         )
 
     @property
     def passed(self) -> bool:
-        """Whether those that were asked for, and are possible, decide as the recompute; at least one is."""
+        """True if at least one requested method is possible, and all that are decide as the recompute."""
         return not self.failures
 
 
@@ -344,15 +349,13 @@ def verify_edits(
     seam: int = DEFAULT_SEAM,
     progress: Progress | None = None,
 ) -> Edits:
-    """Amend the prompt's skills by its values, by each method, and ask each question (the prompt's own is not asked).
-
-    `methods` may hold `auto` and `all`. Raise NotesError for one that does not exist, for values that change nothing,
-    and where there is no question. `progress` is called during each recompute.
-    """
+    """Apply the prompt's field values by each method, and ask each question instead of the prompt's. `methods` may
+    contain `auto` and `all`. Raises NotesError for an unknown method, values that change nothing, and no question.
+    `progress` is called during each recompute."""
     check_questions(questions)
-    if any(one.media for one in prompt.segments):
-        what = "of a skill with an image nothing is edited, so there are no methods to compare"
-        raise UnsupportedError(what, "Leave it out, and correct it by an erratum")
+    if any(segment.media for segment in prompt.segments):
+        message = "of a skill with an image nothing is edited, so there are no methods to compare"
+        raise UnsupportedError(message, "Leave it out, and correct it by an erratum")
     if not changes_of(workspace, prompt):
         values = ", ".join(f"{name}={value}" for name, value in prompt.fields.items())
         raise NotesError(f"there is nothing to verify: the text says {values} already")
@@ -360,13 +363,13 @@ def verify_edits(
     named = {AUTO: [auto], ALL: [*map(Method, METHODS), auto]}
     chosen = [named.get(name) or [Method.parse(name, also=tuple(named))] for name in methods]
     wanted = dict.fromkeys(method for several in chosen for method in several)
-    asked = [replace(prompt, question=question) for question in questions]
-    references = [_recomputed(workspace, one, choices, progress) for one in asked]
-    tried = [_tried(workspace, asked, references, method, choices, seam, progress) for method in wanted]
+    prompts = [replace(prompt, question=question) for question in questions]
+    references = [_recompute(workspace, asked, choices, progress) for asked in prompts]
+    tried = [_try_method(workspace, prompts, references, method, choices, seam, progress) for method in wanted]
     return Edits(tuple(tried), str(auto), why, ALL in methods)
 
 
-def _recomputed(
+def _recompute(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Reference:
     with assemble(workspace, replace(prompt, method=RECOMPUTE), splice=False, room=ANSWER) as sequence:
@@ -374,9 +377,9 @@ def _recomputed(
         return sequence.logits(), decided(sequence, choices)[0]
 
 
-def _tried(
+def _try_method(
     workspace: Workspace,
-    asked: Sequence[Prompt],
+    prompts: Sequence[Prompt],
     references: Sequence[Reference],
     method: Method,
     choices: Sequence[str] | None,
@@ -384,16 +387,16 @@ def _tried(
     progress: Progress | None,
 ) -> Tried:
     cases = []
-    for prompt, (wanted, reference) in zip(asked, references, strict=True):
+    for prompt, (wanted, reference) in zip(prompts, references, strict=True):
         try:
             sequence = assemble(workspace, replace(prompt, method=method), seam=seam, room=ANSWER)
-        except NotesError as error:  # this model, or the way the skill was compiled, has other methods
+        except NotesError as error:  # not possible on this model, or for a skill compiled like this
             return Tried(str(method), refused=error)
         with sequence:
             sequence.flush(progress)
-            found = sequence.logits()
+            logits = sequence.logits()
             decoded = sequence.decoded
             decision, _ = decided(sequence, choices)
-        near = cosine(found, wanted), divergence(found, wanted), same_top(found, wanted)
-        cases.append(EditCase(prompt.question, *near, decision, reference, decoded))
+        distances = cosine(logits, wanted), divergence(logits, wanted), same_top(logits, wanted)
+        cases.append(EditCase(prompt.question, *distances, decision, reference, decoded))
     return Tried(str(method), tuple(cases))

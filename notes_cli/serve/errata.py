@@ -13,8 +13,8 @@ from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
-from notes_cli.sessions.everybody import correcting
 from notes_cli.sessions.folder import Sessions
+from notes_cli.sessions.global_correction import correcting
 from notes_cli.text.keys import Known
 
 PART, ALL = 16, 4  # of the tokens of a context: what one value may have, and all that are told of a skill

@@ -1,1 +1,1 @@
-"""Conversations that stay on disk: their ledgers, rows and archives, and what turns and edits do to them."""
+"""Sessions: conversations kept on disk, with their ledgers, K/V files, archives, turns and edits."""

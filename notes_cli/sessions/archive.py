@@ -1,4 +1,4 @@
-"""Archives of sessions, each one file (docs/format.md), and the check of all sessions on disk."""
+"""Exports and imports sessions as tar archives (docs/format.md), and checks all sessions on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notes_cli.library.check import Finding, OnChecked, check_permissions
 from notes_cli.library.container import checksum_of, open_segment
 from notes_cli.library.safe_files import make_private, replacing, sync_folder
 from notes_cli.sessions.folder import SessionFolder, Sessions, clear
-from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, sealed
+from notes_cli.sessions.ledger import FORMAT, FormatError, Ledger, LedgerError, read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
 from notes_cli.text import names
 
@@ -27,11 +27,11 @@ MAX_LEDGER = 256 << 20  # bytes: far above any conversation
 
 
 class ArchiveError(ValueError):
-    """Bytes that are not an archive of a session, and why."""
+    """The reason why bytes are not an archive of a session."""
 
 
 def name_of(path: Path) -> str:
-    """The session's name by that of its archive. Raise SessionError if that is not a valid one."""
+    """Return the session name from the name of its archive. Raises SessionError if it is not valid."""
     name = names.typed(path.name.removesuffix(SUFFIX))
     if not names.is_name(name):
         raise SessionError(
@@ -41,16 +41,14 @@ def name_of(path: Path) -> str:
 
 
 def save(stored: SessionFolder, out: BinaryIO) -> int:
-    """Write the session to `out`, the same one in the same bytes; return the number of files in it.
-
-    Raise SessionError if it is damaged; OSError as `out` does.
-    """
-    data = _portable(stored)
+    """Write the session to `out` and return the number of files in the archive. Equal sessions give equal bytes.
+    Raises SessionError if the session is damaged, OSError on a failed write."""
+    data = _portable_ledger(stored)
     ledger = read_ledger(data)
-    here = {name: stored.folder / name for name in ledger.kept if (stored.folder / name).exists()}
+    paths = _existing_rows(stored, ledger)
     try:
-        _check_complete(ledger, set(here))
-        for path in here.values():
+        _check_complete(ledger, set(paths))
+        for path in paths.values():
             _check_rows(path, ledger)
     except ArchiveError as error:
         raise SessionError(f"session {stored.name} is damaged: {error}", Help.UNDO(name=stored.name)) from error
@@ -58,43 +56,46 @@ def save(stored: SessionFolder, out: BinaryIO) -> int:
         raise SessionError(f"cannot export session {stored.name}: {error.what}", error.remedy) from error
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         archive.addfile(_member(LEDGER, len(data)), io.BytesIO(data))
-        for name, path in here.items():
+        for name, path in paths.items():
             with path.open("rb") as file:
                 archive.addfile(_member(name, path.stat().st_size), file)
-    return 1 + len(here)
+    return 1 + len(paths)
 
 
 def faults(stored: SessionFolder) -> Iterator[tuple[Path, str]]:
-    """What is wrong with the rows that a session needs: each file with why, the ledger where one is missing."""
+    """Check the K/V files that a session needs. Yields each damaged file with the reason; for a missing file, the
+    ledger."""
     ledger = read_ledger(stored.ledger.read_bytes()[: stored.end])
-    here = {name: stored.folder / name for name in ledger.kept if (stored.folder / name).exists()}
-    for path in here.values():
+    paths = _existing_rows(stored, ledger)
+    for path in paths.values():
         try:
             _check_rows(path, ledger)
         except (ArchiveError, SegmentError) as error:
             yield path, error.what if isinstance(error, SegmentError) else str(error)
     try:
-        _check_complete(ledger, set(here))
+        _check_complete(ledger, set(paths))
     except ArchiveError as error:
         yield stored.ledger, str(error)
 
 
-def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> SessionFolder:
-    """Make a session of what `source` holds; `title` is what people call that.
+def _existing_rows(stored: SessionFolder, ledger: Ledger) -> dict[str, Path]:
+    return {name: stored.folder / name for name in ledger.kept if (stored.folder / name).exists()}
 
-    Raise SessionError if there is one of that name, or the source is not sound; then nothing is changed.
-    """
-    with sessions.locked(name, new=True) as there:
-        if there.header:
+
+def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> SessionFolder:
+    """Import a session from the archive `source`; `title` names that in errors. Raises SessionError, without changing
+    anything, if a session of that name exists or the archive is damaged."""
+    with sessions.locked(name, new=True) as target:
+        if target.header:
             raise SessionError(f"there is a session {name} already", Help.OTHER_NAME())
         folder = sessions.folder / f".{name}.import"
-        shutil.rmtree(folder, ignore_errors=True)  # of an import that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # from an import that was killed
         try:
             make_private(folder)
             _unpack(source, folder)
-            if there.folder.exists():  # without a ledger: of a fork that was killed
-                clear(there.folder)
-            folder.rename(there.folder)
+            if target.folder.exists():  # without a ledger: from a fork that was killed
+                clear(target.folder)
+            folder.rename(target.folder)
             sync_folder(sessions.folder)
         except ArchiveError as error:
             raise SessionError(f"{title} is not an export of a session: {error}. Nothing was changed") from error
@@ -107,10 +108,10 @@ def load(sessions: Sessions, source: BinaryIO, title: str, name: str) -> Session
         return sessions.find(name)
 
 
-def _portable(stored: SessionFolder) -> bytes:
-    """The ledger without the folder of its model, which is nobody else's business."""
+def _portable_ledger(stored: SessionFolder) -> bytes:
+    """Return the ledger with the file name of its model in place of the path, which is private."""
     first, *lines = read_ledger(stored.ledger.read_bytes()[: stored.end]).lines
-    return sealed([{**first, "model": Path(first["model"]).name}, *lines])
+    return serialize([{**first, "model": Path(first["model"]).name}, *lines])
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
@@ -120,19 +121,19 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _unpack(source: BinaryIO, folder: Path) -> None:
-    """The ledger first, and then what it names and nothing else."""
-    info = _next(source)
+    """Unpack and check an archive: the ledger first, then only files that it names."""
+    info = _next_member(source)
     if info is None or info.name != LEDGER:
         raise ArchiveError(f"it does not begin with {LEDGER}")
     if info.size > MAX_LEDGER:
         raise ArchiveError(f"its ledger has {info.size:,} bytes, the limit is {MAX_LEDGER:,}")
     with replacing(folder / LEDGER) as temporary:
         _copy(source, info, temporary)
-    ledger = _ledger((folder / LEDGER).read_bytes())
+    ledger = _parse_ledger((folder / LEDGER).read_bytes())
     kept, seen = ledger.kept, set[str]()
-    while (info := _next(source)) is not None:
+    while (info := _next_member(source)) is not None:
         if info.name not in kept or info.name in seen:
-            raise ArchiveError(f"{_short(info)} does not belong in it")
+            raise ArchiveError(f"{_printable_name(info)} does not belong in it")
         free = shutil.disk_usage(folder).free
         if info.size > free:
             raise ArchiveError(f"{info.name} has {info.size:,} bytes, the disk has {free:,} left")
@@ -145,7 +146,7 @@ def _unpack(source: BinaryIO, folder: Path) -> None:
         temporary.write_text(str(ledger.head), encoding="ascii")
 
 
-def _ledger(data: bytes) -> Ledger:
+def _parse_ledger(data: bytes) -> Ledger:
     try:
         return read_ledger(data)
     except FormatError as error:
@@ -154,8 +155,9 @@ def _ledger(data: bytes) -> Ledger:
         raise ArchiveError(f"its ledger is damaged: {error}") from error
 
 
-def _next(source: BinaryIO) -> tarfile.TarInfo | None:
-    """The next regular file, None at the end. Nothing else belongs here: folders, links, long names, holes."""
+def _next_member(source: BinaryIO) -> tarfile.TarInfo | None:
+    """Return the header of the next regular file, None at the end. Raises ArchiveError for folders, links, long names
+    and sparse files."""
     block = source.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
         raise ArchiveError("it ends too early")
@@ -166,12 +168,11 @@ def _next(source: BinaryIO) -> tarfile.TarInfo | None:
     except tarfile.HeaderError as error:
         raise ArchiveError("it is not a tar file, or damaged") from error
     if info.type != tarfile.REGTYPE or info.size < 0:
-        raise ArchiveError(f"{_short(info)} is not a regular file")
+        raise ArchiveError(f"{_printable_name(info)} is not a regular file")
     return info
 
 
-def _short(info: tarfile.TarInfo) -> str:
-    """Its name, which may be anything."""
+def _printable_name(info: tarfile.TarInfo) -> str:
     return ascii(info.name[:60])
 
 
@@ -187,16 +188,16 @@ def _copy(source: BinaryIO, info: tarfile.TarInfo, path: Path) -> None:
         out.truncate(info.size)
 
 
-def _check_complete(ledger: Ledger, there: set[str]) -> None:
-    """Raise ArchiveError where rows are missing, also those that only an undo would need. Pinned rows are not kept of
-    every turn: without them the text is decoded again."""
+def _check_complete(ledger: Ledger, present: set[str]) -> None:
+    """Raise ArchiveError if K/V files are missing, also ones that only an undo would read. Those of prefix-only models
+    are optional: without them the text is decoded again."""
     needed = set() if ledger.header.prefix_only else {*ledger.kept, *(name for name, _ in ledger.state.rows)}
-    if needed - there:
-        raise ArchiveError(f"the rows {min(needed - there) or 'of some tokens'} are missing")
+    if needed - present:
+        raise ArchiveError(f"the rows {min(needed - present) or 'of some tokens'} are missing")
 
 
 def _check_rows(path: Path, ledger: Ledger) -> None:
-    """Raise SegmentError or ArchiveError unless the file is sound and holds rows of the tokens that the ledger says."""
+    """Raise SegmentError or ArchiveError unless the file is intact and has K/V of the tokens in the ledger."""
     try:
         segment, checksum = open_segment(path), checksum_of(path)
     except DamagedError as error:
@@ -205,37 +206,37 @@ def _check_rows(path: Path, ledger: Ledger) -> None:
         raise ArchiveError(f"{path.name} in it is not the file that the ledger names")
     if segment.prefix_only != ledger.header.prefix_only or segment.identity.differences(ledger.header.identity):
         raise ArchiveError(f"{path.name} in it is of another model")
-    if not ledger.header.prefix_only and not _fits(segment, path.name, ledger):
+    if not ledger.header.prefix_only and not _has_tokens_of(segment, path.name, ledger):
         raise ArchiveError(f"{path.name} in it holds the rows of other tokens")
 
 
-def _fits(segment: Segment, name: str, ledger: Ledger) -> bool:
+def _has_tokens_of(segment: Segment, name: str, ledger: Ledger) -> bool:
     state, tokens = ledger.state, segment.tokens.tolist()
-    mine = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == name]
-    return all(row < len(tokens) and tokens[row] == token for token, row in mine)
+    expected = [(token, row) for token, (file, row) in zip(state.tokens, state.rows, strict=True) if file == name]
+    return all(row < len(tokens) and tokens[row] == token for token, row in expected)
 
 
 IMPORT = re.compile(r"\.(?P<name>.+)\.import")
 
 
-def check_sessions(sessions: Sessions, told: OnChecked = lambda size: None) -> Iterator[Finding]:
-    """What is wrong with the sessions; every byte of their rows is read. Raise NotesError if the folder may be of
-    another user's making, or cannot be read."""
+def check_sessions(sessions: Sessions, checked: OnChecked = lambda size: None) -> Iterator[Finding]:
+    """Yield the problems of all sessions, reading every byte of their K/V; `checked` is called with the size of each
+    session checked. Raises NotesError if the folder may have been created by another user, or cannot be read."""
     for name in sessions.names():
         try:
             with sessions.locked(name, reading=True) as stored:
-                yield from _session(sessions, stored)
-                told(stored.nbytes)
+                yield from _check_session(sessions, stored)
+                checked(stored.nbytes)
         except SessionError as error:
             kind = "busy" if isinstance(error, HeldSessionError) else "damaged"
             yield Finding(kind, sessions.folder / name, error.what, error.remedy)
         except NotesError as error:
             yield Finding("permission", sessions.folder / name, error.what, error.remedy)
-    yield from _unfinished(sessions)
+    yield from _find_leftovers(sessions)
 
 
-def _session(sessions: Sessions, stored: SessionFolder) -> Iterator[Finding]:
-    """One that this process holds. It is let go before anything is mended."""
+def _check_session(sessions: Sessions, stored: SessionFolder) -> Iterator[Finding]:
+    """Yield the problems of a session that this process has locked. Repairs run after it is unlocked."""
     for path in (stored.ledger, stored.folder / HEAD, *(stored.folder / name for name in stored.kept())):
         yield from check_permissions(path)
     for path, why in faults(stored):
@@ -254,12 +255,12 @@ def _session(sessions: Sessions, stored: SessionFolder) -> Iterator[Finding]:
     for path in stored.unneeded():
         yield Finding("leftover", path, f"session {stored.name} does not need it", mend=sweep)
     if stored.torn:
-        what = f"its last {stored.torn} bytes are of a line that was not written to its end"
-        yield Finding("leftover", stored.ledger, what, mend=trim)
+        message = f"its last {stored.torn} bytes are of a line that was not written to its end"
+        yield Finding("leftover", stored.ledger, message, mend=trim)
 
 
-def _unfinished(sessions: Sessions) -> Iterator[Finding]:
-    """Folders of imports and forks that were killed: without a ledger there is no session."""
+def _find_leftovers(sessions: Sessions) -> Iterator[Finding]:
+    """Yield the folders, without a ledger, of imports and forks that were killed."""
     known = sessions.names()
     with suppress(FileNotFoundError):
         for path in sorted(path for path in sessions.folder.iterdir() if path.is_dir()):
@@ -273,5 +274,5 @@ def _unfinished(sessions: Sessions) -> Iterator[Finding]:
                     shutil.rmtree(path) if whole else clear(path)
                 return "removed what was ours of it" if path.exists() else "removed it"
 
-            what = "an import that was not finished left it" if match else "it has no ledger, and so is no session"
-            yield Finding("leftover" if match else "orphan", path, what, mend=remove)
+            message = "an import that was not finished left it" if match else "it has no ledger, and so is no session"
+            yield Finding("leftover" if match else "orphan", path, message, mend=remove)

@@ -1,6 +1,6 @@
-"""Edits of a session: a field gets another value by an edit method; errata that later ones supersede are taken out.
+"""Edits a session: changes field values by an edit method, and removes superseded errata (compaction).
 
-Also the skills of a session, and its parts by the number of their turn.
+Also converts skills between segments and ledgers, and parses names of a session's parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
 from notes_cli.editing.change import Change, change, same
 from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of
-from notes_cli.editing.ways import Prepared, decode_from, offset
+from notes_cli.editing.operations import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
@@ -23,7 +23,7 @@ from notes_cli.errors import Help, NotesError, Remedy, SessionError, SkillError,
 from notes_cli.library.global_errata import now
 from notes_cli.runtime.settings import NEAR, defaults
 from notes_cli.sessions.lines import Line, Origin, as_line, number_of
-from notes_cli.sessions.live import Live
+from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import MARKS, Entry, SkillText, State, keys_of
 from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.fields import clean_value
@@ -37,7 +37,7 @@ _WHAT = {"thought": "chain of thought", "tool": "result of a tool"}
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Numbers of turns: those that are meant as a whole, those of which the chain of thought or the results are."""
+    """Turn numbers: of whole turns, and of turns of which only the reasoning or the tool results are meant."""
 
     turns: tuple[int, ...] = ()
     thoughts: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ class Parts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What is meant, for people."""
+        """Descriptions for display."""
         return (
             *([f"turn{'s' * (len(self.turns) > 1)} {spans(self.turns)}"] if self.turns else []),
             *([f"the chain of thought of turn {spans(self.thoughts)}"] if self.thoughts else []),
@@ -54,8 +54,8 @@ class Parts:
 
 
 def parts_of(names: Sequence[str], state: State, session: str) -> Parts:
-    """The parts that are meant. Raise SessionError for a name that is none, and for what the session does not have."""
-    found: dict[str, set[int]] = {"turn": set(), "thought": set(), "tool": set()}
+    """Parse names of parts, such as "3-5" or "thought:3". Raises SessionError for invalid names and missing parts."""
+    numbers: dict[str, set[int]] = {"turn": set(), "thought": set(), "tool": set()}
     see = Help.SHOW_SESSION(name=session)
     for name in names:
         match = _NAME.fullmatch(name.strip())
@@ -67,30 +67,32 @@ def parts_of(names: Sequence[str], state: State, session: str) -> Parts:
         if not 1 <= first <= last <= state.turns:
             has = f"has {state.turns} turn{'s' * (state.turns != 1)}"
             raise SessionError(f"there is no turn {first if first < 1 else last}: session {session} {has}", see)
-        there = {number for number in range(first, last + 1) if kind == "turn" or any(of(state, number, kind))}
-        if not there:
+        present = {
+            number for number in range(first, last + 1) if kind == "turn" or any(pieces_of_kind(state, number, kind))
+        }
+        if not present:
             where = spans(range(first, last + 1))
             raise SessionError(f"there is no {_WHAT[kind]} in turn {where} of session {session}", see)
-        found[kind] |= there
-    turns = found["turn"]
-    return Parts(*(tuple(sorted(one)) for one in (turns, found["thought"] - turns, found["tool"] - turns)))
+        numbers[kind] |= present
+    turns = numbers["turn"]
+    return Parts(*(tuple(sorted(part)) for part in (turns, numbers["thought"] - turns, numbers["tool"] - turns)))
 
 
-def of(state: State, turn: int, kind: str) -> Iterator[Entry]:
-    """The pieces of a turn that are of a chain of thought, or results of tools."""
+def pieces_of_kind(state: State, turn: int, kind: str) -> Iterator[Entry]:
+    """Return the pieces of a turn that are reasoning (`kind` "thought"), else those that are tool results."""
     of_turn = (entry for entry in state.entries if entry.turn == turn)
     return (entry for entry in of_turn if (entry.thought if kind == "thought" else entry.kind == "result"))
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Numbers for people: 1, 3-5."""
+    """Format ascending numbers as "1, 3-5"."""
     return ", ".join(
         str(first) if last == first + 1 else f"{first}-{last - 1}" for first, last in merge_ranges(numbers)
     )
 
 
 def from_segment(segment: Segment, changed: Change | None, sequence: KVSequence) -> SkillText:
-    """A skill that has come into the sequence, with its new values."""
+    """Return the ledger entry of a skill just added to the sequence, with its new values."""
     position = next(p.position for p in sequence.pieces if p.kind == "splice" and p.name == segment.name)
     influence = {name: [round(float(part), 6) for part in row] for name, row in segment.influence.items()}
     skill = SkillText(segment.name, position, segment.text, len(segment), segment.fields, influence)
@@ -98,7 +100,7 @@ def from_segment(segment: Segment, changed: Change | None, sequence: KVSequence)
 
 
 def amended(skill: SkillText, changed: Change) -> SkillText:
-    """The skill with its new values. Of other tokens in the place of old ones no influence is known."""
+    """Return the skill with its new values. The influence of replaced tokens is unknown, hence 0."""
     influence = {}
     for name, row in skill.influence.items():
         moved = [0.0] * len(changed.tokens)
@@ -109,62 +111,60 @@ def amended(skill: SkillText, changed: Change) -> SkillText:
     return SkillText(skill.name, skill.position, changed.text, len(changed.tokens), changed.spans, influence)
 
 
-def as_segment(live: Live, skill: SkillText) -> Segment:
-    """The skill as a segment without rows, compiled where it is: what a change is found in.
-
-    Raise SessionError where the sequence has another text there.
-    """
+def as_segment(kv: SessionKV, skill: SkillText) -> Segment:
+    """Return the skill as a segment without K/V at its position. Raises SessionError if the sequence has another text
+    there."""
     first, last = skill.position, skill.position + skill.tokens
-    spelt, text = live.spelt(first, last), skill.text.encode()
-    if spelt not in (text, b" " + text):  # SentencePiece puts a blank before it
-        name = live.stored.name
+    actual, text = kv.text_bytes(first, last), skill.text.encode()
+    if actual not in (text, b" " + text):  # SentencePiece adds a leading space
+        name = kv.stored.name
         raise SessionError(
             f"the ledger of session {name} is damaged: {skill.name} is not at its position", Help.UNDO(name=name)
         )
-    tokens, context = (np.array(live.state.tokens[slice(*span)], np.int32) for span in ((first, last), (0, first)))
+    tokens, context = (np.array(kv.state.tokens[slice(*span)], np.int32) for span in ((first, last), (0, first)))
     influence = {name: np.array(row, np.float32) for name, row in skill.influence.items()}
     return Segment(
-        *(skill.name, "", skill.text, tokens, first, context, skill.fields, live.workspace.identity, ()),
+        *(skill.name, "", skill.text, tokens, first, context, skill.fields, kv.workspace.identity, ()),
         influence=influence,
     )
 
 
-# Edits in place that may move rows: each rounds the keys to the cache's type once more (docs/LOG.md has what that comes
-# to). f32 takes any number.
+# Edits in place that may move K/V, by cache type: each rotates the keys, which rounds them to the type once more (error
+# in docs/LOG.md). f32 has no limit.
 MOVES = {"f16": 64, "bf16": 8, "q8_0": 4}
-FEW_MOVES = 2  # of any other type
+FEW_MOVES = 2  # for any other type
 
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """An edit that was made."""
+    """A completed edit."""
 
     field: str
     value: str
     method: str
-    chosen: str  # why by this method; empty if it was named
-    origin: Origin  # what was done
+    chosen: str  # reason for the method; empty if the user named it
+    origin: Origin  # effects of the edit
 
     def __repr__(self) -> str:
         return f"Edited({self.field!r}, {self.value!r}, by {self.method})"
 
     @property
     def rows(self) -> int:
-        """How many were computed."""
+        """Number of KV entries computed."""
         return self.origin.rewritten
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction took out; nothing, if no erratum was superseded."""
+    """The result of a compaction; all empty if no erratum was superseded."""
 
-    fields: tuple[str, ...] = ()  # of each erratum that was taken out
-    removed: int = 0  # tokens that were taken out
-    decoded: int = 0  # tokens that were decoded again
+    fields: tuple[str, ...] = ()  # of each removed erratum
+    removed: int = 0  # tokens removed
+    decoded: int = 0  # tokens decoded again
 
 
 class _Changed(NamedTuple):
-    """A skill of the session, and what a new value changes in it."""
+    """A skill of the session, and the changes that a new value makes in it."""
 
     skill: SkillText
     segment: Segment
@@ -172,81 +172,80 @@ class _Changed(NamedTuple):
 
     @property
     def patches(self) -> list[Patch]:
-        """Of the sequence."""
+        """Patches at positions of the sequence."""
         return offset(self.change.patches, self.skill.position)
 
 
 class Editor:
-    """Edits a session."""
+    """Edits fields of an open session."""
 
-    def __init__(self, live: Live, heard: str | None = None) -> None:
-        """`heard`: until when what everybody is told was looked at; None: until the edit."""
-        self._live = live
+    def __init__(self, kv: SessionKV, heard: str | None = None) -> None:
+        """Edit an open session. `heard`: time at which the global errata were read; None: the time of the edit."""
+        self._kv = kv
         self._heard = heard
-        self._state = live.state
-        self._workspace = live.workspace
+        self._state = kv.state
+        self._workspace = kv.workspace
 
     def targets(self, name: str, value: str) -> list[str]:
-        """The keys of the fields that an edit is for: one, or for `*.field` those of all skills whose value is another.
-
-        Raise SkillError where there is none, and for a name without a skill that several skills have.
-        """
-        keys = [one.key for one in self._resolved(name)]
+        """Return the keys of the fields that `name` refers to; `*.field`: in all skills with another value. Raises
+        SkillError for an unknown field, and an ambiguous name."""
+        keys = [reference.key for reference in self._resolve(name)]
         others = [key for key in keys if self._state.fields[key] != clean_value(key, value)]
         return others or keys
 
     def check(self, name: str, value: str, method: Method | None = None) -> str:
-        """The value as it will be written. Raise NotesError where an edit cannot be."""
+        """Return the value normalized. Raises NotesError if the edit is not possible."""
         key = self._reference(name).key
         value = clean_value(key, value)
         if self._state.fields[key] == value:
-            how = self._in_place(key)
+            how = self._in_place_method(key)
             if not how:
                 raise SkillError(f"{key} is {value} already. Nothing was changed")
             if not (method and (method.record.appends_erratum or method.record.reaches_end)):
-                what = f"{key} is {value} already, by {how}, which leaves what was noted of the old value"
-                raise SkillError(what, Help.OTHER_METHOD(method=f"{ERRATUM} or {SUFFIX}"))
+                message = f"{key} is {value} already, by {how}, which leaves what was noted of the old value"
+                raise SkillError(message, Help.OTHER_METHOD(method=f"{ERRATUM} or {SUFFIX}"))
         if method and not method.record.in_session:
             known = ", ".join(record.name for record in METHODS.values() if record.in_session)
             raise NotesError(f"the edit method {method.name} is not for a session", f"Choose among {known}")
         return value
 
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
-        """Give a field another value, by the method that this model's profile has if none is named.
-
-        Raise NotesError where that cannot be.
-        """
-        value, one = self.check(name, value, method), self._reference(name)
+        """Set a field, by default with the method of the model's profile. Raises NotesError if that is not possible."""
+        value, target = self.check(name, value, method), self._reference(name)
         if method is not None:
-            return self._edit(one, value, method, "")
-        method, chosen = self._choose(one, value)
+            return self._edit(target, value, method, "")
+        method, chosen = self._choose_method(target, value)
         try:
-            return self._edit(one, value, method, chosen)
-        except UnsupportedError as error:  # on this model, or in this place
-            return self._edit(one, value, ERRATUM, f"{chosen}; {ERRATUM} instead: {error.what}")
+            return self._edit(target, value, method, chosen)
+        except UnsupportedError as error:  # for this model, or at this position
+            return self._edit(target, value, ERRATUM, f"{chosen}; {ERRATUM} instead: {error.what}")
 
-    def _resolved(self, name: str) -> list[Reference]:
-        return self._state.known.resolve(name, f"no skill of session {self._live.stored.name} has")
+    def _resolve(self, name: str) -> list[Reference]:
+        return self._state.known.resolve(name, f"no skill of session {self._kv.stored.name} has")
 
     def _reference(self, name: str) -> Reference:
-        """The one field that the name is for. Raise SkillError where that is none, or several."""
-        found = self._resolved(name)
-        if len(found) > 1:
-            raise SkillError(f"{name} names several fields ({listed([one.key for one in found])}): edit one at a time")
-        return found[0]
+        """Return the single field that the name refers to. Raises SkillError for none or several."""
+        matches = self._resolve(name)
+        if len(matches) > 1:
+            keys = listed([match.key for match in matches])
+            raise SkillError(f"{name} names several fields ({keys}): edit one at a time")
+        return matches[0]
 
-    def _changed(self, one: Reference, value: str, *, again: bool = False) -> _Changed | None:
-        """What the value changes in the text, None if the text has it already; `again`: then it is itself what changes,
-        if what follows it may have seen another."""
-        skill = next(skill for skill in self._state.skills if skill.name == one.skill)
-        segment = as_segment(self._live, skill)
-        found = change(self._workspace.model, segment, {one.field: value})
-        if found is None and again and self._in_place(one.key):
-            found = same(segment, one.field)
-        return _Changed(skill, segment, found) if found else None
+    def _skill(self, target: Reference) -> SkillText:
+        return next(skill for skill in self._state.skills if skill.name == target.skill)
 
-    def _in_place(self, key: str) -> str:
-        """The method by which the field got its value, if that left what follows it as it was; else empty."""
+    def _change(self, target: Reference, value: str, *, again: bool = False) -> _Changed | None:
+        """Return the change that the value makes in the text, None if the text has it already. `again`: in that case
+        replace the value by itself if the K/V after it may depend on an earlier value."""
+        skill = self._skill(target)
+        segment = as_segment(self._kv, skill)
+        changes = change(self._workspace.model, segment, {target.field: value})
+        if changes is None and again and self._in_place_method(target.key):
+            changes = same(segment, target.field)
+        return _Changed(skill, segment, changes) if changes else None
+
+    def _in_place_method(self, key: str) -> str:
+        """Return the method that set the field if it left the K/V after the field as it was; else an empty string."""
         known = self._state.known
         for entry in reversed(self._state.entries):
             if entry.kind in ("erratum", "edit") and key in keys_of(known, entry.name):
@@ -254,151 +253,150 @@ class Editor:
                 return entry.how if record and record.in_place and not record.appends_erratum else ""
         return ""
 
-    def _pictured(self, one: Reference) -> bool:
-        """Whether the skill of a field has images among its rows."""
-        skill = next(skill for skill in self._state.skills if skill.name == one.skill)
+    def _has_image(self, target: Reference) -> bool:
+        """Return True if the skill of the field has an image."""
+        skill = self._skill(target)
         first, last = skill.position, skill.position + skill.tokens
         return any(first <= image.first < last for image in self._state.images)
 
-    def _choose(self, one: Reference, value: str) -> tuple[Method, str]:
-        """The method that holds for this model and this sequence, and why."""
-        if one.key in self._state.stated:  # in the text a new value would precede it, and be contradicted
-            return ERRATUM, f"{ERRATUM}: an earlier erratum of {one.key} follows the text"
-        if self._pictured(one):
-            return ERRATUM, f"{ERRATUM}: {one.skill} has an image, and no rows of such a skill are edited"
-        changed, found = self._changed(one, value), defaults(self._workspace)
+    def _choose_method(self, target: Reference, value: str) -> tuple[Method, str]:
+        """Return the method for this model and sequence, and the reason."""
+        if target.key in self._state.stated:  # the erratum comes after the text and would contradict a value there
+            return ERRATUM, f"{ERRATUM}: an earlier erratum of {target.key} follows the text"
+        if self._has_image(target):
+            return ERRATUM, f"{ERRATUM}: {target.skill} has an image, and no rows of such a skill are edited"
+        changed, default = self._change(target, value), defaults(self._workspace)
         if changed is None:
-            return ERRATUM, f"{ERRATUM}: the text has {one.key}={value} already, and an erratum gives another value"
+            return ERRATUM, f"{ERRATUM}: the text has {target.key}={value} already, and an erratum gives another value"
         following = len(self._state.tokens) - changed.patches[0].first
         if following <= NEAR and not self._workspace.model.recurrent:
             return SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
-        if found.method.record.reaches_end:
-            return SUFFIX, found.why
-        if not found.method.record.in_session:
-            return ERRATUM, f"{found.why}; {ERRATUM} instead: it is not for a session"
-        return found.method, found.why
+        if default.method.record.reaches_end:
+            return SUFFIX, default.why
+        if not default.method.record.in_session:
+            return ERRATUM, f"{default.why}; {ERRATUM} instead: it is not for a session"
+        return default.method, default.why
 
-    def _edit(self, one: Reference, value: str, method: Method, chosen: str) -> Edited:
+    def _edit(self, target: Reference, value: str, method: Method, chosen: str) -> Edited:
         record = method.record
-        if record.edits_rows and self._pictured(one):
-            what = f"{one.skill} has an image, and its fields cannot be edited by {method.name}"
-            raise UnsupportedError(what, Help.OTHER_METHOD(method=ERRATUM))
-        changed = self._changed(one, value, again=record.reaches_end) if record.edits_rows else None
+        if record.edits_rows and self._has_image(target):
+            message = f"{target.skill} has an image, and its fields cannot be edited by {method.name}"
+            raise UnsupportedError(message, Help.OTHER_METHOD(method=ERRATUM))
+        changed = self._change(target, value, again=record.reaches_end) if record.edits_rows else None
         if record.edits_rows and not record.appends_erratum and not changed:
-            what = f"the text has {one.key}={value} already, and an erratum gives another value"
-            raise SkillError(what, Help.OTHER_METHOD(method=ERRATUM))
+            message = f"the text has {target.key}={value} already, and an erratum gives another value"
+            raise SkillError(message, Help.OTHER_METHOD(method=ERRATUM))
         places, prepared = self._amend(changed, method) if changed else ((), Prepared())
         origin = Origin(
             rewritten=_count(places),
             passed=prepared.passed,
             selected=method.name if prepared.passed else "",
             erratum=record.appends_erratum,
-            contradicted=not record.appends_erratum and one.key in self._state.stated,
+            contradicted=not record.appends_erratum and target.key in self._state.stated,
         )
         line = {
             "op": "edit",
-            "field": one.key,
+            "field": target.key,
             "value": value,
             "method": str(method),
             "heard": self._heard or now(),
             **as_line(origin),
-            "says": sentence(self._live, one, value) if record.appends_erratum else "",
+            "says": erratum_text(self._kv, target, value) if record.appends_erratum else "",
             "patches": as_lines(changed.patches if changed else ()),
             "skills": [asdict(amended(changed.skill, changed.change))] if changed else [],
         }
-        self._live.commit(line, places)
-        return Edited(one.key, value, str(method), chosen, origin)
+        self._kv.commit(line, places)
+        return Edited(target.key, value, str(method), chosen, origin)
 
     def _amend(self, changed: _Changed, method: Method) -> tuple[Sequence[Range], Prepared]:
-        """Bring the change into the sequence; the positions of rows that are others now, and what it took to know."""
-        segment, found, selects = changed.segment, changed.change, method.record.selects
+        """Apply the change to the sequence. Returns the positions whose K/V changed, and the preparation."""
+        segment, changes, selects = changed.segment, changed.change, method.record.selects
         if self._state.images and selects and selects.needs_pass(segment):
-            what = f"the edit method {method} goes over rows by where they are, and the session has images"
-            raise UnsupportedError(what, instead(session=True))
+            message = f"the edit method {method} goes over rows by where they are, and the session has images"
+            raise UnsupportedError(message, instead(session=True))
         check(self._workspace.context, method, session=True)
-        if method.record.in_place and any(patch.grows for patch in found.patches):
-            check_moves(self._live, f"the edit method {method} is not possible", instead(session=True))
-        grown = max(0, len(found.tokens) - len(segment))
-        cells = len(self._state.tokens) + grown + free_cells(segment, found, method)
-        self._workspace.make_room(cells, held=self._live.at_hand)
+        if method.record.in_place and any(patch.grows for patch in changes.patches):
+            check_moves(self._kv, f"the edit method {method} is not possible", instead(session=True))
+        grown = max(0, len(changes.tokens) - len(segment))
+        cells = len(self._state.tokens) + grown + free_cells(segment, changes, method)
+        self._workspace.make_room(cells, held=self._kv.loaded)
         if selects and selects.needs_pass(segment):
             segment = self._with_rows(segment)
-        prepared = prepare(self._workspace.scratch, segment, found, method, session=True)
-        with self._live.changing() as sequence:
-            places = amend(sequence, segment, found, method, prepared)
+        prepared = prepare(self._workspace.scratch, segment, changes, method, session=True)
+        with self._kv.changing() as sequence:
+            places = amend(sequence, segment, changes, method, prepared)
             sequence.flush()
         return places, prepared
 
     def _with_rows(self, segment: Segment) -> Segment:
-        """The segment with its rows as they are in the sequence."""
-        seq, first = self._live.sequence, segment.base
+        """Return the segment with its K/V read from the sequence."""
+        seq, first = self._kv.sequence, segment.base
         rows, _ = seq.read(first, first + len(segment), seq.context.lossless_type)
         return replace(segment, layers=rows)
 
     def compact(self) -> Compacted:
-        """Take out the errata that later ones supersede, and decode again what follows the first of them.
-
-        Then the rows from there on are those of a prefill of the tokens that are left.
-        """
-        out = self._state.superseded
-        if not out:
+        """Remove superseded errata and decode everything after the first of them again, so that the K/V from there on
+        equals that of a prefill of the remaining tokens."""
+        superseded = self._state.superseded
+        if not superseded:
             return Compacted()
-        patches = self._cuts(out)
-        self._workspace.make_room(len(self._state.tokens), held=self._live.at_hand)
-        with self._live.changing() as sequence:
+        patches = self._cuts(superseded)
+        self._workspace.make_room(len(self._state.tokens), held=self._kv.loaded)
+        with self._kv.changing() as sequence:
             places = decode_from(sequence, patches)
-        fields = tuple(entry.name for entry in out)
-        self._live.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
+        fields = tuple(entry.name for entry in superseded)
+        self._kv.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
         return Compacted(fields, sum(patch.last - patch.first for patch in patches), _count(places))
 
-    def _cuts(self, out: Sequence[Entry]) -> list[Patch]:
-        """Patches that take the errata out. Where one was at the head of its message, what comes next is now: the empty
-        line before that goes, too."""
+    def _cuts(self, errata: Sequence[Entry]) -> list[Patch]:
+        """Return patches that remove the errata. After an erratum that opened its message, the empty line before the
+        next part is removed, too."""
         patches: list[Patch] = []
-        head = taking = False
+        opened_message = after_cut = False
         for entry in self._state.entries:
             first, last = entry.position, entry.position + entry.tokens
-            if entry in out:
-                head = head if taking else not self._live.spelt(first, last).startswith(BETWEEN.encode())
+            if entry in errata:
+                if not after_cut:
+                    opened_message = not self._kv.text_bytes(first, last).startswith(BETWEEN.encode())
                 patches.append(Patch(first, last, ()))
-            elif taking and head and (gap := self._gap(first, last)):
+            elif after_cut and opened_message and (gap := self._gap(first, last)):
                 patches.append(Patch(first, first + gap, ()))
-            taking = entry in out or (taking and entry.kind in MARKS)
+            after_cut = entry in errata or (after_cut and entry.kind in MARKS)
         return patches
 
     def _gap(self, first: int, last: int) -> int:
-        """How many of these tokens are the empty line before a part of a message; 0 if it has none of its own."""
+        """Return the number of these tokens that are the empty line before a part of a message; 0 without one."""
         ends = range(first + 1, min(last, first + len(BETWEEN) + 1))
-        return next((end for end in ends if self._live.spelt(first, end) == BETWEEN.encode()), first) - first
+        return next((end for end in ends if self._kv.text_bytes(first, end) == BETWEEN.encode()), first) - first
 
 
-def check_moves(live: Live, what: str, remedy: Remedy) -> None:
-    """Raise UnsupportedError, saying `what` cannot be, where rows have been moved as often as their type allows."""
-    kind = live.workspace.context.options.type_k
-    done = sum(map(moves, live.state.live))
+def check_moves(kv: SessionKV, message: str, remedy: Remedy) -> None:
+    """Raise UnsupportedError, which begins with `message`, if K/V was moved as often as the cache type allows."""
+    kind = kv.workspace.context.options.type_k
+    done = sum(map(moves, kv.state.live))
     if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
         why = f"rows after a value of another length, or after what was cut, were moved {done} times"
-        raise UnsupportedError(f"{what}: {why}, and each time rounds the keys of a {kind} cache", remedy)
+        raise UnsupportedError(f"{message}: {why}, and each time rounds the keys of a {kind} cache", remedy)
 
 
 def as_lines(patches: Sequence[Patch]) -> list[Line]:
-    """Patches as ledgers have them."""
+    """Return the patches as JSON for a ledger."""
     return [{"first": patch.first, "last": patch.last, "tokens": list(patch.tokens)} for patch in patches]
 
 
 def moves(line: Line) -> int:
-    """How often rows were moved in place: by an edit that put tokens in the place of more or fewer, by what was cut."""
+    """Return how often a line moved K/V in place: by an edit that changed the number of tokens, or by cuts."""
     if line["op"] == "forget":
         return number_of(line, "moves")
     record = record_of(line["method"]) if line["op"] == "edit" else None
-    in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: another version's, who knows
+    in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: a method of another version
     return int(in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"]))
 
 
-def sentence(live: Live, one: Reference, value: str) -> str:
-    """The erratum that says a field's value."""
-    erratum = Erratum(one.field, value, "", one.skill if one.shared else "")
-    return word(erratum, defaults(live.workspace).wording)
+def erratum_text(kv: SessionKV, target: Reference, value: str) -> str:
+    """Return the wording of an erratum that gives the field this value."""
+    erratum = Erratum(target.field, value, "", target.skill if target.shared else "")
+    return word(erratum, defaults(kv.workspace).wording)
 
 
 def _count(places: Sequence[Range]) -> int:

@@ -1,4 +1,4 @@
-"""Sessions on disk, a folder each: the ledger, and files of rows beside it. Described in docs/format.md."""
+"""Stores sessions on disk: a folder each, with the ledger and K/V files, under a lock (docs/format.md)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from notes_cli.sessions.ledger import (
     Header,
     Ledger,
     LedgerError,
-    dated,
-    opening,
+    first_line,
     read_ledger,
-    sealed,
+    serialize,
+    with_time,
 )
 from notes_cli.sessions.lines import ROWS, Line
 from notes_cli.sessions.listing import HEAD, LEDGER, session_names
@@ -34,23 +34,23 @@ from notes_cli.text import names
 
 _NAMES = f"{re.escape(LEDGER)}|{re.escape(HEAD)}|{ROWS.pattern}"
 OWN = re.compile(rf"{_NAMES}|\.({_NAMES})\..+\.tmp")
-READS = 3  # of a ledger and its head that do not agree: another process may have written between the two
+READS = 3  # attempts at a ledger and head that disagree: another process may have written between the two
 
 
 class SessionFolder:
-    """One session's folder. Whoever writes holds its lock (Sessions.locked)."""
+    """One session's folder. Writing needs its lock (Sessions.locked)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.name = folder.name
-        self.header: Header | None = None  # none: it has not been begun
+        self.header: Header | None = None  # None before the first turn
         self.lines: list[Line] = []
         self.state = State()
-        self.end = 0  # bytes of the ledger that are whole lines
-        self.torn = 0  # bytes after them, of a write that was interrupted
+        self.end = 0  # bytes of the ledger in complete lines
+        self.torn = 0  # bytes after them, from an interrupted write
         self.head = Head(0, "")
-        self.closed = False  # its lock was given back
-        self._process = os.getpid()  # that may hold it: one that is forked has no lock
+        self.closed = False  # the lock was released
+        self._process = os.getpid()  # a forked process does not hold the lock
         self._read()
 
     @property
@@ -59,7 +59,7 @@ class SessionFolder:
 
     @property
     def nbytes(self) -> int:
-        return sum(path.stat().st_size for path in _own(self.folder))
+        return sum(path.stat().st_size for path in _session_files(self.folder))
 
     @property
     def created(self) -> str:
@@ -71,64 +71,64 @@ class SessionFolder:
 
     @property
     def next_rows(self) -> Path:
-        """Where the rows of the next line belong: its number, or the next that no line has. A file that a crash left
-        there is written over."""
+        """Path for the K/V of the next line: named by its number, or the next unused. A file left there by a crash is
+        overwritten."""
         taken = {str(line.get("rows")) for line in self.lines}
         names = (f"{number:04d}.gguf" for number in count(max(1, len(self.lines))))
         return self.folder / next(name for name in names if name not in taken)
 
     def check_held(self) -> None:
-        """Raise SessionError once its lock was given back, and in another process: somebody else may go on with it."""
+        """Raise SessionError if the lock was released, or another process holds it."""
         if self.closed:
             raise SessionError(f"session {self.name} is closed", "Open it again")
         if self._process != os.getpid():
             raise SessionError(f"session {self.name} is held by the process that has opened it", "Fork it there")
 
     def commit(self, line: Line, header: Header | None = None) -> None:
-        """Append a line: with it, and not before, it has happened. `header` begins the session."""
+        """Append a line, which commits its operation. `header` begins the session."""
         self.check_held()
         try:
             if header is not None:
                 with replacing(self.ledger) as temporary:
-                    temporary.write_bytes(sealed([dated(opening(header)), dated(line)]))
+                    temporary.write_bytes(serialize([with_time(first_line(header)), with_time(line)]))
             else:
-                self._append(sealed([dated(line)], self.head.checksum))
+                self._append(serialize([with_time(line)], self.head.checksum))
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
-        self._wrote()
+        self._after_write()
 
     def rewrite(self, line: Line) -> None:
-        """Replace all lines after the first by this one, or nothing."""
+        """Replace all lines after the first by this one, atomically."""
         self.check_held()
         first = {**self.lines[0], "replaces": self.head.checksum}
         try:
             with replacing(self.ledger) as temporary:
-                temporary.write_bytes(sealed([first, dated(line)]))
+                temporary.write_bytes(serialize([first, with_time(line)]))
         except OSError as error:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}. Nothing was changed") from error
-        self._wrote()
+        self._after_write()
 
-    def _wrote(self) -> None:
-        """Read the ledger again after a write, and update the head; if that fails, the next write does it."""
+    def _after_write(self) -> None:
+        """Read the ledger again and update the head; if that fails, the next write does it."""
         self._read()
         with suppress(OSError):
             self.write_head()
         self.sweep()
 
     def write_head(self) -> None:
-        """Write down how far the ledger reaches. Raise OSError."""
+        """Write the head file. Raises OSError."""
         with replacing(self.folder / HEAD) as temporary:
             temporary.write_text(str(self.head), encoding="ascii")
 
     def _append(self, data: bytes) -> None:
-        """All of it or nothing: what fails half-way, or cannot be synced, is cut off again."""
+        """Append and sync, or truncate again on failure."""
         with self.ledger.open("r+b", buffering=0) as file:
-            file.truncate(self.end)  # a line that a crash tore
+            file.truncate(self.end)  # drops an incomplete line from a crash
             file.seek(self.end)
             try:
-                left = memoryview(data)
-                while left:
-                    left = left[file.write(left) :]
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
                 os.fsync(file.fileno())
             except BaseException:
                 with suppress(OSError):
@@ -136,7 +136,7 @@ class SessionFolder:
                 raise
 
     def trim(self) -> None:
-        """Cut off what a write that was interrupted has left at the end of the ledger."""
+        """Remove an incomplete line at the end of the ledger."""
         self.check_held()
         try:
             os.truncate(self.ledger, self.end)
@@ -144,7 +144,7 @@ class SessionFolder:
             raise SessionError(f"cannot write {self.ledger}: {reason(error)}") from error
 
     def undo(self) -> Line:
-        """Take back the last line that holds and return it. Raise SessionError if there is none."""
+        """Undo the last line in effect and return it. Raises SessionError if there is none."""
         if not self.state.live:
             raise SessionError(f"there is nothing to undo in session {self.name}")
         if self.state.based and len(self.state.live) == 1:
@@ -157,82 +157,80 @@ class SessionFolder:
         return undone
 
     def kept(self) -> list[str]:
-        """The files of rows that are still needed (Ledger.kept)."""
+        """Return the names of the K/V files still needed (Ledger.kept)."""
         return Ledger(self.header, self.lines, self.state, self.end, self.head).kept if self.header else []
 
     def unneeded(self) -> list[Path]:
-        """The files of ours that no line needs: rows that were undone, files of a process that was killed."""
-        wanted = {LEDGER, HEAD, *self.kept()}
-        return [path for path in _own(self.folder) if path.name not in wanted]
+        """Return session files that no line needs: K/V that was undone, leftovers of killed processes."""
+        needed = {LEDGER, HEAD, *self.kept()}
+        return [path for path in _session_files(self.folder) if path.name not in needed]
 
     def sweep(self) -> None:
-        """Remove what no line needs. What cannot be removed now will be another time: the line counts already."""
+        """Remove unneeded files. Failures are ignored: the line is committed, and a later sweep tries again."""
         with suppress(OSError):
             for path in self.unneeded():
                 path.unlink(missing_ok=True)
 
     def _read(self) -> None:
         check_private(self.folder)
-        for left in reversed(range(READS)):
+        for attempts in reversed(range(READS)):
             try:
-                data, head = self._bytes()
+                data, head = self._read_bytes()
                 if data is None:
                     return
                 self.header, self.lines, self.state, self.end, self.head = read_ledger(data, head)
                 self.torn = len(data) - self.end
                 return
             except FormatError as error:
-                found = int(str(error))
+                version = int(str(error))
                 raise SessionError(
-                    f"{self.ledger} has format {found}, this version of notes reads {FORMAT}",
-                    "Update notes" if found > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
+                    f"{self.ledger} has format {version}, this version of notes reads {FORMAT}",
+                    "Update notes" if version > FORMAT else Help.REMOVE_WHOLE_SESSION(name=self.name),
                 ) from error
             except CutError as error:
-                if not left:
+                if not attempts:
                     remedy = Help.PUT_BACK_OR_GO_ON(path=self.folder / HEAD)
                     raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
             except LedgerError as error:
                 remedy = Help.PUT_BACK_OR_REMOVE(name=self.name)
                 raise SessionError(f"the ledger of session {self.name} is damaged: {error}", remedy) from error
 
-    def _bytes(self) -> tuple[bytes | None, Head | None]:
-        """The bytes of the ledger (None: no session yet) and the head (None: no such file). The head is
-        read first, so that what another process writes meanwhile is not taken for damage.
-
-        Raise SessionError for what cannot be read, and where one of the two is lost or no such file.
-        """
+    def _read_bytes(self) -> tuple[bytes | None, Head | None]:
+        """Return the bytes of the ledger (None: no session yet) and the head (None: no such file). The head is read
+        first, so that a concurrent write is not taken for damage. Raises SessionError if one is missing, damaged or
+        unreadable."""
         path, head = self.folder / HEAD, None
         try:
-            for own in _own(self.folder):
-                check_private_file(own)
+            for file in _session_files(self.folder):
+                check_private_file(file)
             with suppress(FileNotFoundError):
                 head = Head.read(path.read_text(encoding="ascii", errors="replace"))
                 if head is None:
-                    what = f"{path} is damaged: it must be a number of lines and a checksum"
-                    raise SessionError(what, Help.REMOVE_FILE(path=path))
+                    message = f"{path} is damaged: it must be a number of lines and a checksum"
+                    raise SessionError(message, Help.REMOVE_FILE(path=path))
             path = self.ledger
             return path.read_bytes(), head
         except FileNotFoundError:
             if head is None:
                 return None, None
-            what = f"the ledger of session {self.name} is missing: {self.ledger}"
-            raise SessionError(what, Help.PUT_BACK_OR_REMOVE(name=self.name)) from None
+            message = f"the ledger of session {self.name} is missing: {self.ledger}"
+            raise SessionError(message, Help.PUT_BACK_OR_REMOVE(name=self.name)) from None
         except OSError as error:
             raise SessionError(f"cannot read {path}: {reason(error)}") from error
 
 
 class Sessions:
-    """The sessions of one user. The folder appears with the first."""
+    """The sessions of one user, in a folder created with the first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def names(self) -> list[str]:
-        """Raise NotesError if the folder may be of somebody else's making (safe_files.py)."""
+        """Return all names. Raises NotesError if another user may have created the folder (safe_files.py)."""
         return session_names(self.folder)
 
     def find(self, name: str) -> SessionFolder:
-        """Raise SessionError, naming what is near, if there is no such session."""
+        """Open a session to read. Raises SessionError, with similar names, if there is none."""
         name, known = names.typed(name), self.names()
         if name not in known:
             near = get_close_matches(name, known, n=3)
@@ -242,16 +240,13 @@ class Sessions:
 
     @contextmanager
     def locked(self, name: str, *, new: bool = False, reading: bool = False) -> Iterator[SessionFolder]:
-        """Hold a session for this process; `new`: it may not have been begun yet, and of one that is not begun now
-        either, as its first turn could not be written, nothing is left. `reading`: nothing will be written, so that a
-        folder that is read-only will do.
-
-        Raise SessionError if there is none of that name, or it is held already.
-        """
+        """Lock a session for this process. `new`: it need not exist; it is removed again if the first turn is not
+        written. `reading`: nothing is written, so a read-only folder will do. Raises SessionError if there is no such
+        session, or it is locked."""
         name = names.typed(name)
         if not new:
             self.find(name)  # before anything is written
-        with self._lock(name, reading), _leaving_nothing(self.folder / name):
+        with self._lock(name, reading), _remove_if_unused(self.folder / name):
             stored = SessionFolder(self.folder / name) if new else self.find(name)
             try:
                 yield stored
@@ -270,29 +265,27 @@ class Sessions:
             try:
                 held.enter_context(locked(self.folder / ".locks" / f"{name}.lock", wait=0))
             except HeldError:
-                what = f"session {name} is open already, here or in another process"
-                raise HeldSessionError(what, "Wait for it, or close it") from None
+                message = f"session {name} is open already, here or in another process"
+                raise HeldSessionError(message, "Wait for it, or close it") from None
             except OSError as error:
                 if not (reading and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)):
                     raise SessionError(f"cannot write to {self.folder}: {reason(error)}") from error
             yield
 
     def fork(self, name: str, new: str) -> Path:
-        """A second session that goes on from here. Raise SessionError if there is one of that name."""
+        """Copy a session under a new name. Raises SessionError if that exists."""
         with self.locked(name) as stored, self.forked(stored, new) as fork:
             return fork.folder
 
     @contextmanager
     def forked(self, stored: SessionFolder, new: str) -> Iterator[SessionFolder]:
-        """Fork a session that is held, and hold the new one. Files of rows are shared: nobody changes them.
-
-        Raise SessionError if there is one of that name, or it cannot be written; then nothing is changed.
-        """
+        """Fork a locked session, and lock the new one. K/V files are immutable, so hard links share them. Raises
+        SessionError, without changing anything, if that name exists or cannot be written."""
         if not stored.header:
             raise SessionError(f"there is nothing to fork in session {stored.name}: it has no turn")
         new = names.typed(new)
         taken = SessionError(f"there is a session {new} already", "Choose another name")
-        if new in self.names():  # also one that is held
+        if new in self.names():  # also if that is locked
             raise taken
         with self.locked(new, new=True) as fork:
             if fork.header:
@@ -300,9 +293,9 @@ class Sessions:
             try:
                 make_private(fork.folder)
                 for rows in stored.kept():
-                    if (stored.folder / rows).exists():  # not pinned ones from before an undo
+                    if (stored.folder / rows).exists():  # a prefix-only model's may be deleted after undos
                         _link(stored.folder / rows, fork.folder / rows)
-                with replacing(fork.ledger) as temporary:  # last: with it, there is a session
+                with replacing(fork.ledger) as temporary:  # last: a session exists once it has a ledger
                     temporary.write_bytes(stored.ledger.read_bytes()[: stored.end])
                 fork._read()
                 fork.write_head()
@@ -312,59 +305,58 @@ class Sessions:
                 raise SessionError(f"cannot write {fork.folder}: {reason(error)}. Nothing was changed") from error
             yield fork
 
-    def known(self, *wanted: str) -> list[str]:
-        """These names as they are typed here, each once. Raise SessionError if there is no session of one of them."""
-        found, there = list(dict.fromkeys(map(names.typed, wanted))), set(self.names())
-        for name in found:
-            if name not in there:
+    def known(self, *requested: str) -> list[str]:
+        """Return these names normalized and without duplicates. Raises SessionError if one does not exist."""
+        unique, existing = list(dict.fromkeys(map(names.typed, requested))), set(self.names())
+        for name in unique:
+            if name not in existing:
                 self.find(name)
-        return found
+        return unique
 
-    def remove(self, *wanted: str) -> list[Path]:
-        """Delete sessions, sound or not; return their folders. Raise SessionError, before any is deleted, if there is
-        none of one of the names or one is held."""
-        found = self.known(*wanted)
+    def remove(self, *requested: str) -> list[Path]:
+        """Delete sessions, damaged ones too, and return their folders. Raises SessionError, before any is deleted, if
+        one does not exist or is locked."""
+        known = self.known(*requested)
         removed: list[Path] = []
-        with ExitStack() as held:
-            for name in found:
-                held.enter_context(self._lock(name))
-            for name in self.known(*found):  # another process may have been quicker
+        with ExitStack() as locks:
+            for name in known:
+                locks.enter_context(self._lock(name))
+            for name in self.known(*known):  # another process may have removed one before it was locked
                 folder = self.folder / name
                 try:
                     clear(folder)
                 except OSError as error:
-                    gone = f". Removed before it: {', '.join(one.name for one in removed)}" if removed else ""
+                    gone = f". Removed before it: {', '.join(path.name for path in removed)}" if removed else ""
                     raise SessionError(f"cannot remove {folder}: {reason(error)}{gone}") from error
                 removed.append(folder)
         return removed
 
 
 def clear(folder: Path) -> None:
-    """Remove the files of a session, head and ledger first: without them, there is no session. Then the folder, unless
-    it holds something else. Raise OSError."""
+    """Remove the files of a session, head and ledger first, then the folder if it is empty. Raises OSError."""
     (folder / HEAD).unlink(missing_ok=True)
     (folder / LEDGER).unlink(missing_ok=True)
-    for path in _own(folder):
+    for path in _session_files(folder):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         folder.rmdir()
 
 
 @contextmanager
-def _leaving_nothing(folder: Path) -> Iterator[None]:
-    """A folder that is new after this and has no ledger goes again. One that was there may be what is left of a session
-    whose ledger was lost: it stays."""
-    there = folder.exists()
+def _remove_if_unused(folder: Path) -> Iterator[None]:
+    """Remove a folder that was created in the meantime and has no ledger. An older one stays: it may be a session whose
+    ledger was lost."""
+    existed = folder.exists()
     try:
         yield
     finally:
         with suppress(OSError):
-            if not there and LEDGER not in [path.name for path in folder.iterdir()]:
+            if not existed and LEDGER not in [path.name for path in folder.iterdir()]:
                 clear(folder)
 
 
-def _own(folder: Path) -> list[Path]:
-    """The files that sessions write, by their names: ledger, rows, and what a killed process left of these."""
+def _session_files(folder: Path) -> list[Path]:
+    """Return files with names that sessions write: ledger, head, K/V, and temporary files of these."""
     return [path for path in folder.iterdir() if OWN.fullmatch(path.name) and not path.is_dir()]
 
 
@@ -374,8 +366,8 @@ def _such_as(word: str) -> str:
 
 
 def _link(old: Path, new: Path) -> None:
-    new.unlink(missing_ok=True)  # of a fork that was killed
+    new.unlink(missing_ok=True)  # from a fork that was killed
     try:
         new.hardlink_to(old)
-    except OSError:  # not every file system can
+    except OSError:  # file systems without hard links
         shutil.copy2(old, new)

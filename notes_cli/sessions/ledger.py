@@ -1,10 +1,8 @@
-"""A ledger's bytes: its first line, the lines after it, and reading them back. Described in docs/format.md.
+"""Serializes and parses a session's ledger: a JSONL log whose lines are chained by checksums (docs/format.md).
 
-A line for each turn, edit, compaction, forgetting and undo. Lines are appended, but for a forgetting, after which a
-ledger may begin with what was left. Each line ends with a checksum over itself and the checksum of the line before it,
-so that a line that was changed, moved, left out or taken from another ledger is found. What was cut off at the end is
-found by the head: the number of lines and the last checksum, kept beside the ledger and written after it. It knows
-neither llama.cpp nor files.
+Each turn, edit, compaction, cut and undo appends a line; forgetting for good replaces all lines by one. Each line ends
+with a checksum over itself and the previous line's checksum, which detects lines that were changed, moved, removed or
+copied from another ledger. The head, a file with the number of lines and the last checksum, detects truncation.
 """
 
 from __future__ import annotations
@@ -30,16 +28,16 @@ HEAD_LINE = re.compile(r"([1-9][0-9]{0,8}) ([0-9a-f]{16})\n")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a session was begun with; the rest of its life it must be the same."""
+    """Settings that are fixed when a session begins."""
 
     identity: Identity
-    cache: str  # K and V as the cache keeps them, "q8_0/f16": rows are read back from that
-    prefix_only: bool  # rows cannot be moved, so each turn keeps those of the whole sequence
-    model: str  # path of the model's file, for people
+    cache: str  # types of K and V in the cache, "q8_0/f16"
+    prefix_only: bool  # K/V cannot be moved, so each turn stores that of the whole sequence
+    model: str  # path of the model file, for display
 
 
 class Head(NamedTuple):
-    """How far a ledger reaches: the number of its lines, and the checksum of the last one."""
+    """The end of a ledger: its number of lines, and the checksum of the last."""
 
     lines: int
     checksum: str
@@ -49,14 +47,13 @@ class Head(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Head | None:
-        """Parse the text that `str` writes; None for anything else."""
+        """Parse the output of `str`; return None for anything else."""
         match = HEAD_LINE.fullmatch(text)
         return cls(int(match[1]), match[2]) if match else None
 
 
 class Ledger(NamedTuple):
-    """A parsed ledger: the first line, all lines, the state that they give, how many bytes are whole lines, and
-    its head."""
+    """A parsed ledger. `end`: bytes in complete lines."""
 
     header: Header
     lines: list[Line]
@@ -66,36 +63,33 @@ class Ledger(NamedTuple):
 
     @property
     def kept(self) -> list[str]:
-        """The files of rows that are still needed. Of pinned rows the last two files: as far back as one undo."""
+        """The K/V files still needed. Of a prefix-only model the last two, enough for one undo."""
         names = [str(line["rows"]) for line in self.state.live if line["rows"]]
         return names[-2:] if self.header.prefix_only else names
 
 
 class LedgerError(ValueError):
-    """Bytes that are not a ledger, and why."""
+    """The reason why bytes are not a ledger."""
 
 
 class CutError(LedgerError):
-    """A ledger whose lines are sound, and not those that its head names: some are missing, or it is another one."""
+    """A ledger of valid lines that does not match its head: truncated, or replaced by another."""
 
 
 class FormatError(LedgerError):
-    """A ledger in a format that this version does not read; the message is that format."""
+    """A ledger in a format that this version does not read; the message is its number."""
 
 
 def read_ledger(data: bytes, head: Head | None = None) -> Ledger:
-    """Parse a ledger. Bytes after its last whole line are of an interrupted write, and skipped.
-
-    `head` is what is known of it; without one, lines that are missing at the end are not found.
-    Raise LedgerError where it is damaged, CutError where all lines are sound and not those that `head` names.
-    """
+    """Parse a ledger, skipping bytes after the last complete line: an interrupted write. Without `head`, truncation at
+    a line is not detected. Raises LedgerError if it is damaged, CutError if its valid lines do not match `head`."""
     end = data.rfind(b"\n") + 1
     whole = data[:end].split(b"\n")[:-1]
     _check_format(data.partition(b"\n")[0])
     lines: list[Line] = []
     checksums: list[str] = []
     for number, written in enumerate(whole, 1):
-        content, checksum = _opened(written, checksums[-1] if checksums else "", number)
+        content, checksum = _parse_line(written, checksums[-1] if checksums else "", number)
         lines.append(content)
         checksums.append(checksum)
     if len(lines) < 2:  # a session begins with two
@@ -118,33 +112,32 @@ def read_ledger(data: bytes, head: Head | None = None) -> Ledger:
 
 
 def _check_format(line: bytes) -> None:
-    """Raise FormatError where the first line says another one."""
+    """Raise FormatError if the first line has another format number."""
     try:
-        found = json.loads(line)["format"]
+        number = json.loads(line)["format"]
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
-        return  # refused with the reason when it is read
-    if type(found) is int and found != FORMAT:
-        raise FormatError(str(found))
+        return  # reported when it is parsed
+    if type(number) is int and number != FORMAT:
+        raise FormatError(str(number))
 
 
 def _missing(lines: int, torn: bool) -> str:
-    """Which line a ledger ends before, or in."""
     return f"it ends within line {lines + 1}" if torn else f"it ends after line {lines}"
 
 
-def _opened(line: bytes, before: str, number: int) -> tuple[Line, str]:
-    """A line without its checksum, and that. Raise LedgerError if it is not the right one, or this is no line."""
+def _parse_line(line: bytes, before: str, number: int) -> tuple[Line, str]:
+    """Return a line without its checksum, and the checksum. Raises LedgerError if either is invalid."""
     body = line[:-SEAL] + b"}"
     checksum = _checksum(before, body)
     if not line.endswith(_seal(checksum)):
         raise LedgerError(f"line {number} is not as it was written")
     try:
-        found = json.loads(body)
+        content = json.loads(body)
     except (ArithmeticError, RecursionError, ValueError) as error:
         raise LedgerError(f"line {number} is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise LedgerError(f"line {number} is not a JSON object")
-    return found, checksum
+    return content, checksum
 
 
 def _checksum(before: str, line: bytes) -> str:
@@ -152,17 +145,16 @@ def _checksum(before: str, line: bytes) -> str:
 
 
 def _seal(checksum: str) -> bytes:
-    """How a line ends."""
     return f', "checksum": "{checksum}"}}'.encode()
 
 
-def sealed(lines: Iterable[Line], before: str = "") -> bytes:
-    """Lines as a ledger has them, after one with the checksum `before`."""
-    return chained((json.dumps(line, ensure_ascii=False).encode() for line in lines), before)
+def serialize(lines: Iterable[Line], before: str = "") -> bytes:
+    """Serialize lines that follow one with the checksum `before`."""
+    return chain((json.dumps(line, ensure_ascii=False).encode() for line in lines), before)
 
 
-def chained(objects: Iterable[bytes], before: str = "") -> bytes:
-    """The same of lines that are JSON already."""
+def chain(objects: Iterable[bytes], before: str = "") -> bytes:
+    """As `serialize`, for lines that are JSON already."""
     written = []
     for body in objects:
         before = _checksum(before, body)
@@ -170,8 +162,8 @@ def chained(objects: Iterable[bytes], before: str = "") -> bytes:
     return b"".join(written)
 
 
-def opening(header: Header) -> Line:
-    """The first line of a ledger."""
+def first_line(header: Header) -> Line:
+    """Return the first line of a ledger."""
     return {
         "op": "open",
         "format": FORMAT,
@@ -182,6 +174,6 @@ def opening(header: Header) -> Line:
     }
 
 
-def dated(line: Line) -> Line:
-    """A line that is written now."""
+def with_time(line: Line) -> Line:
+    """Return the line with the current time."""
     return {**line, "time": datetime.now(timezone.utc).strftime(TIME)}

@@ -1,4 +1,4 @@
-"""Names of the sessions on disk, without numpy and without reading a ledger, so that a shell completes them at once."""
+"""Lists the sessions on disk without numpy or reading ledgers, so that shell completion is fast."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from notes_cli.library.safe_files import check_private
 from notes_cli.text import names
 
 LEDGER = "ledger.jsonl"
-HEAD = "ledger.head"  # the number of lines of the ledger, and the checksum of the last
+HEAD = "ledger.head"  # number of lines in the ledger, and checksum of the last
 
 
 def session_names(folder: Path) -> list[str]:
-    """The sessions in a folder, which need not be there. Raise NotesError if it may be of somebody else's making
-    (safe_files.py), or cannot be read."""
+    """Return the sorted names of the sessions in a folder, none if it does not exist. Raises NotesError if another user
+    may have created it (safe_files.py), or it cannot be read."""
     check_private(folder)
     try:
-        found = [(names.typed(path.name), path) for path in folder.iterdir()]
+        entries = [(names.typed(path.name), path) for path in folder.iterdir()]
         return sorted(
             name
-            for name, path in found
-            if names.is_name(name) and any((path / one).is_file() for one in (LEDGER, HEAD))  # one may be lost
+            for name, path in entries
+            if names.is_name(name) and any((path / file).is_file() for file in (LEDGER, HEAD))  # the other may be lost
         )
     except FileNotFoundError:
         return []

@@ -1,6 +1,6 @@
-"""A session at work: it begins with a prompt, goes on by turns and edits, and keeps each of them.
+"""Runs the turns of a session: prefills each prompt after the previous turns, generates, and commits to the ledger.
 
-Here are the turns; edits are in edits.py, the sequence in live.py.
+Edits are in edits.py, the sequence in session_kv.py.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Edited, Editor, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.forgetting import CUT, Forgetter, Forgotten
+from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
 from notes_cli.sessions.lines import Line, Origin, as_line
-from notes_cli.sessions.live import Live
-from notes_cli.sessions.results import Result, as_question, results_turn
+from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import SkillText, State, unheard
+from notes_cli.sessions.tool_results import Result, as_question, results_turn
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.keys import Known, listed
 from notes_cli.text.messages import user_message
@@ -41,26 +41,26 @@ from notes_cli.text.tools import calls_in, form_of
 
 
 class Session:
-    """A session in a workspace, for as long as its lock is held. Close it, or use it as a context manager.
-
-    Raise SessionError if it is another model's, UnsupportedError for a model whose rows cannot be kept.
-    """
+    """An open session, whose lock is held. Close it, or use it as a context manager."""
 
     def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
+        """Raise SessionError if the session is of another model, UnsupportedError if K/V of this model cannot be
+        saved."""
         self.workspace = workspace
         self.stored = stored
-        self._live = Live(workspace, stored)
-        self._question = ""  # of the turn at hand, as are its skills and what is said of fields
-        self._system = ""  # of the first turn
+        self._kv = SessionKV(workspace, stored)
+        # The turn in progress:
+        self._question = ""
+        self._system = ""  # in the first turn
         self._skills: list[SkillText] = []
-        self._said: dict[str, str] = {}
+        self._errata: dict[str, str] = {}  # values by field
         self._marks: dict[str, tuple[str, ...]] = {}
-        self._heard = now()  # when what everybody is told was looked at for it
-        self._since = 0  # what `Live.changes` was when it had begun
+        self._heard = now()  # when global errata were read
+        self._since = 0  # `SessionKV.changes` at its start
 
     def close(self) -> None:
-        """Give back what its sequence takes of the context. What was kept is on disk."""
-        self._live.drop()
+        """Free the sequence. Committed turns are on disk."""
+        self._kv.drop()
 
     def __enter__(self) -> Session:
         return self
@@ -74,42 +74,42 @@ class Session:
 
     @property
     def sequence(self) -> KVSequence:
-        """The sequence as the ledger has it, put back from disk unless it is at hand."""
-        return self._live.sequence
+        """The sequence with the ledger's tokens, restored from disk if the context does not have it."""
+        return self._kv.sequence
 
     @property
     def empty(self) -> bool:
-        """Whether the next turn is the first one."""
+        """True before the first turn."""
         return not self.state.live
 
     def ask(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
-        """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
-        what belongs to its first turn."""
-        found = answer(self.workspace, request, self._prepare(request, callbacks), callbacks)
-        self.keep(found.unwritten)
-        return found
+        """Run the next turn and commit it. Raises SessionError if a later turn has options of the first."""
+        result = answer(self.workspace, request, self._prepare(request, callbacks), callbacks)
+        self.keep(result.unwritten)
+        return result
 
     def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
-        """`ask`, step by step. The turn is kept when the answer is complete, and not if this is closed before."""
+        """As `ask`, streaming. The turn is committed when the answer is complete, and not if the stream is closed
+        earlier."""
         plan = self._prepare(request, callbacks)
         turn = self._since
         try:
-            found = yield from stream(self.workspace, request, plan, callbacks)
+            result = yield from stream(self.workspace, request, plan, callbacks)
         except BaseException as error:
-            if isinstance(error, EngineError) and turn != self._live.changes:
-                raise self._gone_on() from error  # its sequence was closed
-            if turn == self._since:  # else a later one is at hand
-                self._live.drop()
+            if isinstance(error, EngineError) and turn != self._kv.changes:
+                raise self._superseded() from error  # its sequence was closed
+            if turn == self._since:  # else another turn is in progress
+                self._kv.drop()
             raise
-        self.keep(found.unwritten, turn)
-        return found
+        self.keep(result.unwritten, turn)
+        return result
 
     def _prepare(self, request: Request, callbacks: Callbacks, room: int | None = None) -> Plan:
-        """Settle what holds for the next turn, and assemble it. `room`: as of `answer_task`."""
+        """Resolve the next turn and assemble its prompt. `room`: as in `answer_task`."""
         begun = time.perf_counter()
         goes_on = not self.empty
-        made = request.recompute or request.exact or request.decode or request.place or request.system is not None
-        if goes_on and (request.fields or made):
+        first_only = request.recompute or request.exact or request.decode or request.place or request.system is not None
+        if goes_on and (request.fields or first_only):
             raise SessionError(
                 f"session {self.stored.name} has begun: system text, place, recompute, exact and decode belong to its "
                 "first turn, and fields are changed by edits"
@@ -131,7 +131,7 @@ class Session:
         request, settings = draft.request, draft.settings
         room = max_new_tokens(self.workspace, request, settings.think) if room is None else room
         if request.results:
-            sequence = self.answered(request.results, room, settings.think)
+            sequence = self.append_results(request.results, room, settings.think)
         elif goes_on:
             sequence = self.follow(
                 *(request.question, request.errata, settings.wording, room, settings.think),
@@ -146,20 +146,20 @@ class Session:
         return Plan.of(draft, sequence)
 
     def _open(self, request: Request, callbacks: Callbacks) -> list[Segment]:
-        """The skills of a request. Where one cannot be compiled in so small a context, raise EngineError with a size
-        for the whole turn."""
+        """Open the skills of a request. Raises EngineError, with the context length for the whole turn, if one does not
+        fit."""
         try:
             return open_requested(self.workspace, request, callbacks)
         except EngineError as error:
-            if not _asks_for_more(error):
+            if not _needs_larger_context(error):
                 raise
-            # Errata may be of skills that are there already, and take at most a token a byte and their frame.
+            # Errata of skills already in the session: at most a token per byte, and their template.
             alone = request if self.empty else replace(request, errata=())
             errata = 0 if self.empty else sum(64 + len(text.encode()) for text in request.errata)
             try:
                 explain(self.workspace, alone)
             except EngineError as whole:
-                if not _asks_for_more(whole):
+                if not _needs_larger_context(whole):
                     raise
                 assert whole.remedy
                 size = whole.remedy.values["tokens"] + len(self.state.tokens) + errata
@@ -173,25 +173,24 @@ class Session:
         assembled: Callable[[Plan], object] = lambda plan: None,
         room: int | None = None,
     ) -> Task[Answer]:
-        """`ask` as a task of a loop; the turn is kept when the answer is whole. `assembled` is told of the prompt.
-        `room`: tokens to write that there must be room for at first, where more is made as they are written; None: for
-        all of them."""
+        """As `ask`, as a task of a loop. `assembled` is called with the prefilled prompt. `room`: tokens of free cells
+        needed to start generating, if the caller reserves more later; None: for the whole answer."""
         try:
             plan = self._prepare(request, callbacks, room)
             assembled(plan)
-            found = yield from answer_task(self.workspace, request, plan, callbacks)
-            callbacks.on_answer(found)
+            result = yield from answer_task(self.workspace, request, plan, callbacks)
+            callbacks.on_answer(result)
         except BaseException:
-            self._live.drop()
+            self._kv.drop()
             raise
-        self.keep(found.unwritten)
-        return found
+        self.keep(result.unwritten)
+        return result
 
     def begin(self, prompt: Prompt, sequence: KVSequence) -> None:
-        """The first turn's prompt has been assembled in this sequence."""
+        """Begin the first turn with its prompt assembled in this sequence."""
         changes = changes_of(self.workspace, prompt) if prompt.method.record.edits_rows else {}
-        self._live.hold(sequence)
-        self._question, self._system, self._since = prompt.question, prompt.system or "", self._live.changes
+        self._kv.hold(sequence)
+        self._question, self._system, self._since = prompt.question, prompt.system or "", self._kv.changes
         errata = [*prompt.method_errata, *prompt.errata]
         names = iter([erratum.key for erratum in errata])
         sequence.pieces = [
@@ -199,7 +198,7 @@ class Session:
         ]
         self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in prompt.segments]
         self._marks = _marks(prompt.segments)
-        self._said = _fields_of(errata)
+        self._errata = _values_of(errata)
 
     def follow(
         self,
@@ -213,27 +212,24 @@ class Session:
         seam: int = DEFAULT_SEAM,
         strict: bool = False,
     ) -> KVSequence:
-        """Add the next turn, with the errata of edits before those given.
-
-        `think`: it ends where a chain of thought begins. `segments`: skills that come in this turn's user message.
-        Raise SessionError for one that the session has already; `strict`: UnsupportedError for one that cannot be
-        spliced.
-        """
+        """Append the prompt of the next turn, with pending errata before those given. `think`: end it where reasoning
+        begins. `segments`: skills in the user message of this turn. Raises SessionError for a skill that is in the
+        session already; with `strict`, UnsupportedError for one that cannot be spliced."""
         skills = {segment.name: segment for segment in segments}
         self._check_new(segments)
         known = known_fields(*self.state.skills, *segments)
-        given = read_errata(errata, known)
-        self._question, self._said = question, _fields_of(given)
-        waiting = {key: said for key, said in self._waiting(known, wording).items() if key not in self._said}
-        names = iter([*waiting, *(part.key for part in given)])
-        said = [*waiting.values(), *(word(part, wording) for part in given)]
+        parsed = read_errata(errata, known)
+        self._question, self._errata = question, _values_of(parsed)
+        pending = {key: text for key, text in self._pending(known, wording).items() if key not in self._errata}
+        names = iter([*pending, *(erratum.key for erratum in parsed)])
+        texts = [*pending.values(), *(word(erratum, wording) for erratum in parsed)]
         template = self.workspace.thinking_template if think else self.workspace.template
-        chunks = next_turn(template, [user_message(question, skills=list(skills), errata=said)])
+        chunks = next_turn(template, [user_message(question, skills=list(skills), errata=texts)])
         tokens = [
             skills[chunk.name].tokens if chunk.kind == "splice" else self.workspace.tokenize(chunk) for chunk in chunks
         ]
-        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
-        for segment in segments:  # again: a larger context may rotate otherwise (LongRoPE)
+        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._kv.loaded)
+        for segment in segments:  # again: a larger context may rotate differently (LongRoPE)
             self.workspace.check(segment)
         sequence = self.sequence
         place = SegmentPlacer(seam, strict=strict, encode_images=self.workspace.encode_images)
@@ -246,62 +242,65 @@ class Session:
             gain = saved_seconds(sequence.pieces, [segment])
             self.workspace.used(segment.name, spliced_tokens(sequence.pieces, segment.name), gain)
         self._skills, self._marks = [from_segment(segment, None, sequence) for segment in segments], _marks(segments)
-        self._since = self._live.changes
+        self._since = self._kv.changes
         return sequence
 
-    def answered(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
-        """Add the next turn: what the tools that the last answer called have returned. Errata wait for a question."""
-        self._question, self._skills, self._said, self._marks = as_question(results), [], {}, {}
+    def append_results(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
+        """Append the next turn with results of the tools that the last answer called. Errata stay pending."""
+        self._question, self._skills, self._errata, self._marks = as_question(results), [], {}, {}
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
-        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._live.at_hand)
+        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._kv.loaded)
         sequence, names = self.sequence, iter(name for name, _ in results)
         for chunk, ids in zip(chunks, tokens, strict=True):
             sequence.append(ids, chunk.kind, next(names) if chunk.kind == "result" else "")
-        self._since = self._live.changes
+        self._since = self._kv.changes
         return sequence
 
     def _check_images(self, segments: Sequence[Segment]) -> None:
-        """Raise SessionError for an image whose rows could not be put back."""
-        for one in segments:
+        """Raise SessionError for an image whose K/V could not be restored."""
+        for segment in segments:
             why = self.workspace.context.supports("splice")
-            if one.media and why:
-                raise SessionError(f"{one.name} is an image, which a session cannot keep for this model: {why}")
-            if any(not image.grid[0] for image in images_of(one.media, 0, one.axes) if image.grid is not None):
-                raise SessionError(f"{one.name} is an image whose rows are in no grid, which a session cannot keep")
+            if segment.media and why:
+                raise SessionError(f"{segment.name} is an image, which a session cannot keep for this model: {why}")
+            images = images_of(segment.media, 0, segment.axes)
+            if any(not image.grid[0] for image in images if image.grid is not None):
+                raise SessionError(f"{segment.name} is an image whose rows are in no grid, which a session cannot keep")
 
     def _check_results(self, request: Request) -> None:
-        """Raise SessionError where the last answer did not call these tools, each once and in this order, or something
-        belongs to a question."""
-        name, given = self.stored.name, [tool for tool, _ in request.results]
+        """Raise SessionError unless the last answer called these tools, each once and in this order, and the request
+        has only results."""
+        name, tools = self.stored.name, [tool for tool, _ in request.results]
         if request.question or request.splice or request.images or request.errata:
             raise SessionError("a question, skills, images and errata do not go with the results of tools")
-        said = "".join(one.text for one in self.state.entries if one.turn == self.state.turns and one.kind == "answer")
+        pieces = (piece for piece in self.state.entries if piece.turn == self.state.turns)
+        last_answer = "".join(piece.text for piece in pieces if piece.kind == "answer")
         form = form_of(self.workspace.model.chat_template or "")
-        for tool in given:
-            if tool not in said:
+        for tool in tools:
+            if tool not in last_answer:
                 raise SessionError(f"the last answer of session {name} does not call a tool {tool!r}")
-        calls = calls_in(said, form, [{"name": tool} for tool in given]).calls
-        if form is not None and [call.name for call in calls] != given:  # else nobody knows how this model calls
+        calls = calls_in(last_answer, form, [{"name": tool} for tool in tools]).calls
+        if form is not None and [call.name for call in calls] != tools:  # None: unknown format of calls
             raise SessionError(
-                f"the last answer of session {name} does not call {listed(given)} and nothing else: there is a result "
+                f"the last answer of session {name} does not call {listed(tools)} and nothing else: there is a result "
                 "for each of its calls, in their order"
             )
 
-    def _waiting(self, known: Known, wording: str | None) -> dict[str, str]:
-        """The errata that are still to be said, by the key of their field, worded as this turn has it: whatever held
-        when they came, and whose they are, now that other skills may have the field, too."""
-        waiting = {}
-        for key, said in self.state.pending.items():
-            value, found = self.state.values.get(key), self.state.known.find(key)
-            if value is None or not found:  # a ledger may be anybody's
-                waiting[key] = said
+    def _pending(self, known: Known, wording: str | None) -> dict[str, str]:
+        """Return the pending errata by field key, in this turn's wording, and with the skill's name if another skill
+        has the field by now."""
+        pending = {}
+        for key, text in self.state.pending.items():
+            value, matches = self.state.values.get(key), self.state.known.find(key)
+            if value is None or not matches:  # ledgers are untrusted
+                pending[key] = text
                 continue
-            now = known.key(found[0].skill, found[0].field)
-            shared = now != found[0].field
-            waiting[now] = word(Erratum(found[0].field, value, "", found[0].skill if shared else ""), wording)
-        return waiting
+            target = matches[0]
+            now = known.key(target.skill, target.field)
+            shared = now != target.field
+            pending[now] = word(Erratum(target.field, value, "", target.skill if shared else ""), wording)
+        return pending
 
     def _check_new(self, segments: Sequence[Segment]) -> None:
         seen = {skill.name for skill in self.state.skills}
@@ -313,49 +312,43 @@ class Session:
 
     @contextmanager
     def fork(self, new: str) -> Iterator[Session]:
-        """A second session that goes on from here, between two turns, and is held until the block ends. Nothing is read
-        from disk: its sequence has the same rows in the same cells, until one of the two rewrites them, or the context
-        has to grow for more sequences than it was opened with.
-
-        Raise SessionError if there is a session of that name; then nothing is changed.
-        """
+        """Fork the session between two turns; the fork is locked until the block ends. Its sequence shares cells with
+        this one until either rewrites them, or the context grows. Raises SessionError, without changing anything, if a
+        session of that name exists."""
         sessions = Sessions(self.stored.folder.parent)
         with sessions.forked(self.stored, new) as stored, Session(self.workspace, stored) as fork:
-            fork._live.hold(self.sequence.share())
+            fork._kv.hold(self.sequence.share())
             yield fork
 
-    def _gone_on(self) -> SessionError:
-        what = f"session {self.stored.name} was continued while this was answered, and the answer is not kept"
-        return SessionError(what, "Ask again")
+    def _superseded(self) -> SessionError:
+        message = f"session {self.stored.name} was continued while this was answered, and the answer is not kept"
+        return SessionError(message, "Ask again")
 
     def keep(self, answer: str = "", turn: int | None = None) -> None:
-        """The turn at hand is complete: write it down. `answer`: one that was chosen, not written. `turn`: the one that
-        is meant (`_since`), if there may be another by now.
-
-        Raise SessionError where the session has gone on since it began: what it was asked after is not there any more.
-        """
+        """Commit the turn in progress. `answer`: a chosen answer, still to be appended. `turn`: its `_since`, if
+        another may have begun. Raises SessionError if the session was changed since the turn began."""
         turn = self._since if turn is None else turn
-        if not turn == self._since == self._live.changes:
-            raise self._gone_on()
-        sequence, start = self._live.held, len(self.state.tokens)
+        if not turn == self._since == self._kv.changes:
+            raise self._superseded()
+        sequence, start = self._kv.held, len(self.state.tokens)
         if answer:
             sequence.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
         sequence.flush()
-        pieces = [self._told(piece, sequence) for piece in sequence.pieces if piece.position >= start]
+        pieces = [self._piece_line(piece, sequence) for piece in sequence.pieces if piece.position >= start]
         skills = [asdict(skill) for skill in self._skills]
-        line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._said}
+        line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._errata}
         line |= {"marks": self._marks, "heard": self._heard}
         if self.empty and self._system:
             line["system"] = self._system
         if images := [asdict(image) for image in sequence.images if image.first >= start]:
             line["images"] = images
-        self._live.commit(line, [(start, len(sequence))])
+        self._kv.commit(line, [(start, len(sequence))])
 
-    def _told(self, piece: Piece, sequence: KVSequence) -> Line:
+    def _piece_line(self, piece: Piece, sequence: KVSequence) -> Line:
         ids = [int(token) for token in sequence.tokens[piece.position : piece.position + piece.tokens]]
         inside = {row - piece.position for image in sequence.images for row in range(image.first, image.last)}
-        words = [token for index, token in enumerate(ids) if index not in inside]
-        text = b"".join(self.workspace.model.token_bytes(token, special=True) for token in words).decode(
+        visible = [token for index, token in enumerate(ids) if index not in inside]
+        text = b"".join(self.workspace.model.token_bytes(token, special=True) for token in visible).decode(
             errors="replace"
         )
         return {
@@ -368,47 +361,45 @@ class Session:
             "tokens": ids,
         }
 
-    # Edits, as edits.py has them.
-
     def edit(self, name: str, value: str, method: Method | None = None, heard: str | None = None) -> Edited:
-        return Editor(self._live, heard).edit(name, value, method)
+        return Editor(self._kv, heard).edit(name, value, method)
 
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
     ) -> Iterator[Edited]:
-        """Give several fields other values, `*.field` that of each skill that has it; yield each edit when it is made.
-
-        Raise NotesError, before the first is made, where one of them cannot be, or a field is given two values.
-        """
-        for told in describe_wildcards(values, self.state.known):
-            callbacks.on_notice(Notice(told))
-        editor = Editor(self._live)
-        wanted = unique_values((key, value) for field, value in values.items() for key in editor.targets(field, value))
-        for field, value in wanted.items():
+        """Edit several fields, `*.field` in each skill that has it, yielding each edit when done. Raises NotesError,
+        before any edit, if one is not possible, or a field gets two values."""
+        for text in describe_wildcards(values, self.state.known):
+            callbacks.on_notice(Notice(text))
+        editor = Editor(self._kv)
+        new_values = unique_values(
+            (key, value) for field, value in values.items() for key in editor.targets(field, value)
+        )
+        for field, value in new_values.items():
             editor.check(field, value, method)
-        for field, value in wanted.items():
+        for field, value in new_values.items():
             yield self.edit(field, value, method)
 
     def compact(self) -> Compacted:
-        return Editor(self._live).compact()
+        return Editor(self._kv).compact()
 
     def forget(self, names: Sequence[str], method: str = CUT, *, dry: bool = False) -> Forgotten:
-        """Take out turns, chains of thought and results of tools (forgetting.py)."""
-        return Forgetter(self._live).forget(names, method, dry=dry)
+        """Remove turns, reasoning and tool results (forget.py)."""
+        return Forgetter(self._kv).forget(names, method, dry=dry)
 
     def undo(self) -> Line:
-        """Back to before the last turn, edit, compaction or cut, to the very rows. Raise SessionError where there is
+        """Undo the last turn, edit, compaction or cut, restoring the exact K/V. Raises SessionError if there is
         none."""
-        return self._live.undo()
+        return self._kv.undo()
 
 
-def _asks_for_more(error: EngineError) -> bool:
+def _needs_larger_context(error: EngineError) -> bool:
     return error.remedy is not None and error.remedy.help is Help.LARGER_CONTEXT
 
 
 def _marks(segments: Iterable[Segment]) -> dict[str, tuple[str, ...]]:
-    return {one.name: marks_of(one.source, one.text) for one in segments if one.fields}
+    return {segment.name: marks_of(segment.source, segment.text) for segment in segments if segment.fields}
 
 
-def _fields_of(errata: Iterable[Erratum]) -> dict[str, str]:
-    return {part.key: part.value for part in errata if part.field and part.value}
+def _values_of(errata: Iterable[Erratum]) -> dict[str, str]:
+    return {erratum.key: erratum.value for erratum in errata if erratum.field and erratum.value}

@@ -1,6 +1,6 @@
-"""The state of a session after the lines of its ledger: tokens, the rows of each, pieces, skills, values of fields.
+"""Computes a session's state from its ledger: tokens, where the K/V of each is stored, pieces, skills, field values.
 
-Also which standing errata it has not had yet.
+Also finds the global errata that a session has not applied yet.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from notes_cli.sessions.lines import (
 )
 from notes_cli.text.keys import Known
 
-TRACE = "forgotten"  # the kind of an entry that says where something was cut out
-MARKS = ("edit", TRACE)  # kinds of entries that have no tokens
-FROM_CHANGE = ("suffix",)  # edit methods after which no row is left that was computed before the edit
+TRACE = "forgotten"  # kind of an entry that marks a cut
+MARKS = ("edit", TRACE)  # kinds of entries without tokens
+FROM_CHANGE = ("suffix",)  # edit methods that recompute all K/V after the edit
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A piece of the sequence, or an edit or a cut (`how` is its method), as the ledger shows it."""
+    """A piece of the sequence, or an edit or a cut (`how` is its method)."""
 
     kind: str
-    name: str  # of a skill; of the field that an erratum or an edit is about
+    name: str  # of a skill; of the field of an erratum or edit
     text: str
     position: int
     tokens: int
     how: str
     origin: Origin
-    turn: int = 0  # the turn that it belongs to, or after which an edit or a cut came, from 1 on
+    turn: int = 0  # from 1: the turn of a piece, the turn before an edit or a cut
 
     @property
     def end(self) -> int:
@@ -53,12 +53,12 @@ class Entry:
 
     @property
     def thought(self) -> bool:
-        """Whether it is of a chain of thought, or what closes one."""
+        """True for reasoning, and for the tokens that end it."""
         return self.kind == "answer" and self.origin.reason in (Reason.THOUGHT, Reason.THOUGHT_END)
 
     @classmethod
     def from_dict(cls, data: Line) -> Entry:
-        """Read back what entry_line wrote. Raise KeyError, TypeError or ValueError where it is none."""
+        """Parse the output of `entry_line`. Raises KeyError, TypeError or ValueError if it is invalid."""
         kind, name, text, how = (text_of(data, key) for key in ("kind", "name", "text", "how"))
         position, tokens, turn = (number_of(data, key) for key in ("position", "tokens", "turn"))
         if min(position, tokens, turn) < 0:
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class SkillText:
-    """A spliced skill as it is in the sequence now; spans of fields count from its first token."""
+    """A spliced skill with its current text and position. Field spans count from its first token."""
 
     name: str
     position: int
@@ -80,7 +80,7 @@ class SkillText:
 
     @classmethod
     def from_dict(cls, data: Line) -> SkillText:
-        """Raise KeyError, TypeError or ValueError where the data is no skill."""
+        """Parse a skill of a ledger line. Raises KeyError, TypeError or ValueError if it is invalid."""
         spans = tuple(FieldSpan(**{**span, "name": text_of(span, "name")}) for span in data["fields"])
         skill = cls(**{**data, "fields": spans, "name": text_of(data, "name"), "text": text_of(data, "text")})
         numbers = [skill.position, skill.tokens]
@@ -98,34 +98,34 @@ class SkillText:
 
 @dataclass(slots=True)
 class State:
-    """What a ledger comes to: undone lines are gone, edits are applied."""
+    """The result of applying a ledger's lines, without undone ones."""
 
-    live: list[Line] = field(default_factory=list)  # turns, edits, compactions and forgettings that were not undone
+    live: list[Line] = field(default_factory=list)  # lines that were not undone
     system: str = ""  # the system text, as given
-    questions: list[str] = field(default_factory=list)  # of each turn, as asked
+    questions: list[str] = field(default_factory=list)  # by turn
     tokens: list[int] = field(default_factory=list)
-    rows: list[tuple[str, int]] = field(default_factory=list)  # of each position: the file of its row, and which
-    images: list[Image] = field(default_factory=list)  # whose rows are no tokens
-    entries: list[Entry] = field(default_factory=list)  # in the order in which they came
+    rows: list[tuple[str, int]] = field(default_factory=list)  # by position: K/V file, and row in it
+    images: list[Image] = field(default_factory=list)  # their rows hold embeddings, not tokens
+    entries: list[Entry] = field(default_factory=list)  # in order of arrival
     skills: list[SkillText] = field(default_factory=list)
-    # Fields are called by their keys (text/keys.py), as they are among the skills that there are now.
-    values: dict[str, str] = field(default_factory=dict)  # of fields, where an erratum or an edit gave another one
-    pending: dict[str, str] = field(default_factory=dict)  # errata by field, to be said before the next question
-    stated: set[str] = field(default_factory=set)  # fields of which an erratum has been said
-    # What says which standing errata the session has heard of. Fields are called `skill.field` here.
-    marks: dict[str, list[str]] = field(default_factory=dict)  # of skills, as library/global_errata.py has them
-    first: dict[str, str] = field(default_factory=dict)  # what the text said of a field when it came
-    heard: dict[str, str] = field(default_factory=dict)  # of fields that were given a value: when, of all that is told
-    undone: list[tuple[str, str, str]] = field(default_factory=list)  # edits taken back: field, value, as `heard`
+    # By field key (text/keys.py), which depends on the current skills.
+    values: dict[str, str] = field(default_factory=dict)  # changed by errata or edits
+    pending: dict[str, str] = field(default_factory=dict)  # errata to add before the next question
+    stated: set[str] = field(default_factory=set)  # fields with an erratum in the sequence
+    # To find global errata that are not applied yet. By `skill.field`.
+    marks: dict[str, list[str]] = field(default_factory=dict)  # by skill: its identity in library/global_errata.py
+    first: dict[str, str] = field(default_factory=dict)  # value in the text of the skill when it was added
+    heard: dict[str, str] = field(default_factory=dict)  # of changed fields: when global errata were last read
+    undone: list[tuple[str, str, str]] = field(default_factory=list)  # undone edits: field, value, time as in `heard`
 
     @property
     def known(self) -> Known:
-        """The fields of the skills."""
+        """Fields of the skills."""
         return Known((skill.name, [span.name for span in skill.fields]) for skill in self.skills)
 
     @property
     def fields(self) -> dict[str, str]:
-        """The value of every field as it holds now."""
+        """Current value of every field."""
         known = self.known
         spans = {known.key(skill.name, span.name): span.value for skill in self.skills for span in skill.fields}
         return spans | self.values
@@ -140,48 +140,52 @@ class State:
 
     @property
     def based(self) -> bool:
-        """Whether it begins with what was left when something was forgotten for good."""
+        """True if earlier lines were dropped by forgetting for good."""
         return bool(self.live) and self.live[0]["op"] == "forget"
 
     @property
     def checksums(self) -> dict[str, str]:
-        """Of each file of rows that a line names, the checksum that it must have."""
+        """Checksums of the K/V files, by name."""
         return {str(line["rows"]): str(line["rows_checksum"]) for line in self.live if line["rows"]}
 
     @property
     def traces(self) -> list[Entry]:
-        """What was cut out, where what comes after it may still carry notes of it."""
+        """Cuts that later K/V may still depend on."""
         return [entry for entry in self.entries if entry.kind == TRACE]
 
     @property
     def superseded(self) -> list[Entry]:
-        """Errata in the sequence whose field was given another value after them, by an erratum (said or waiting) or in
-        the text, in the order of the sequence. Free words are never superseded, nor errata from before ledgers named
-        their fields."""
-        found: list[Entry] = []
+        """Errata in the sequence, by position, whose fields all got a later value: by an erratum, also a pending one,
+        or in the text. Errata of no field are never superseded."""
+        superseded: list[Entry] = []
         known, later = self.known, set(self.pending)
         for entry in reversed(self.entries):
             keys = keys_of(known, entry.name) if entry.kind in ("erratum", "edit") and entry.name else set()
             if entry.kind == "erratum" and keys and keys <= later:
-                found.append(entry)
+                superseded.append(entry)
             later |= keys
-        return sorted(found, key=lambda entry: entry.position)
+        return sorted(superseded, key=lambda entry: entry.position)
 
     def apply(self, line: Line) -> None:
-        """What the line says happens. Raise KeyError, TypeError or ValueError where it says nothing that can be."""
-        {"turn": self._turn, "edit": self._edit, "compact": self._compact, "forget": self._forget}[line["op"]](line)
+        """Apply a line. Raises KeyError, TypeError or ValueError if it is invalid."""
+        operations = {
+            "turn": self._apply_turn,
+            "edit": self._apply_edit,
+            "compact": self._apply_compaction,
+            "forget": self._apply_forget,
+        }
+        operations[line["op"]](line)
         if any(skill.position + skill.tokens > len(self.tokens) for skill in self.skills):
             raise ValueError("skills")
         self.live.append(line)
 
-    def _turn(self, line: Line) -> None:
-        """Pieces came at the end."""
+    def _apply_turn(self, line: Line) -> None:
         start = len(self.tokens)
         self.questions.append(text_of(line, "question"))
-        if "system" in line:  # of the first turn
+        if "system" in line:  # in the first turn
             self.system = text_of(line, "system")
         skills = [SkillText.from_dict(skill) for skill in line["skills"]]
-        self._join(skills)
+        self.set_skills([*self.skills, *skills])
         for piece in line["pieces"]:
             kind, name, text, how = (text_of(piece, key) for key in ("kind", "name", "text", "how"))
             ids = ids_of(piece["tokens"])
@@ -190,82 +194,79 @@ class State:
             self.tokens += ids
         self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
         for image in line.get("images", ()):
-            self.images.append(_image(image, max([start, *(one.last for one in self.images)]), len(self.tokens)))
+            self.images.append(_parse_image(image, self._images_end(start), len(self.tokens)))
         fields = self.known
-        self._came(line, skills)
-        self._hear(line, line["said"])
-        said = {key: text_of(line["said"], name) for name in line["said"] for key in keys_of(fields, name)}
-        self.values |= said
-        if not any(piece["kind"] == "result" for piece in line["pieces"]):  # errata are said before a question
-            self.stated |= {*said, *self.pending}
+        self._record_compiled(line, skills)
+        self._record_time(line, line["said"])
+        errata = {key: text_of(line["said"], name) for name in line["said"] for key in keys_of(fields, name)}
+        self.values |= errata
+        if not any(piece["kind"] == "result" for piece in line["pieces"]):  # tool results leave errata pending
+            self.stated |= {*errata, *self.pending}
             self.pending = {}
 
-    def _came(self, line: Line, skills: Sequence[SkillText]) -> None:
-        """Skills are there as they were compiled."""
+    def _images_end(self, start: int) -> int:
+        return max([start, *(image.last for image in self.images)])
+
+    def _record_compiled(self, line: Line, skills: Sequence[SkillText]) -> None:
+        """Record marks and field values of new skills as compiled."""
         marks = line.get("marks", {})
         self.marks |= {name: [text_of({"": mark}, "") for mark in marks[name]] for name in marks}
         self.first |= {f"{skill.name}.{span.name}": span.value for skill in skills for span in skill.fields}
 
-    def _hear(self, line: Line, names: Iterable[str]) -> None:
-        """Fields were given a value when what everybody was told was known up to then."""
-        known, time = self.known, heard_of(line)
-        self.heard |= {f"{one.skill}.{one.field}": time for name in names for one in known.find(name)}
+    def _record_time(self, line: Line, names: Iterable[str]) -> None:
+        """Record for these fields up to when global errata were read."""
+        time = heard_of(line)
+        self.heard |= {key: time for name in names for key in _full_keys(self, name)}
 
-    def _join(self, skills: Sequence[SkillText]) -> None:
-        """Skills came: a field that one of them has, too, is called by its skill from now on."""
-        self.has([*self.skills, *skills])
-
-    def has(self, skills: Sequence[SkillText]) -> None:
-        """These are the skills from now on: their fields are called by their keys among them."""
+    def set_skills(self, skills: Sequence[SkillText]) -> None:
+        """Replace the skills, and rename fields to their keys among the new ones."""
         before = self.known
         self.skills = [*skills]
         now = self.known
 
         def renamed(name: str) -> str:
-            found = before.find(name)
-            one = next((one for one in found if f"{one.skill}.{one.field}" in now), None) if len(found) == 1 else None
-            return now.key(one.skill, one.field) if one else name
+            matches = before.find(name)
+            if len(matches) != 1 or f"{matches[0].skill}.{matches[0].field}" not in now:
+                return name
+            return now.key(matches[0].skill, matches[0].field)
 
         self.values = {renamed(name): value for name, value in self.values.items()}
-        self.pending = {renamed(name): said for name, said in self.pending.items()}
+        self.pending = {renamed(name): erratum for name, erratum in self.pending.items()}
         self.stated = set(map(renamed, self.stated))
         self.entries = [
             replace(entry, name=renamed(entry.name)) if entry.kind in ("erratum", "edit") else entry
             for entry in self.entries
         ]
 
-    def _edit(self, line: Line) -> None:
-        """A field got another value: in the text, by an erratum that is still to be said, or both."""
+    def _apply_edit(self, line: Line) -> None:
         name, value = text_of(line, "field"), text_of(line, "value")
         place = self._replace(line)
         origin = replace(origin_of(line), erratum=bool(text_of(line, "says")))
         method = text_of(line, "method")
         self.entries.append(Entry("edit", name, f"{name}={value}", place, 0, method, origin, self.turns))
         if method in FROM_CHANGE:
-            self._remember_nothing(place)
+            self._drop_traces(place)
         amended = {part["name"]: SkillText.from_dict(part) for part in line["skills"]}
         self.skills = [amended.get(skill.name) or skill for skill in self.skills]
         keys = keys_of(self.known, name)
-        self._hear(line, [name])
+        self._record_time(line, [name])
         for key in keys:
             self.values[key] = value
             self.pending.pop(key, None)
         if line["says"]:
             self.pending[min(keys)] = line["says"]
 
-    def _compact(self, line: Line) -> None:
-        """Errata were taken out, and what comes after them was computed again."""
+    def _apply_compaction(self, line: Line) -> None:
         known = self.known
-        taken = [keys_of(known, text_of({"name": name}, "name")) for name in line["fields"]]
+        removed = [keys_of(known, text_of({"name": name}, "name")) for name in line["fields"]]
         place = self._replace(line)
         self.entries = [entry for entry in self.entries if entry.tokens or entry.kind in MARKS]
-        self._remember_nothing(place)
+        self._drop_traces(place)
         left = [keys_of(known, entry.name) for entry in self.entries if entry.kind == "erratum" and entry.name]
-        self.stated = self.stated.difference(*taken).union(*left)
+        self.stated = self.stated.difference(*removed).union(*left)
 
-    def _forget(self, line: Line) -> None:
-        """Pieces were taken out. The line says all that is left, so that nothing that came before is needed to read it
-        where it is the first."""
+    def _apply_forget(self, line: Line) -> None:
+        """Apply a cut. The line has the complete remaining state, so that it can be the first of a ledger."""
         text_of(line, "method")
         self._replace(line)
         rest = line["rest"]
@@ -274,27 +275,27 @@ class State:
         self.entries = [Entry.from_dict(piece) for piece in rest["pieces"]]
         if any(entry.end > len(self.tokens) or entry.turn > self.turns for entry in self.entries):
             raise ValueError("pieces")
-        for image in line.get("images", ()):  # where it is the first
-            self.images.append(_image(image, max([0, *(one.last for one in self.images)]), len(self.tokens)))
+        for image in line.get("images", ()):  # if it is the first line
+            self.images.append(_parse_image(image, self._images_end(0), len(self.tokens)))
         self.skills = [SkillText.from_dict(skill) for skill in rest["skills"]]
         self.values = {key: text_of(rest["values"], key) for key in rest["values"]}
         self.pending = {key: text_of(rest["pending"], key) for key in rest["pending"]}
         self.stated = {text_of({"": key}, "") for key in rest["stated"]}
         self.first = {}
-        self._came(rest, self.skills)
+        self._record_compiled(rest, self.skills)
         self.first |= {key: text_of(rest["first"], key) for key in rest.get("first", {})}
         if "heard" in rest:
             self.heard = {key: text_of(rest["heard"], key) for key in rest["heard"]}
-        else:  # of an older version
-            self._hear(line, self.known)
+        else:  # from an older version
+            self._record_time(line, self.known)
 
-    def _remember_nothing(self, place: int) -> None:
-        """All was decoded again from a position on: nothing there has seen what was cut out after it."""
+    def _drop_traces(self, place: int) -> None:
+        """Drop traces of cuts from this position on: everything there was decoded again."""
         self.entries = [entry for entry in self.entries if entry.kind != TRACE or entry.position < place]
 
     def _replace(self, line: Line) -> int:
-        """Tokens gave way to others, what comes after them moved, and some rows were computed again. Return the first
-        position of these."""
+        """Apply the patches of a line to tokens, K/V locations, entries, images and skills. Returns the first position
+        with recomputed K/V."""
         patches = patches_of(line, len(self.tokens))
         shift = position_map(patches)
         self.tokens = apply_patches(self.tokens, patches)
@@ -302,19 +303,19 @@ class State:
         changed = [place for span in ranges_of(line["changed"], len(self.tokens)) for place in range(*span)]
         for row, place in enumerate(changed):
             self.rows[place] = line["rows"], row
-        self.entries = [_shifted(entry, shift) for entry in self.entries]
+        self.entries = [_shift(entry, shift) for entry in self.entries]
         try:
-            out = removed_images(self.images, [patch.span for patch in patches])
+            removed = removed_images(self.images, [patch.span for patch in patches])
         except EngineError as error:
             raise ValueError("images") from error
-        moved = [(image, shift(image.first) - image.first) for image in self.images if image not in out]
+        moved = [(image, shift(image.first) - image.first) for image in self.images if image not in removed]
         self.images = [replace(image, first=image.first + by, last=image.last + by) for image, by in moved]
         self.skills = [replace(skill, position=shift(skill.position)) for skill in self.skills]
         return changed[0] if changed else len(self.tokens)
 
 
-def _image(data: Line, start: int, end: int) -> Image:
-    """An image among the rows [start, end). Raise KeyError, TypeError or ValueError where the data is none."""
+def _parse_image(data: Line, start: int, end: int) -> Image:
+    """Return an image within positions [start, end). Raises KeyError, TypeError or ValueError if it is invalid."""
     first, last, positions = (number_of(data, key) for key in ("first", "last", "positions"))
     grid = data["grid"]
     if grid is not None:
@@ -334,34 +335,34 @@ def _image(data: Line, start: int, end: int) -> Image:
     return Image(first, last, positions, grid)
 
 
-def _shifted(entry: Entry, shift: Callable[[int], int]) -> Entry:
+def _shift(entry: Entry, shift: Callable[[int], int]) -> Entry:
     start, end = shift(entry.position), shift(entry.position + entry.tokens)
     return replace(entry, position=start, tokens=end - start)
 
 
 def keys_of(known: Known, name: str) -> set[str]:
-    """The keys of the fields that a ledger means by a name. Older ledgers name those of several skills by one."""
-    return {one.key for one in known.find(name)} or {name}
+    """Return the keys of the fields with this name in a ledger; older ledgers may mean those of several skills."""
+    return {reference.key for reference in known.find(name)} or {name}
 
 
 def entry_line(entry: Entry) -> Line:
-    """An entry as a ledger keeps what was left."""
+    """Return the entry as JSON for the line of a cut."""
     keys = ("kind", "name", "text", "position", "tokens", "how", "turn")
-    said = {"erratum": True} if entry.origin.erratum else {}
-    return {**{key: getattr(entry, key) for key in keys}, **as_line(entry.origin), **said}
+    erratum = {"erratum": True} if entry.origin.erratum else {}
+    return {**{key: getattr(entry, key) for key in keys}, **as_line(entry.origin), **erratum}
 
 
 def fold(lines: Sequence[Line]) -> State:
-    """What lines come to. Raise an error of Python's, such as KeyError, where they are none."""
+    """Return the state after these lines. Raises KeyError, TypeError, ValueError or the like if one is invalid."""
     live: list[Line] = []
     undone: list[Line] = []
     for line in lines:
         if line["op"] == "undo":
             undone.append(live.pop())
-            if not live and lines[0]["op"] == "forget":  # of what came before it there is nothing
+            if not live and lines[0]["op"] == "forget":  # nothing is left from before it
                 raise ValueError("undo")
         else:
-            rows_of(line)  # also of what is undone: the names that are taken are read from all lines
+            rows_of(line)  # of undone lines, too: next_rows avoids their file names
             live.append(line)
     edits = (line for line in undone if line["op"] == "edit")
     state = State(undone=[(text_of(line, "field"), text_of(line, "value"), heard_of(line)) for line in edits])
@@ -371,27 +372,28 @@ def fold(lines: Sequence[Line]) -> State:
 
 
 def unheard(state: State, errata: Sequence[GlobalErratum]) -> dict[str, str]:
-    """The values that fields, called `skill.field`, are to be given by these errata, the latest last. One is of a skill
-    that is the same by its marks, and that says or has said of the field what its text did."""
-    known, fields, found = state.known, state.fields, dict[str, str]()
+    """Return the values, by `skill.field`, of global errata (oldest first) that the session has not applied. An erratum
+    applies to the same skill by its marks, whose field has or had the value that the erratum replaces."""
+    known, fields, values = state.known, state.fields, dict[str, str]()
     for skill in state.skills:
         marks = state.marks.get(skill.name, ())
-        mine = [one for one in errata if one.skill == skill.name and one.is_of(marks)]
+        of_skill = [erratum for erratum in errata if erratum.skill == skill.name and erratum.is_of(marks)]
         for name in dict.fromkeys(span.name for span in skill.fields):
             key, now = f"{skill.name}.{name}", fields[known.key(skill.name, name)]
-            about = [one for one in mine if one.field == name and one.was in (now, state.first.get(key))]
-            if about and about[-1].value != now and not _heard(state, about[-1]):
-                found[key] = about[-1].value
-    return found
+            old = now, state.first.get(key)
+            of_field = [erratum for erratum in of_skill if erratum.field == name and erratum.was in old]
+            if of_field and of_field[-1].value != now and not _is_applied(state, of_field[-1]):
+                values[key] = of_field[-1].value
+    return values
 
 
-def _heard(state: State, one: GlobalErratum) -> bool:
-    """Whether the session was given a value of its own after an erratum, or the erratum itself, if only to take it
-    back."""
-    key = f"{one.skill}.{one.field}"
-    undone = (time for name, value, time in state.undone if value == one.value and key in _keys(state, name))
-    return any(time >= one.time for time in (state.heard.get(key, ""), *undone))
+def _is_applied(state: State, erratum: GlobalErratum) -> bool:
+    """Return True if the session applied the erratum, even if that was undone, or set the field itself later."""
+    key = f"{erratum.skill}.{erratum.field}"
+    undone = (time for name, value, time in state.undone if value == erratum.value and key in _full_keys(state, name))
+    return any(time >= erratum.time for time in (state.heard.get(key, ""), *undone))
 
 
-def _keys(state: State, name: str) -> list[str]:
-    return [f"{one.skill}.{one.field}" for one in state.known.find(name)]
+def _full_keys(state: State, name: str) -> list[str]:
+    """Return `skill.field` of the fields with this name."""
+    return [f"{reference.skill}.{reference.field}" for reference in state.known.find(name)]

@@ -41,7 +41,7 @@ from notes_cli.library import container, segment_files
 from notes_cli.library import profiles as kept
 from notes_cli.runtime import check_rows
 from notes_cli.sessions import archive, folder, ledger, state
-from notes_cli.sessions.ledger import FORMAT, sealed
+from notes_cli.sessions.ledger import FORMAT, serialize
 from notes_cli.text import skill, template
 
 FAILED = frame.BAD
@@ -167,7 +167,7 @@ def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     first = {"op": "open", "format": FORMAT, "identity": identity, "cache": "f16/f16", "whole": False, "model": "m"}
     lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in (first, turn, edit)]
-    data = sealed(lines)
+    data = serialize(lines)
 
     def judge(number: int) -> Verdict:
         return ledgers.judged(ledgers.lied(random.Random(number), data, [data]))

@@ -15,7 +15,7 @@ from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure import calibrate
-from notes_cli.measure.proof import LEAST
+from notes_cli.measure.significance import LEAST
 from notes_cli.runtime import answering
 
 from .conftest import Notes, command_line, saved

@@ -33,11 +33,11 @@ def open_workspace(make_model: Callable[..., Path], home: Path) -> Iterator[Open
 
 
 def skill_of(text: str, **values: str) -> Skill:
-    """A skill of a text with placeholders."""
+    """Parse a skill from a text with placeholders."""
     fields = "".join(f"  {name}: {value}\n" for name, value in values.items())
     return parse_skill(f"---\nname: s\nfields:\n{fields}---\n{text}", source="s", default="s")
 
 
 def measured(workspace: Workspace, skill: Skill) -> Segment:
-    """The skill compiled, with the influence of its fields."""
+    """Compile the skill with the influence of its fields."""
     return compile_skill(workspace, skill, measure=lambda done, of: None)

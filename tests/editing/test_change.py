@@ -1,4 +1,4 @@
-"""What a new value changes: applied to the old tokens, the patches give the tokens of the corrected text, always."""
+"""Changes of field values: the patches, applied to the old tokens, always give the tokens of the corrected text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ value_texts = st.text("ab12 -é€", min_size=1, max_size=6).map(str.strip).filt
 
 @pytest.fixture(scope="module", params=["a byte a token", "shipped"])
 def model(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Iterator[Model]:
-    """A tokenizer whose tokens never depend on their neighbours, and one that merges."""
+    """A tokenizer whose tokens never depend on adjacent text, or one that merges."""
     with Model(shipped_model() if request.param == "shipped" else make_model("llama")) as loaded:
         yield loaded
 
@@ -44,7 +44,7 @@ def filled(parts: Parts, values: dict[str, str]) -> str:
 
 
 def segment_of(model: Model, parts: Parts, values: dict[str, str]) -> Segment:
-    """Texts and fields in turn, tokenised, without rows."""
+    """A segment, without K/V, of alternating texts and fields."""
     fields, text = [], ""
     for before, name in parts:
         start = len(text) + len(before)
@@ -56,7 +56,7 @@ def segment_of(model: Model, parts: Parts, values: dict[str, str]) -> Segment:
 
 
 def applied(found: Change, old: Tokens) -> list[int]:
-    """The old tokens with the patches put in, the last one first."""
+    """The old tokens with the patches applied, last first."""
     tokens = old.tolist()
     for patch in reversed(found.patches):
         tokens[patch.first : patch.last] = patch.tokens
@@ -76,7 +76,7 @@ def applied(found: Change, old: Tokens) -> list[int]:
 def test_patches_give_the_corrected_tokens(
     model: Model, parts: Parts, old: dict[str, str], new: dict[str, str]
 ) -> None:
-    """Whatever is next to whatever: ascending patches of one token or more, to the tokens of the corrected text."""
+    """For any adjacent texts: ascending, non-empty patches that give the tokens of the corrected text."""
     segment = segment_of(model, parts, old)
     used = {name for _, name in parts}
     here = {name: value for name, value in new.items() if name in used and old[name] != value}
@@ -92,7 +92,7 @@ def test_patches_give_the_corrected_tokens(
 
 
 def test_a_patch_for_every_place_of_a_field(model: Model) -> None:
-    """Where neighbours keep their tokens each patch covers the value and nothing else."""
+    """If adjacent tokens stay the same, each patch covers exactly the value."""
     parts = [("from ", "x"), (" or ", "y"), (" to ", "x"), (".", "z")]
     segment = segment_of(model, parts, {"x": "gold", "y": "free", "z": "\n"})
     found = change(model, segment, {"x": "silver", "y": "free"})
@@ -113,7 +113,7 @@ def test_a_patch_for_every_place_of_a_field(model: Model) -> None:
 def test_neighbours_that_become_other_tokens(
     merging: Model, parts: Parts, value: str, patches: list[tuple[int, int, str]]
 ) -> None:
-    """One patch over all that differs, so that what it leaves has the tokens of the corrected text."""
+    """A single patch covers everything that differs."""
     segment = segment_of(merging, parts, {"x": "?", "y": "2"})
     found = change(merging, segment, {"x": value})
     assert found is not None
@@ -121,7 +121,7 @@ def test_neighbours_that_become_other_tokens(
 
 
 def test_a_value_that_is_none(model: Model) -> None:
-    """Blanks around a value do not count; none at all, or several lines, are refused as in a skill."""
+    """Surrounding blanks are ignored; empty values and several lines are refused, as in a skill."""
     segment = segment_of(model, [("is ", "x")], {"x": "gold"})
     assert change(model, segment, {"x": "  gold "}) is None
     for value in ("", "  ", "a\nb"):

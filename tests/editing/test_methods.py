@@ -1,4 +1,4 @@
-"""The edit methods: each touches the rows that it names and no others, and the tokens are those of its text."""
+"""The edit methods: each changes exactly its KV entries, and the tokens are those of its text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
 from notes_cli.editing.methods import Method
-from notes_cli.editing.selecting import deviation, most_influenced
+from notes_cli.editing.select_tokens import deviation, most_influenced
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
@@ -35,7 +35,7 @@ TOUCHING = ["field", "selective@4", "blend@4", "field+erratum"]
 
 @dataclass
 class Decoded:
-    """A prompt assembled and decoded: the sequence, its rows side by side, and the logits at its end."""
+    """An assembled and decoded prompt: the sequence, its K/V side by side, and the logits at its end."""
 
     seq: KVSequence
     rows: NDArray[np.float32]  # a row a token: K and V of all layers
@@ -43,12 +43,12 @@ class Decoded:
 
     @property
     def start(self) -> int:
-        """Where the skill begins."""
+        """The position where the skill begins."""
         return next(piece.position for piece in self.seq.pieces if piece.kind == "splice")
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """The position where it ends."""
         return max(piece.position + piece.tokens for piece in self.seq.pieces if piece.kind == "splice")
 
 
@@ -74,7 +74,7 @@ def decoded(
 
 
 def same_rows(one: Decoded, other: Decoded, end: int) -> NDArray[np.bool_]:
-    """Which of the first `end` rows are bit-identical."""
+    """Which of the first `end` KV entries are bit-identical."""
     return (one.rows[:end] == other.rows[:end]).all(axis=1)
 
 
@@ -93,7 +93,7 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
     return measured(workspace, skill)
 
 
-# ---- a value of as many tokens: what each method touches
+# ---- a value of equal length: the K/V that each method changes
 
 
 @pytest.mark.parametrize("system", [None, "Be kind."])
@@ -101,7 +101,7 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 def test_what_is_appended_changes_no_row(
     workspace: Workspace, segment: Segment, method: str, system: str | None
 ) -> None:
-    """Every row before the erratum is bit-identical to the unedited sequence's; stale is that sequence."""
+    """K/V before the erratum is bit-identical to that of the unedited sequence, which `stale` is."""
     plain = decoded(workspace, segment, system=system)
     edited = decoded(workspace, segment, method, NEW, system)
     end = len(plain.seq) if method == "stale" else plain.end
@@ -116,7 +116,7 @@ def test_what_is_appended_changes_no_row(
 def test_in_place_the_named_rows_change_alone(
     workspace: Workspace, segment: Segment, method: str, system: str | None
 ) -> None:
-    """Rows of the field from its first new token on, and exactly K more, those of the highest influence."""
+    """K/V of the field from its first new token on, and of exactly K more tokens, those of the highest influence."""
     plain, edited = decoded(workspace, segment, system=system), decoded(workspace, segment, method, NEW, system)
     field = field_positions(segment, plain.start)
     differs = plain.seq.tokens[field] != edited.seq.tokens[field]
@@ -136,7 +136,8 @@ def test_in_place_the_named_rows_change_alone(
 
 
 def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, segment: Segment) -> None:
-    """Recomputed in place equals the tokens decoded one by one by stock llama.cpp, what follows put aside."""
+    """K/V recomputed in place equals that of decoding the tokens one by one with stock llama.cpp, without those after
+    them."""
     plain = decoded(workspace, segment)
     field = field_positions(segment, plain.start)
     found = change(workspace.model, segment, NEW)
@@ -152,7 +153,7 @@ def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, 
 
 
 def test_field_and_erratum_are_both(workspace: Workspace, segment: Segment) -> None:
-    """The skill's rows are those of `field`, and after it are the words of the erratum and of the question."""
+    """K/V of the skill is that of `field`, and the erratum follows."""
     both, field, erratum = (decoded(workspace, segment, name, NEW) for name in ("field+erratum", "field", "erratum"))
     assert same_rows(both, field, field.end).all()
     after = [[piece.kind for piece in one.seq.pieces[-3:]] for one in (both, erratum)]
@@ -162,7 +163,7 @@ def test_field_and_erratum_are_both(workspace: Workspace, segment: Segment) -> N
 
 
 def test_selective_of_all_that_follows(workspace: Workspace, segment: Segment) -> None:
-    """With more than there are, everything after the field is recomputed: the logits are those of a recompute."""
+    """If K exceeds the number of later tokens, all are recomputed: the logits are those of a recompute."""
     found = decoded(workspace, segment, "selective@1000", NEW)
     wanted = decoded(workspace, segment, "recompute", NEW)
     first = segment.fields[0].first
@@ -171,7 +172,7 @@ def test_selective_of_all_that_follows(workspace: Workspace, segment: Segment) -
 
 
 def test_selective_counts_influence_of_changed_fields_alone(workspace: Workspace, segment: Segment) -> None:
-    """A field that is given the value it has does not decide which rows are recomputed."""
+    """A field set to its current value does not affect the selection."""
     date = decoded(workspace, segment, "selective@4", NEW)
     loud = {**segment.influence, "tier": segment.influence["tier"] * 100}
     both = decoded(workspace, replace(segment, influence=loud), "selective@4", {**NEW, "tier": "gold"})
@@ -180,7 +181,8 @@ def test_selective_counts_influence_of_changed_fields_alone(workspace: Workspace
 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
 def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill: Skill, method: str) -> None:
-    """Without a measured influence: the tokens whose V is farthest from the corrected text's, and what that cost."""
+    """Without compiled influence, the tokens whose V deviates most from that of the corrected text are selected, and
+    the pass is counted."""
     plain = replace(segment, influence={})
     old, new = (rows_by_layer(compile_skill(workspace, text)) for text in (skill, with_values(skill, NEW)))
     far = np.linalg.norm(new - old, axis=2) / np.linalg.norm(old, axis=2)
@@ -212,7 +214,7 @@ def rows_by_layer(segment: Segment) -> NDArray[np.float32]:
 def test_recomputed_it_is_the_corrected_text(
     workspace: Workspace, segment: Segment, skill: Skill, method: str, value: str
 ) -> None:
-    """Where it was compiled: tokens, rows and logits of a prefill of the corrected text; stale is far from it."""
+    """At the compiled position: tokens, K/V and logits of a prefill of the corrected text; `stale` differs clearly."""
     bound = BOUND[workspace.options.type_k]
     found = decoded(workspace, segment, method, {"date": value})
     stale = decoded(workspace, segment, "stale", {"date": value})
@@ -226,7 +228,7 @@ def test_recomputed_it_is_the_corrected_text(
 
 
 def test_recompute_after_another_text(workspace: Workspace, segment: Segment) -> None:
-    """After a system text a recompute is the full prefill, and the suffix reuses what precedes the field."""
+    """After a system text, recompute is a full prefill, and suffix reuses the K/V before the field."""
     found = decoded(workspace, segment, "recompute", NEW, "Be kind.")
     wanted = decoded(workspace, segment, "recompute", NEW, "Be kind.", splice=False)
     assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
@@ -241,7 +243,7 @@ def test_recompute_after_another_text(workspace: Workspace, segment: Segment) ->
 
 @pytest.mark.parametrize("value", ["2026-07-01", "1 May", "the first of July, in the year 2026"])
 def test_a_hoisted_field_is_decoded_alone(workspace: Workspace, value: str) -> None:
-    """Its suffix is its value: so many tokens, and the logits of a recompute."""
+    """A value at the end: suffix decodes just its tokens, and gives the logits of a recompute."""
     text = "---\nfields:\n  date: {value: 2026-06-01, hoist: true}\n---\nReturns before {{date}} are accepted."
     segment = compile_skill(workspace, parse_skill(text, source="s", default="s"))
     found, wanted = (decoded(workspace, segment, name, {"date": value}) for name in ("suffix", "recompute"))
@@ -266,7 +268,8 @@ def in_blocks(workspace: Workspace, **values: str) -> Segment:
 @pytest.mark.parametrize("system", [None, "Be kind."])
 @pytest.mark.parametrize("value", ["tools", "the tools", "ink"])
 def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, value: str, system: str | None) -> None:
-    """Rows of a compile in the same blocks, whatever the length; rows of other blocks are those that were there."""
+    """K/V equals that of compiling the corrected text in the same blocks, for any length of value; other blocks are
+    unchanged."""
     segment, corrected = in_blocks(workspace), in_blocks(workspace, y=value)
     plain, found = (
         decoded(workspace, segment, system=system),
@@ -289,7 +292,7 @@ def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, va
 
 
 def test_all_blocks_with_the_field(workspace: Workspace) -> None:
-    """A field in two blocks: both are computed again, the one between them is only moved."""
+    """A field in two blocks: both are recomputed, and the block in between is only moved."""
     segment, corrected = in_blocks(workspace), in_blocks(workspace, x="the last day of July")
     found = decoded(workspace, segment, "block", {"x": "the last day of July"})
     wanted = decoded(workspace, corrected)
@@ -301,7 +304,7 @@ def test_all_blocks_with_the_field(workspace: Workspace) -> None:
 
 
 def test_a_quantized_cache_takes_blocks_from_another(open_workspace: OpenWorkspace) -> None:
-    """Rows are computed in f16, apart, and quantized where they are spliced, as those of the other blocks were."""
+    """Blocks are computed in f16 in another context, and quantized when spliced, as the others were."""
     workspace = open_workspace("qwen3", kv="q8_0")
     value = {"y": "tools"}
     segment, corrected = in_blocks(workspace), in_blocks(workspace, **value)
@@ -313,7 +316,7 @@ def test_a_quantized_cache_takes_blocks_from_another(open_workspace: OpenWorkspa
 
 
 def test_a_change_across_a_cut_makes_one_block_of_two(open_workspace: OpenWorkspace) -> None:
-    """Tokens and stretches are right even where a patch does not keep to the blocks."""
+    """Tokens and stretches are right for a patch across a block boundary."""
     workspace = open_workspace()
     segment = in_blocks(workspace)
     found = change(workspace.model, segment, {"x": "4 July"})
@@ -326,7 +329,7 @@ def test_a_change_across_a_cut_makes_one_block_of_two(open_workspace: OpenWorksp
 
 
 def test_only_blocks_with_a_change_deviate(workspace: Workspace) -> None:
-    """Other blocks have never seen the field: its influence on them is none."""
+    """Other blocks do not depend on the field: its influence on them is 0."""
     segment = compile_skill(workspace, skill_of(BLOCKS, **OLD), blocks="headings", measure=lambda done, of: None)
     first, last = segment.spans[1]
     found = segment.influence["y"]
@@ -335,7 +338,7 @@ def test_only_blocks_with_a_change_deviate(workspace: Workspace) -> None:
 
 
 def test_without_blocks_there_is_none_to_compute(workspace: Workspace, segment: Segment) -> None:
-    """Said with the command that makes them, dry, too."""
+    """The error has the command that compiles blocks; a dry run, too."""
     for dry in (True, False):
         with refused(NotesError, r"Run: notes compile --from returns -m .* --blocks 8"):
             assemble(workspace, Prompt(QUESTION, [segment], fields=NEW, method=Method("block")), dry=dry)
@@ -360,7 +363,7 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # a skill be
 @pytest.mark.parametrize("where", TEXTS)
 @pytest.mark.parametrize(("template", "system"), [("chatml", None), ("chatml", "Be kind."), ("bare", None)])
 def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, template: str, system: str | None) -> None:
-    """Tokens are those of the corrected text, pieces add up, a dry run says the same, and going back works."""
+    """Tokens are those of the corrected text, pieces add up, a dry run agrees, and the edit can be reversed."""
     workspace = open_workspace(**({"template": BARE} if template == "bare" else {}))
     text = TEXTS[where]
     values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
@@ -394,7 +397,7 @@ def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, tem
 @pytest.mark.parametrize("where", ["in the middle", "at the start", "alone", "in several places", "with another"])
 @pytest.mark.parametrize("value", ["May", "the day after tomorrow"])
 def test_suffix_of_any_length_is_a_recompute(open_workspace: OpenWorkspace, where: str, value: str) -> None:
-    """From the first change on everything is decoded: logits of the corrected text."""
+    """The logits are those of the corrected text."""
     workspace = open_workspace(kv="f32")
     text = TEXTS[where]
     values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
@@ -409,7 +412,7 @@ def test_suffix_of_any_length_is_a_recompute(open_workspace: OpenWorkspace, wher
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"])
 def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspace, skill: Skill, kind: str) -> None:
-    """What needs rows inside of the sequence is refused with the reason; the rest is what it is elsewhere."""
+    """Methods that need K/V within the sequence are refused with the reason; the others work as elsewhere."""
     workspace = open_workspace(kind)
     segment = measured(workspace, skill)
     for method in ("field", "selective@4", "blend@4", "field+erratum", "suffix", "block"):
@@ -429,7 +432,7 @@ def test_recurrent_models_take_erratum_and_recompute(open_workspace: OpenWorkspa
 
 
 def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """Rows that cannot be moved can be recomputed in place; where something would move it is refused, dry, too."""
+    """K/V that cannot be moved can be recomputed in place; a value that would move it is refused, in a dry run, too."""
     workspace = open_workspace("gpt2")
     segment = measured(workspace, skill)
     plain, edited = decoded(workspace, segment), decoded(workspace, segment, "field", NEW)
@@ -444,7 +447,7 @@ def test_learned_positions_take_a_value_of_as_many_tokens(open_workspace: OpenWo
 
 
 def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """An edit adds to what a piece says of itself, and takes nothing from it."""
+    """An edit adds to the reason of a piece, and removes nothing."""
     workspace = open_workspace("gpt2")
     segment = compile_skill(workspace, skill)
     plain, edited = (decoded(workspace, segment, name, NEW, "Be kind.").seq.pieces[1] for name in ("stale", "field"))
@@ -467,7 +470,7 @@ def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: S
     ],
 )
 def test_methods_have_names(text: str, method: Method) -> None:
-    """As in the paper, and those that rank with a number of tokens; they are written as they are read."""
+    """As in the paper, some with a number of tokens; formatting and parsing round-trip."""
     assert Method.parse(text) == method == Method.parse(text.removesuffix("@16")) and str(method) == text
 
 
@@ -489,13 +492,13 @@ def test_methods_have_names(text: str, method: Method) -> None:
     ],
 )
 def test_other_names_are_refused(text: str) -> None:
-    """With those that exist."""
+    """The error lists the known names."""
     with pytest.raises(NotesError, match="Known: stale, field, selective, blend, erratum"):
         Method.parse(text)
 
 
 def test_what_is_known_without_a_pass(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """By the influence that was measured when the skill was compiled; where there is none, the error says so."""
+    """Selection by compiled influence; without it, the error has the remedy."""
     workspace = open_workspace()
     segment = compile_skill(workspace, skill)
     found = change(workspace.model, segment, NEW)

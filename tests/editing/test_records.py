@@ -1,4 +1,4 @@
-"""A method is a record: a new one works in prompts and in sessions, and nothing else has to know its name."""
+"""A method is a record: a new one works in prompts and in sessions, and no other code depends on its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from notes_cli.editing.methods import (
     calibrated,
     record_of,
 )
-from notes_cli.editing.ways import Edit, from_change_on, offset
+from notes_cli.editing.operations import Edit, from_change_on, offset
 from notes_cli.engine.patches import Range, changed_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
@@ -43,8 +43,8 @@ NEW = {"date": "2026-07-01"}
 
 
 def field_and_last(edit: Edit) -> Sequence[Range]:
-    """A way of editing that there is not: the field in place, and the last token of the skill."""
-    start, length = edit.placed(), len(edit.sequence)
+    """A new edit operation: the field in place, and the last token of the skill."""
+    start, length = edit.place(), len(edit.sequence)
     patches, last = offset(edit.change.patches, start), [start + len(edit.segment) - 1]
     edit.sequence.replace(patches, last)
     return changed_ranges(patches, length, last)
@@ -53,7 +53,7 @@ def field_and_last(edit: Edit) -> Sequence[Range]:
 TOY = Record(
     *("toy", Edits.SELECTED, field_and_last, Cost.FEW), needs=("rewrite",), session_needs=("rewrite",), safety=9
 )
-# Made of what there is: a record alone.
+# A record that reuses an existing operation.
 SAID = Record(
     *("suffix+erratum", Edits.FROM_CHANGE, from_change_on, Cost.AFTER),
     appends_erratum=True,
@@ -79,21 +79,21 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 
 
 def rows(seq: KVSequence) -> NDArray[np.float32]:
-    """A row a token: K and V of all layers."""
+    """K and V of all layers, one row per token."""
     seq.flush()
     read = seq.context.read(seq.seq_id, 0, len(seq), base=0, dtype="f32")
     return np.hstack([part for layer in read for part in (layer.k, layer.v)])
 
 
 def expected(segment: Segment, start: int) -> set[int]:
-    """The positions that the toy edits: those of the date, and the skill's last one."""
+    """The positions that the toy edits: those of the date, and the last of the skill."""
     span = next(span for span in segment.fields if span.name == "date")
     return {*range(start + span.first, start + span.last), start + len(segment) - 1}
 
 
 @pytest.mark.parametrize("system", [None, "Be kind."])
 def test_a_new_method_in_a_prompt(workspace: Workspace, segment: Segment, system: str | None) -> None:
-    """Its rows change and no others, which pieces tell; dry, too."""
+    """Only the K/V at its positions changes, and pieces record that; a dry run, too."""
     prompt = Prompt("Why?", [segment], system=system, fields=NEW, method=Method.parse("stale"))
     plain = assemble(workspace, prompt)
     start = next(piece.position for piece in plain.pieces if piece.kind == "splice")
@@ -107,7 +107,7 @@ def test_a_new_method_in_a_prompt(workspace: Workspace, segment: Segment, system
 
 
 def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> None:
-    """Edited, kept, put back from disk and undone, each to the very rows."""
+    """Edited, committed, restored from disk and undone, each with the exact K/V."""
     prompt = Prompt("Why?", [segment])
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
@@ -128,7 +128,7 @@ def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> No
 
 
 def test_a_record_of_what_there_is(workspace: Workspace, segment: Segment) -> None:
-    """The text is that of `suffix`, and the correction is said: in the prompt, and before the next question."""
+    """The text is that of `suffix`, and an erratum follows: in the prompt, and before the next question."""
     texts = {}
     for name in ("suffix", "erratum", "suffix+erratum"):
         prompt = Prompt("Why?", [segment], fields=NEW, method=Method(name))
@@ -147,7 +147,7 @@ def test_a_record_of_what_there_is(workspace: Workspace, segment: Segment) -> No
 
 
 def test_it_is_known_everywhere() -> None:
-    """To the parser, to those who calibrate, and to those who read ledgers."""
+    """To the parser, to calibration, and to readers of ledgers."""
     assert Method.parse("toy") == Method("toy") and str(Method("toy")) == "toy"
     with pytest.raises(NotesError, match=r"recompute, toy, suffix\+erratum \(selective@K, blend@K\)"):
         Method.parse("toy@3")
@@ -156,13 +156,13 @@ def test_it_is_known_everywhere() -> None:
 
 
 def test_what_a_calibration_chooses_from() -> None:
-    """By cost, and by what each may leave wrong."""
+    """The classes of cost, and the order of safety."""
     assert SAFEST == ("recompute", "suffix", "erratum", "field+erratum", "selective@16", "field")
     assert list(map(set, CLASSES)) == [{"erratum", "field", "field+erratum", "selective@16"}, {"suffix"}, {"recompute"}]
 
 
 def test_nobody_asks_for_a_name() -> None:
-    """No comparison with a method's name, but in the table: what holds for a method is in its record."""
+    """No comparison with a method's name outside of the table: properties of a method are in its record."""
     package = Path(notes_cli.__file__).parent
     found = [f"{path.name}:{line}" for path in package.rglob("*.py") for line in asked(path.read_text())]
     assert found == []
@@ -174,7 +174,7 @@ def test_asking_for_a_name_would_be_found() -> None:
 
 
 def asked(source: str) -> list[int]:
-    """The lines in which a name or a method is compared with the name of a method."""
+    """The lines that compare a name or a method with the name of a method."""
     lines = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Compare):

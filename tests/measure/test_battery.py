@@ -1,4 +1,4 @@
-"""Decisions to measure a model by."""
+"""Batteries of decisions, and generated pairs of skills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from notes_cli.errors import NotesError
 from notes_cli.measure.battery import PAIRS, Asked, load_battery, pairs, shipped_battery
-from notes_cli.measure.proof import as_good
+from notes_cli.measure.significance import as_good
 from notes_cli.text.skill import Skill
 
 GOOD = """cases:
@@ -27,7 +27,7 @@ GOOD = """cases:
 
 
 def test_a_case_is_read_as_it_is_written(tmp_path: Path) -> None:
-    """Dates stay text, the right answers keep their order."""
+    """Dates stay text, and the right answers keep their order."""
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD)
     (case,) = load_battery(path)
@@ -41,7 +41,7 @@ def test_a_case_is_read_as_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_skill_is_named_as_seen_from_the_file(tmp_path: Path) -> None:
-    """A battery and its skills can be moved together."""
+    """A battery can be moved together with its skills."""
     (tmp_path / "policy.txt").write_text("date: 2026-06-01")
     path = tmp_path / "sub" / "mine.yaml"
     path.parent.mkdir()
@@ -67,7 +67,7 @@ def test_a_skill_is_named_as_seen_from_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_decision_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    """The file, and the number of the case where there is one, are in the line."""
+    """The error names the file, and the number of the case."""
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD.replace(old, new))
     with pytest.raises(NotesError, match=r"mine\.yaml") as caught:
@@ -76,14 +76,14 @@ def test_what_is_no_decision_is_refused(tmp_path: Path, old: str, new: str, mess
 
 
 def test_the_battery_that_ships_is_sound() -> None:
-    """At least 30 decisions, of words, dates and amounts; none of them twice."""
+    """At least 30 decisions, of words, dates and amounts, without duplicates."""
     cases = shipped_battery()
     assert len(cases) >= 30 and len({(case.skill.text, case.question) for case in cases}) == len(cases)
     assert {"date", "amount"} < {case.field for case in cases}
 
 
 def answer(asked: Asked, *skills: Skill) -> str | None:
-    """What follows from these skills by reading them as a person does; None where nothing does."""
+    """The answer that follows from these skills by their rules; None if none does."""
     topic = asked.question.removeprefix("What is the ").removesuffix("?")
     text, values = "\n".join(skill.text for skill in skills), {k: v for one in skills for k, v in one.values.items()}
     for field, value, outcome in re.findall(rf"If the (\w+) is (\w+) then the {topic} is (\w+)\.", text):
@@ -97,8 +97,7 @@ def answer(asked: Asked, *skills: Skill) -> str | None:
 
 
 def test_a_question_takes_what_it_says() -> None:
-    """Of both skills follows the right answer; of one of them alone it follows for the first question, and nothing for
-    the second, in whichever order they are."""
+    """Both skills together give the right answer; one alone gives it only for the first question, in either order."""
     for pair in pairs():
         alone, both = pair.asked
         for asked in pair.asked:
@@ -110,11 +109,11 @@ def test_a_question_takes_what_it_says() -> None:
 
 
 def test_nothing_but_reading_answers() -> None:
-    """No place among the choices is right too often, and no text is there twice."""
+    """No position among the choices is right too often, and no text is repeated."""
     found = pairs()
     assert len({pair.first.text + pair.second.text for pair in found}) == len(found) == PAIRS
     for needs in (0, 1):
         places = Counter(pair.asked[needs].choices.index(pair.asked[needs].right) for pair in found)
         assert max(places.values()) <= 0.6 * len(found)
     assert pairs(4) == found[:4] and pairs(4, seed=1) != found[:4]
-    assert as_good([True] * (PAIRS - 2) + [False] * 2, [True] * PAIRS)  # there are enough of them to say so
+    assert as_good([True] * (PAIRS - 2) + [False] * 2, [True] * PAIRS)  # enough pairs to prove it

@@ -1,4 +1,4 @@
-"""Calibrating: what is chosen by which figures, and what is measured at all."""
+"""Calibration: which settings are measured, and which are chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.library.checkpoints import CalibrationCheckpoint, step_name
 from notes_cli.library.profiles import Profile
 from notes_cli.measure.battery import pairs, shipped_battery
-from notes_cli.measure.calibrate import CLASSES, SEAMS, _Found, _Tally, calibrate
+from notes_cli.measure.calibrate import CLASSES, SEAMS, _Decision, _Tally, calibrate
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 
@@ -23,15 +23,15 @@ from ..conftest import MakeWorkspace
 
 
 def test_every_class_holds_methods() -> None:
-    """What is chosen among exists, and no method is in two classes."""
+    """The candidates exist, and no method is in two classes."""
     names = [name.partition("@")[0] for names in CLASSES for name in names]
     assert set(names) <= set(METHODS) and len(set(names)) == len(names)
 
 
 def test_it_is_not_agreement_that_counts() -> None:
-    """One case, ten times three ways: what is right by the truth of the case is told apart from what agrees."""
+    """One case, ten times in three ways: correctness counts, not agreement with the recompute."""
     logits = np.ones(3, np.float32)
-    found = {name: _Found(choice, logits, 1, 0.1) for name, choice in (("erratum", "new"), ("field", "old"))}
+    found = {name: _Decision(choice, logits, 1, 0.1) for name, choice in (("erratum", "new"), ("field", "old"))}
     tally = _Tally()
     for _ in range(10):
         for name, one in found.items():
@@ -44,7 +44,7 @@ def test_it_is_not_agreement_that_counts() -> None:
 
 
 def test_fields_decide_on_the_shipped_model() -> None:
-    """On a few decisions: every method, wording, seam and place is measured, and nothing is chosen by so few."""
+    """On a few decisions: every method, wording, seam and place is measured, and none is chosen."""
     told: list[tuple[int, int]] = []
     with Workspace(shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         profile = calibrate(workspace, shipped_battery()[:4], lambda done, of: told.append((done, of)))
@@ -63,8 +63,8 @@ def test_fields_decide_on_the_shipped_model() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("lfm2", marks=pytest.mark.patches("recurrent"))])
 def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: Path, kind: str) -> None:
-    """It is stopped after each step, and measures one step a call; in the end the figures are those of one call. What
-    was kept of other cases, of another version or in a damaged file is not used."""
+    """Stopped after each step, and resumed: the figures are those of a single run. Saved steps of other cases, another
+    version or in a damaged file are not used."""
     cases, drawn = shipped_battery()[:2], pairs()[:1]
     whole = calibrate(make_workspace(kind), cases, None, drawn)
     profile, steps = tmp_path / "profiles" / "a.json", {"llama": 5, "lfm2": 6}[kind]
@@ -100,21 +100,21 @@ def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: 
 
 
 def figures(profile: Profile) -> list[tuple[object, ...]]:
-    """All that was counted, without times."""
+    """All counts, without times."""
     rows = [(one.what, one.name, one.way, one.cases, one.same, one.right) for one in profile.measured]
     means = [(one.cosine, one.decoded) for one in profile.measured]
     return [*rows, *means, tuple(profile.decisive.items()), (profile.wording, profile.seam, profile.carry)]
 
 
 def test_a_deaf_model_is_told(make_workspace: MakeWorkspace) -> None:
-    """Random weights do not decide by the field: nothing is proven, and the default stays."""
+    """Decisions of random weights do not depend on the field: nothing is proven, and the default stays."""
     profile = calibrate(make_workspace(), shipped_battery()[:6])
     assert profile.methods == {"direct": "erratum", "reasoned": "erratum"}
     assert max(profile.decisive.values()) < 3
 
 
 def test_a_model_that_cannot_rewrite(make_workspace: MakeWorkspace) -> None:
-    """What it refuses is not measured; the rest is."""
+    """Unsupported methods are skipped; the others are measured."""
     profile = calibrate(make_workspace("mamba"), shipped_battery()[:1])
     names = {one.name for one in profile.measured if one.what == "method"}
     assert not names & {"field", "selective@16", "suffix"}

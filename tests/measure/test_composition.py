@@ -1,4 +1,4 @@
-"""Composition: which verdict follows from which figures, and that both skills really are composed as is said."""
+"""Composition of skills: verdicts from figures, and the ways in which skills are composed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.measure import composition, proof, verify
+from notes_cli.measure import composition, significance, verify
 from notes_cli.measure.battery import Asked, Pair, pairs
 from notes_cli.measure.compare import Answered
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
-from notes_cli.measure.proof import LEAST
+from notes_cli.measure.significance import LEAST
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 
@@ -28,7 +28,7 @@ FEW = 8  # pairs
 
 
 def figures(right: dict[str, int], of: int = N) -> dict[tuple[str, int], list[bool]]:
-    """Whether each way was right: so often with two skills needed, always with one."""
+    """Correctness by way: of so many questions that need two skills, and all that need one."""
     ways = {"recompute": of, "spliced": of, **dict.fromkeys(REPAIRS, of), **dict.fromkeys(WITHOUT, of // 3), **right}
     found = {(way, 2): [number < count for number in range(of)] for way, count in ways.items()}
     return found | {(way, 1): [True] * of for way in ways if way not in WITHOUT}
@@ -50,8 +50,8 @@ def figures(right: dict[str, int], of: int = N) -> dict[tuple[str, int], list[bo
     ],
 )
 def test_what_follows_from_the_figures(right: dict[str, int], verdict: str, repair: str) -> None:
-    """A loss is told where it is proven, with the cheapest way that is as good as reading both; and nothing at all of a
-    model that does not answer such questions."""
+    """A proven loss is reported with the cheapest repair that is as good as one prefill; without a verdict if the model
+    cannot answer such questions."""
     found = judge(figures(right))
     assert (found.verdict, found.repair) == (verdict, repair)
     spliced = right.get("recompute" if verdict == "unable" else "spliced", N)
@@ -59,13 +59,13 @@ def test_what_follows_from_the_figures(right: dict[str, int], verdict: str, repa
 
 
 def test_few_questions_prove_nothing() -> None:
-    """Whatever they show."""
+    """Whatever the figures."""
     assert judge(figures({"spliced": 0}, of=LEAST - 1)).verdict == "open"
 
 
 class Reader:
-    """In place of a model: it concludes while it reads, so it needs rows of the second skill that have seen the first.
-    The right answer is the first choice."""
+    """Replaces a model that takes notes: it needs K/V of the second skill that depends on the first. The right answer
+    is the first choice."""
 
     def __init__(self, found: Sequence[Pair]) -> None:
         self.needs = {one.question: one.needs for pair in found for one in pair.asked}
@@ -81,17 +81,17 @@ class Reader:
 
 
 def first_right(asked: Asked, number: int) -> Asked:
-    """The question, told from those of other pairs, with the first choice as the right one."""
+    """The question, made unique, with the first choice as the right one."""
     return replace(asked, right=asked.choices[0], question=f"{number}: {asked.question}")
 
 
 def test_what_concludes_while_it_reads_fails_and_is_repaired(
     make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Single questions survive, those of two skills do not; neither another order nor a seam helps, compiling them
-    together does, and is the cheaper one of those that do."""
-    monkeypatch.setattr(composition, "LEAST", FEW)  # that is enough here: nothing is left to chance
-    monkeypatch.setattr(proof, "LOSS", 0.5)
+    """Questions of one skill are right, those of two are not; order and seam do not help, compiling together does, as
+    the cheapest repair."""
+    monkeypatch.setattr(composition, "LEAST", FEW)  # enough here: nothing is random
+    monkeypatch.setattr(significance, "LOSS", 0.5)
     given = [
         replace(pair, asked=tuple(first_right(one, number) for one in pair.asked))
         for number, pair in enumerate(pairs(FEW))
@@ -115,7 +115,7 @@ def test_what_concludes_while_it_reads_fails_and_is_repaired(
 
 
 def test_on_the_model_that_ships() -> None:
-    """What one skill answers is right in all ways; what needs both is right only where one has read the other."""
+    """Questions of one skill are right in all ways; those of two only if K/V of one depends on the other."""
     with Workspace(shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         found, measured = measure_pairs(workspace, pairs(6))
         assert workspace.context.used == 0
@@ -130,7 +130,7 @@ def test_on_the_model_that_ships() -> None:
 
 @pytest.mark.parametrize("kind", ["mamba", "gpt2"])
 def test_what_cannot_be_moved_is_not_measured(make_workspace: MakeWorkspace, kind: str) -> None:
-    """Of several skills only the first is reused there, so that there is nothing to find."""
+    """Only the first of several skills is reused there."""
     assert measure_pairs(make_workspace(kind), pairs(1)) == (None, [])
     workspace = make_workspace(kind)
     segments = [compile_skill(workspace, one) for one in (pairs(1)[0].first, pairs(1)[0].second)]
@@ -139,8 +139,8 @@ def test_what_cannot_be_moved_is_not_measured(make_workspace: MakeWorkspace, kin
 
 
 def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those without which the decision is another; repairs are tried where a splice decides otherwise, and named by
-    what they cost."""
+    """Skills whose removal changes the decision; repairs are tried for other decisions than the recompute's, and named
+    by cost."""
     pair = pairs(1)[0]
     alone, both = (replace(one, choices=("yes", "no")) for one in pair.asked)
     reader = Reader([replace(pair, asked=(alone, both))])
@@ -156,7 +156,7 @@ def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatc
     found = examine_splice(workspace, wanted).composition
     assert found is not None and workspace.context.used == 0
     assert [(one.needs, one.same) for one in found.questions] == [
-        ((), True),  # the reader in place of the model says yes in any case
+        ((), True),  # the Reader always answers yes
         ((pair.first.name, pair.second.name), False),
     ]
     assert found.counts(several=False) == (1, 1) and found.counts(several=True) == (0, 1)

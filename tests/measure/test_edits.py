@@ -1,4 +1,4 @@
-"""Verifying edit methods: what each is compared with, and what passes."""
+"""Verifying edit methods: references, and criteria."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHOICES = ["a", "b"]
 
 
 def test_what_passes() -> None:
-    """Each that was named and is possible, in all its cases; of all of them, the one that auto chooses."""
+    """Each requested and possible method in all its cases; with "all", only the one that auto chooses."""
     good, bad, refused = (
         Tried("field", (SAME,)),
         Tried("stale", (SAME, OTHER)),
@@ -51,7 +51,7 @@ def prompt(workspace: Workspace, skill: Skill) -> Prompt:
 
 
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, prompt: Prompt) -> None:
-    """The reference is the corrected text, compiled and assembled by hand; a case is the amended sequence."""
+    """The reference is the corrected text, compiled and assembled by hand; a case is the edited sequence."""
     field, recompute = verify_edits(workspace, prompt, ["Why?"], ["field", "recompute"], choices=CHOICES).tried
     new = compile_skill(workspace, with_values(skill, {"date": "2026-07-01"}))
     by_hand = assemble(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)
@@ -64,7 +64,7 @@ def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, pr
 
 
 def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are there once, with the method of the profile; refusals are no errors."""
+    """Each method is tried once, with that of the profile; refused ones are no errors."""
     found = Defaults(Method("selective", 3), None, 1, "early", "selective@3: 9 of 9")
     monkeypatch.setattr("notes_cli.runtime.settings.defaults", lambda workspace, think=False: found)
     monkeypatch.setattr("notes_cli.runtime.settings.few_tokens_follow", lambda change: False)
@@ -76,7 +76,7 @@ def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.
 
 
 def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
-    """No question, a value that changes nothing, a method that does not exist."""
+    """No question, a value that changes nothing, an unknown method."""
     for changed, questions, methods, message in (
         (prompt, [], ["auto"], "Give --question"),
         (replace(prompt, fields={"tier": "gold"}), ["Why?"], ["auto"], "the text says tier=gold already"),

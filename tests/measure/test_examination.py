@@ -1,4 +1,4 @@
-"""Sessions verified against a full prefill."""
+"""Sessions compared with a full prefill."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.live import RowFiles
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.session_kv import RowFiles
 from notes_cli.text.skill import Skill
 
 from ..conftest import MakeWorkspace
@@ -30,7 +30,7 @@ ERROR = LayerError(0, "attention", 0.1, 0.2, 3)
 
 @pytest.fixture
 def session(workspace: Workspace, skill: Skill) -> Iterator[Session]:
-    """One turn, spliced where it was compiled: exact."""
+    """One turn, spliced at its compiled position: exact."""
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
         prompt = Prompt("Why?", [compile_skill(workspace, skill)])
@@ -40,7 +40,7 @@ def session(workspace: Workspace, skill: Skill) -> Iterator[Session]:
 
 
 def measured(session: Session) -> SessionReport:
-    """Put back from disk by a session of its own."""
+    """Verify a session restored from disk."""
     return verify_session(Session(session.workspace, session.stored), ["When?"], choices=["a", "b"])
 
 
@@ -49,13 +49,13 @@ def measured(session: Session) -> SessionReport:
     [(ASKED, True), (replace(ASKED, decision="b"), False), (replace(ASKED, cosine=0.9), False)],
 )
 def test_what_passes(point: Point, passed: bool) -> None:
-    """Each decision the same, and a mean cosine of 0.99."""
+    """Equal decisions, and a mean cosine of 0.99."""
     report = SessionReport(9, (END, point), (ERROR, replace(ERROR, k=0.3)), (), ())
     assert report.passed is passed and report.largest.k == 0.3
 
 
 def test_a_session_is_its_prefill(session: Session) -> None:
-    """After errata, a suffix and a compaction, too: only rounding differs, and nothing is given as a reason."""
+    """Also after errata, suffix edits and a compaction: only rounding differs, and no cause is reported."""
     for number in range(2):
         session.edit("date", f"2026-07-0{number + 1}", Method())
         session.follow("And then?")
@@ -71,17 +71,17 @@ def test_a_session_is_its_prefill(session: Session) -> None:
 
 
 def test_stale_rows_are_seen_where_they_are(session: Session) -> None:
-    """An edit in place: rows before it are exact, those after it differ, and the edit is the reason."""
+    """After an edit in place, K/V before it is exact, later K/V differs, and the edit is the cause."""
     session.edit("date", "2026-12-24", Method("field"))
     report = measured(session)
     start = session.state.skills[0].fields[0].first + session.state.skills[0].position
     assert report.largest.position > start and max(report.largest.k, report.largest.v) > 0.03
-    assert report.layers[0].k < 0.001  # the first layer has seen nothing but its own token
+    assert report.layers[0].k < 0.001  # the first layer depends only on its own token
     assert report.causes == {Cause.IN_PLACE: ("date=2026-12-24",)}
 
 
 def test_rows_of_another_left_context_are_a_reason(workspace: Workspace, skill: Skill) -> None:
-    """A skill that was moved was compiled after a different context."""
+    """A moved skill was compiled after a different context."""
     with Sessions(paths().sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)
         prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.")
@@ -100,8 +100,8 @@ def test_the_session_stays_as_it_is(session: Session) -> None:
 
 
 def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: rows that are those of other tokens are far from the prefill."""
-    read = RowFiles.restored
+    """The control: K/V of other tokens differs clearly from the prefill."""
+    read = RowFiles.restore
 
     def spoilt(self: RowFiles) -> object:
         sequence = read(self)
@@ -109,8 +109,8 @@ def test_rows_of_another_session_do_not_pass(session: Session, monkeypatch: pyte
         sequence.context.rewrite(sequence.seq_id, positions, np.full(len(positions), 65, np.int32))
         return sequence
 
-    monkeypatch.setattr(RowFiles, "restored", spoilt)
-    session.sequence.close()  # it is put back from disk
+    monkeypatch.setattr(RowFiles, "restore", spoilt)
+    session.sequence.close()  # restored from disk
     report = measured(session)
     assert max(report.largest.k, report.largest.v) > 0.5 and report.cosine < 0.999
 
@@ -123,7 +123,7 @@ def test_a_session_without_a_turn(session: Session) -> None:
 
 
 def test_a_session_longer_than_a_fresh_context(make_workspace: MakeWorkspace, session: Session) -> None:
-    """It is verified in one that fits."""
+    """The context grows."""
     session.follow("x" * (512 - len(session.state.tokens) - 40))
     session.keep("no")
     workspace = make_workspace(n_ctx=256)

@@ -1,4 +1,4 @@
-"""Verifying: what is compared with what, and what passes."""
+"""Verification: the comparisons, and the criteria."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ GOOD = Case(
     ],
 )
 def test_what_passes(changes: dict[str, object], passed: bool) -> None:
-    """Every decision as the recompute and the corrected text, and a mean cosine of 0.99: one bad case fails. A text may
-    part late, or where rounding decides, and says what the corrected text says if it has the new value, too."""
+    """Every decision as the recompute and the corrected text, and a mean cosine of 0.99. Greedy answers may differ late
+    or within rounding, and count as corrected if they have the new value."""
     assert Report((GOOD, replace(GOOD, **changes))).passed is passed  # type: ignore[arg-type]
 
 
 def test_nothing_reused_is_nothing_verified() -> None:
-    """Two recomputes of the same tokens are alike whatever a splice does."""
+    """Two recomputes of the same tokens agree whether or not splices are right."""
     report = Report((replace(GOOD, spliced=0, moved=False),))
     assert not report.passed and "nothing was reused" in str(report.failures[0])
 
 
 def test_a_wrong_row_fails(workspace: Workspace, skill: Skill) -> None:
-    """Whatever is decided: it is named by layer, tensor and tokens. Control: the rows as they were compiled."""
+    """Also with equal decisions: the error names layer, tensor and tokens. Control: the K/V as compiled."""
     segment = compile_skill(workspace, skill)
     layers = list(segment.layers)
     layers[1] = replace(layers[1], v=np.zeros_like(layers[1].v))
@@ -77,7 +77,7 @@ def test_a_wrong_row_fails(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_keys_one_position_too_far_fail(workspace: Workspace, skill: Skill) -> None:
-    """All of them, in every layer: the logits are nearly the same, and the rows are not."""
+    """The keys of every layer: the logits are nearly equal, but the K/V check fails."""
     segment = compile_skill(workspace, skill)
     with workspace.sequence() as sequence:
         sequence.append(segment.context)
@@ -89,7 +89,7 @@ def test_keys_one_position_too_far_fail(workspace: Workspace, skill: Skill) -> N
 
 
 def test_an_erratum_is_verified_as_it_is_asked(workspace: Workspace, skill: Skill) -> None:
-    """By the method that `notes ask` takes for it: the value's rows are computed again, and a sentence states it."""
+    """By the method that `notes ask` uses: the field in place, and an erratum."""
     segment = compile_skill(workspace, skill)
     asked: list[Prompt] = []
 
@@ -107,7 +107,7 @@ def test_an_erratum_is_verified_as_it_is_asked(workspace: Workspace, skill: Skil
 
 
 def test_where_texts_part(workspace: Workspace) -> None:
-    """The number of tokens that are the same, and how much likelier the recompute finds its own one there."""
+    """The number of equal tokens, and the gap in the recompute's logits there."""
     with workspace.sequence() as sequence:
         sequence.append(range(1, 30))
         one = answered(sequence, None)
@@ -124,7 +124,7 @@ def test_where_texts_part(workspace: Workspace) -> None:
 
 
 def test_noise_is_what_other_batches_do(workspace: Workspace) -> None:
-    """Little, and not that of another prompt; the context is as it was."""
+    """It is small, and depends on the prompt; the context is unchanged."""
     with workspace.sequence() as sequence:
         sequence.append(range(1, 200))
         one = answered(sequence, None)
@@ -157,20 +157,20 @@ def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) ->
 
 
 def test_an_exact_splice_measures_as_exact(workspace: Workspace, skill: Skill) -> None:
-    """Where nothing moves, the cosine is 1 to rounding and the decision the same."""
+    """If nothing moves, the cosine is 1 to rounding, and the decisions are equal."""
     report = verify(workspace, Prompt("", [compile_skill(workspace, skill)]), ["Why?", "When?"], choices=["a", "b"])
     assert report.cosine > 0.9999 and report.kl < 1e-3 and report.passed
     assert not any(case.moved for case in report.cases)
 
 
 def test_decisions_without_choices_are_greedy_answers(workspace: Workspace, skill: Skill) -> None:
-    """The text of up to 24 greedy tokens; no margin."""
+    """Up to 24 greedy tokens, without a margin."""
     case = verify(workspace, Prompt("", [compile_skill(workspace, skill)]), ["Why?"]).cases[0]
     assert case.margin is None and 0 < len(case.reference) <= 24
 
 
 def test_the_corrected_text(workspace: Workspace, skill: Skill) -> None:
-    """New values are in the text, tokens are its own, other fields stay; it has no rows to splice by mistake."""
+    """It has the new values and their tokens, other fields stay, and there is no K/V to splice by mistake."""
     segment = compile_skill(workspace, skill)
     new = corrected_segment(segment, {"date": "2026-07-01", "of-another-skill": "x"}, workspace)
     assert new.text == skill.text.replace("2026-06-01", "2026-07-01")
@@ -178,7 +178,7 @@ def test_the_corrected_text(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_field_questions(workspace: Workspace, skill: Skill) -> None:
-    """One a field, in order, each once, in words."""
+    """One per field, in order, without duplicates."""
     segment = compile_skill(workspace, skill)
     assert field_questions([segment, segment]) == ["What is the date?", "What is the tier?"]
     span = replace(segment.fields[0], name="due_date-limit")
@@ -186,6 +186,6 @@ def test_field_questions(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_nothing_to_ask(workspace: Workspace, skill: Skill) -> None:
-    """No question: an error that says what to give."""
+    """Without a question, the error has the remedy."""
     with refused(NotesError, "--question"):
         verify(workspace, Prompt("", [compile_skill(workspace, skill)]), [])

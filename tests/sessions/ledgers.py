@@ -1,4 +1,4 @@
-"""Lines of ledgers to test with: turns and edits of few tokens, in the least that a ledger must have."""
+"""Minimal ledger lines for tests: turns and edits of a few tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
-from notes_cli.sessions.ledger import Header, read_ledger, sealed
+from notes_cli.sessions.ledger import Header, read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
 
 IDENTITY = Identity("tiny", "llama", "F32", "0" * 64, "r", "norm base 10000", "f16/f16", "")
@@ -37,7 +37,7 @@ def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: A
 
 
 def toggles() -> list[Any]:
-    """Two errata of a date and one in free words, each with a question, and a third that waits."""
+    """Two errata of a date and one without a field, each with a question, and a third erratum that is pending."""
     return [
         said(("splice", "returns", [1, 2]), ("question", "", [3])),
         said(("erratum", "date", [4]), ("erratum", "", [5]), ("question", "", [6]), said={"date": "b"}),
@@ -46,8 +46,8 @@ def toggles() -> list[Any]:
 
 
 def forge(folder: Path, change: Callable[[list[Any]], object]) -> None:
-    """Change the lines of a session's ledger as somebody would who knows how checksums are made."""
+    """Change the lines of a session's ledger and recompute the checksums."""
     lines: list[Any] = read_ledger((folder / LEDGER).read_bytes()).lines
     change(lines)
-    (folder / LEDGER).write_bytes(sealed(lines))
+    (folder / LEDGER).write_bytes(serialize(lines))
     (folder / HEAD).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Archives: a session comes out of one as it went in, and nothing else does."""
+"""Archives: export and import round-trip, and hostile archives are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from notes_cli.errors import SessionError
 from notes_cli.library.container import write_segment
 from notes_cli.sessions.archive import load, name_of, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.ledger import read_ledger, sealed
+from notes_cli.sessions.ledger import read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
 
 from .ledgers import HEADER, turn
@@ -33,7 +33,7 @@ def sessions(tmp_path: Path) -> Sessions:
 
 @pytest.fixture
 def begun(sessions: Sessions, make_segment: MakeSegment) -> SessionFolder:
-    """A session of two turns with sound rows."""
+    """A session of two turns with valid K/V files."""
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
         for number, count in ((1, 3), (2, 2)):
@@ -67,7 +67,7 @@ def packed(parts: dict[str, bytes]) -> bytes:
 
 
 def test_there_and_back(begun: SessionFolder, sessions: Sessions) -> None:
-    """Rows byte for byte, the same state; the same bytes each time, of nobody and of no time; no folder of a model."""
+    """The K/V is byte-identical and the state equal; archives are reproducible and do not contain paths of models."""
     data = archived(begun)
     assert archived(begun) == data
     parts = members(data)
@@ -83,7 +83,7 @@ def test_there_and_back(begun: SessionFolder, sessions: Sessions) -> None:
 
 
 def test_only_what_was_not_undone_goes(begun: SessionFolder) -> None:
-    """What a crash left beside it, half a line or a file, stays where it is."""
+    """Leftovers of a crash, half a line or a file, are not exported."""
     before = archived(begun)
     begun.next_rows.write_bytes(b"half")
     with begun.ledger.open("ab") as file:
@@ -92,7 +92,7 @@ def test_only_what_was_not_undone_goes(begun: SessionFolder) -> None:
 
 
 def test_a_name_that_is_there_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
-    """And nothing of it is touched; a folder without a session is in nobody's way."""
+    """The existing session is not touched; a folder without a session does not count."""
     before = begun.ledger.read_bytes()
     data = archived(begun)
     with pytest.raises(SessionError, match="there is a session mine already"):
@@ -113,18 +113,18 @@ def renamed(old: str, new: str) -> Change:
 
 
 def forged(change: Callable[[list[Any]], object]) -> Change:
-    """The archive with other lines in its ledger, under right checksums."""
+    """The archive with other lines in its ledger, with valid checksums."""
 
     def changed(parts: dict[str, bytes]) -> bytes:
         lines: list[Any] = read_ledger(parts[LEDGER]).lines
         change(lines)
-        return packed({**parts, LEDGER: sealed(lines)})
+        return packed({**parts, LEDGER: serialize(lines)})
 
     return changed
 
 
 def with_info(name: str, **settings: Any) -> Change:
-    """The archive with a member whose header says something else."""
+    """The archive with a changed header of a member."""
 
     def change(parts: dict[str, bytes]) -> bytes:
         out = io.BytesIO()
@@ -185,7 +185,7 @@ def with_info(name: str, **settings: Any) -> Change:
 def test_hostile_archives(
     begun: SessionFolder, sessions: Sessions, tmp_path: Path, change: Change, message: str
 ) -> None:
-    """Whatever is wrong with it: one line, no session, and not a file left anywhere."""
+    """Each gives one line of error, no session, and no file left behind."""
     data = change(members(archived(begun)))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
@@ -200,7 +200,7 @@ def test_hostile_archives(
 
 @pytest.mark.parametrize("name", [LEDGER, "0001.gguf"])
 def test_huge_sizes_are_believed_by_nobody(begun: SessionFolder, sessions: Sessions, name: str) -> None:
-    """A size that no disk has, in the header of an archive of one kilobyte."""
+    """The header of an archive of 1 KB claims a size that no disk has."""
     info = tarfile.TarInfo(name)
     info.size = 1 << 60
     ledger = packed({LEDGER: members(archived(begun))[LEDGER]}).rstrip(b"\0")
@@ -211,7 +211,7 @@ def test_huge_sizes_are_believed_by_nobody(begun: SessionFolder, sessions: Sessi
 
 
 def test_an_interrupt_leaves_nothing(begun: SessionFolder, sessions: Sessions) -> None:
-    """Ctrl-C while it is read: as if it had not begun."""
+    """After Ctrl-C during the read, nothing has changed."""
 
     class Interrupted(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -225,7 +225,7 @@ def test_an_interrupt_leaves_nothing(begun: SessionFolder, sessions: Sessions) -
 
 
 def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: MakeSegment) -> None:
-    """Rows of each turn are all of them; where an undo has left none, the text goes alone."""
+    """Each turn's file has all K/V; after an undo without a file, only the text is exported."""
     identity = HEADER.identity
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
@@ -241,7 +241,7 @@ def test_whole_sessions_bring_what_they_have(sessions: Sessions, make_segment: M
 
 
 def test_a_damaged_session_is_not_exported(begun: SessionFolder) -> None:
-    """Nobody could read it."""
+    """It could not be imported."""
     (begun.folder / "0001.gguf").write_bytes(b"GGUF")
     with pytest.raises(SessionError, match=r"session mine is damaged: 0001\.gguf in it is damaged"):
         archived(begun)
@@ -251,7 +251,7 @@ def test_a_damaged_session_is_not_exported(begun: SessionFolder) -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    """As the file is called, if that is a name."""
+    """The default name is the file name, if that is a valid name."""
     assert name_of(tmp_path / "mine.notes.tar") == name_of(Path("mine")) == "mine"
     for name in ("Mine.notes.tar", "a b", ".notes.tar", "mine.tar"):
         with pytest.raises(SessionError, match=r"use lower-case letters and digits .* Give it another name"):
@@ -259,7 +259,7 @@ def test_names(tmp_path: Path) -> None:
 
 
 def test_an_import_is_synced(begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rename that makes the session outlasts a cut of the power once it is said to be there."""
+    """The rename that creates the session is on disk before success is reported."""
     data, synced = archived(begun), list[Path]()
     monkeypatch.setattr("notes_cli.sessions.archive.sync_folder", synced.append)
     load(sessions, io.BytesIO(data), "it", "other")

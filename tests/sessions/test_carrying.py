@@ -1,4 +1,4 @@
-"""Sessions whose skills a recurrent state was carried through: they go on from disk, and are corrected by errata."""
+"""Sessions with skills that recurrent state was carried through: restored from disk, and corrected by errata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.patches("recurrent")
 
 @pytest.fixture(params=["lfm2", "mamba"])
 def make(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Iterator[Open]:
-    """A workspace on a hybrid, or on a model of recurrent layers alone; it carries states unless it is told not to."""
+    """A workspace on a hybrid model, or one with recurrent layers only; by default with carried state."""
     opened: list[Workspace] = []
 
     def make(carry: bool = True, n_ctx: int = 1024) -> Workspace:
@@ -58,7 +58,7 @@ def carried(sequence: KVSequence) -> list[str]:
 
 
 def begin(session: Session, skill: Skill, *errata: str) -> KVSequence:
-    """A first turn, with the skill after a system text."""
+    """A first turn with the skill after a system text."""
     segment = compile_skill(session.workspace, skill)
     prompt = Prompt("Why?", [segment], parse_errata(errata, [segment]), system="Be kind.")
     sequence = assemble(session.workspace, prompt, room=4)
@@ -73,14 +73,14 @@ def answer(session: Session, sequence: KVSequence) -> None:
 
 
 def logits(sequence: KVSequence) -> NDArray[np.float32]:
-    """After one more token."""
+    """Logits after one more token."""
     sequence.append([65])
     return sequence.logits()
 
 
 def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Skill) -> None:
-    """A skill is carried in the first turn and another in the second; put back, also by who carries nothing, the state
-    is the one that was there."""
+    """With a skill carried in the first turn and another in the second, the restored state is bit-identical, also in a
+    workspace that does not carry."""
     workspace = make()
     with held(workspace) as session:
         sequence = begin(session, skill)
@@ -99,7 +99,7 @@ def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Sk
 
 
 def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, skill: Skill) -> None:
-    """Its state comes along into the larger one."""
+    """The larger context has the same state."""
     found = []
     for n_ctx in (256, 1024):
         workspace = make(n_ctx=n_ctx)
@@ -115,8 +115,8 @@ def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, ski
 
 
 def test_an_erratum_follows_a_carried_skill(make: Open, skill: Skill) -> None:
-    """In the prompt and in a later turn it is appended: the tokens are those of a recompute, and what is before it is
-    left as it is."""
+    """In the prompt and in a later turn it is appended: tokens equal those of a recompute, and earlier K/V is
+    unchanged."""
     workspace = make()
     with held(workspace) as session:
         sequence = begin(session, skill, "date=2026-07-01")
@@ -128,7 +128,7 @@ def test_an_erratum_follows_a_carried_skill(make: Open, skill: Skill) -> None:
 
 
 def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, skill: Skill) -> None:
-    """A state at an earlier position is gone: rows are not edited in place, and what is computed again is all."""
+    """The state at an earlier position is not available: edits in place are refused, and suffix decodes everything."""
     with held(make()) as session:
         answer(session, begin(session, skill))
         before = session.state.tokens
@@ -147,7 +147,7 @@ def test_what_rewrites_a_carried_skill_is_refused_or_decodes_all(make: Open, ski
 
 
 def test_undo_takes_a_carried_turn_back(make: Open, skill: Skill) -> None:
-    """To the very state before it, though a state itself cannot go back."""
+    """The state before the turn is restored exactly, although a state cannot be truncated."""
     workspace = make()
     with held(workspace) as session:
         answer(session, begin(session, skill))

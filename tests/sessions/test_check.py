@@ -1,4 +1,4 @@
-"""Checking sessions: damage is told, leftovers are removed, and nothing that a ledger needs is ever touched."""
+"""Checking sessions: damage is reported, leftovers are removed, and files that a ledger needs are never touched."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_sound_session_has_no_findings(sessions: Sessions) -> None:
 
 
 def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
-    """Each told with its file, nothing mended: the session can go back to before them."""
+    """Each is reported with its file, and not repaired: the session can be undone to an earlier turn."""
     folder = sessions.folder / "mine"
     data = bytearray((folder / "0001.gguf").read_bytes())
     data[-40] ^= 1
@@ -61,7 +61,7 @@ def test_rows_that_are_damaged_or_missing(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("way", ["letter", "cut", "empty", "gone"])
 def test_a_ledger_that_is_damaged(sessions: Sessions, way: str) -> None:
-    """What is wrong with it is told, and nothing is mended, nor taken for what no session needs."""
+    """The damage is reported, nothing is repaired, and no K/V file counts as a leftover."""
     ledger = sessions.folder / "mine" / LEDGER
     data = ledger.read_bytes()
     ledger.write_bytes({"letter": data.replace(b"Why?", b"Who?"), "cut": data[:-20]}.get(way, b""))
@@ -75,7 +75,7 @@ def test_a_ledger_that_is_damaged(sessions: Sessions, way: str) -> None:
 
 
 def test_rows_that_only_an_undo_needs(workspace: Workspace, sessions: Sessions) -> None:
-    """All that they held was computed again by an edit, which can be taken back: that they are missing is found."""
+    """A missing file is found although an edit recomputed all of its K/V, because the edit can be undone."""
     with sessions.locked("undone", new=True) as stored, Session(workspace, stored) as session:
         skill = compile_skill(workspace, parse_skill("date: 2026-06-01", source="x.txt", default="returns"))
         session.ask(Request("Why?", splice=[skill], max_tokens=2))
@@ -88,7 +88,7 @@ def test_rows_that_only_an_undo_needs(workspace: Workspace, sessions: Sessions) 
 
 
 def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
-    """With the same tokens and sound: they are not those that the ledger names, and nobody goes on with them."""
+    """A valid file with the same tokens is refused: its checksum is not the one in the ledger."""
     path = sessions.folder / "mine" / "0001.gguf"
     segment = open_segment(path)
     layers = tuple(replace(rows, k=-rows.k) for rows in segment.layers)
@@ -102,7 +102,7 @@ def test_rows_of_another_file(workspace: Workspace, sessions: Sessions) -> None:
 
 
 def test_half_a_line_is_cut_off(sessions: Sessions) -> None:
-    """What an interrupted write has left after the last line."""
+    """An incomplete line from an interrupted write is removed."""
     folder = sessions.folder / "mine"
     before = snapshot(folder)
     with (folder / LEDGER).open("ab") as file:
@@ -115,7 +115,7 @@ def test_half_a_line_is_cut_off(sessions: Sessions) -> None:
 
 
 def test_what_no_line_needs_goes(sessions: Sessions) -> None:
-    """Rows of a line that was never written, temporary files; what is not ours stays."""
+    """K/V of a line that was never written and temporary files are removed; foreign files stay."""
     folder = sessions.folder / "mine"
     before = snapshot(folder)
     for name in ("0009.gguf", f".{LEDGER}.abc.tmp", "letter.txt"):
@@ -130,7 +130,7 @@ def test_what_no_line_needs_goes(sessions: Sessions) -> None:
 
 
 def test_imports_and_forks_that_were_killed(sessions: Sessions) -> None:
-    """Folders without a ledger are no sessions: their own files go, and what else is in them stays."""
+    """In folders without a ledger, session files are removed, and other files stay."""
     (sessions.folder / ".new.import").mkdir()
     (sessions.folder / ".new.import" / "0001.gguf").write_text("x")
     (sessions.folder / "fork").mkdir()
@@ -147,7 +147,7 @@ def test_imports_and_forks_that_were_killed(sessions: Sessions) -> None:
 
 
 def test_a_session_that_another_one_uses(sessions: Sessions) -> None:
-    """It is told, and not looked at: its next rows are there before their line."""
+    """It is reported as busy and not checked: its next K/V file exists before its line."""
     (sessions.folder / "mine" / "0009.gguf").write_text("x")
     with sessions.locked("mine"):
         (finding,) = found(sessions)

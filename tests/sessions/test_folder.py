@@ -1,4 +1,4 @@
-"""Sessions on disk: the ledger is the truth, whatever is beside it, and nobody else's turn is lost."""
+"""Sessions on disk: the ledger is authoritative, damage is detected, and no concurrent turn is lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def begun(sessions: Sessions) -> SessionFolder:
 
 @pytest.mark.parametrize("change", [{"model": 3}, {"model": None}, {"cache": []}, {"identity": {"rope": 1}}], ids=str)
 def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Sessions, change: dict[str, Any]) -> None:
-    """Texts are texts: an export takes the folder from the model's path."""
+    """Types are checked: an export removes the folder from the model's path."""
     identity = change.pop("identity", {})
 
     def change_it(lines: list[Any]) -> None:
@@ -57,8 +57,8 @@ def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Ses
 
 
 def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
-    """Where a write was interrupted, before the head was: the session is as before it, and the next line takes its
-    place."""
+    """After an interrupted write, before the head was written, the session is unchanged, and the next line replaces the
+    incomplete one."""
     before, head = begun.ledger.read_bytes(), (begun.folder / HEAD).read_bytes()
     begun.commit(turn(4, 5, rows="0002.gguf"))
     line = begun.ledger.read_bytes()[len(before) :]
@@ -82,7 +82,7 @@ def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
     ],
 )
 def test_lines_that_contradict_each_other(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
-    """With right checksums: named with the session, which can still be listed and removed."""
+    """With valid checksums: the error names the session, which can still be listed and removed."""
     forge(begun.folder, lambda lines: lines.append(line))
     with refused(SessionError, "the ledger of session mine is damaged: its lines contradict each other"):
         sessions.find("mine")
@@ -92,7 +92,7 @@ def test_lines_that_contradict_each_other(begun: SessionFolder, sessions: Sessio
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"op": "undo"}', "[" * 100_000, '{"op": "undo"}\n' * 2])
 def test_lines_that_are_none(begun: SessionFolder, sessions: Sessions, text: str) -> None:
-    """Appended by somebody else: the line is named, and nothing is written."""
+    """Lines appended by another program: the error names the line, and nothing is written."""
     with begun.ledger.open("a") as file:
         file.write(text + "\n")
     before = snapshot(begun.folder)
@@ -102,7 +102,7 @@ def test_lines_that_are_none(begun: SessionFolder, sessions: Sessions, text: str
 
 
 def test_a_letter_that_was_changed(begun: SessionFolder, sessions: Sessions) -> None:
-    """Anywhere in a ledger, it is found, and the line is named."""
+    """Anywhere in a ledger, it is detected, and the error names the line."""
     data = begun.ledger.read_bytes()
     for at in range(0, len(data), 7):
         begun.ledger.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
@@ -115,8 +115,8 @@ def test_a_letter_that_was_changed(begun: SessionFolder, sessions: Sessions) -> 
 
 @pytest.mark.parametrize("turns", [1, 2])
 def test_a_ledger_that_was_cut(begun: SessionFolder, sessions: Sessions, turns: int) -> None:
-    """By any number of bytes, to nothing, or gone: one line, and whoever goes on with it overwrites nothing. With its
-    head removed, what is left is gone on with."""
+    """By any number of bytes, to nothing, or deleted: one line of error, and nothing is overwritten. Without the head,
+    the remaining lines are accepted."""
     if turns == 2:
         begun.next_rows.write_bytes(b"second")
         begun.commit(turn(4, rows="0002.gguf"))
@@ -143,7 +143,7 @@ def test_a_ledger_that_was_cut(begun: SessionFolder, sessions: Sessions, turns: 
 
 
 def test_lines_of_another_ledger(begun: SessionFolder, sessions: Sessions) -> None:
-    """An older copy, that of a fork that went on, lines left out or doubled: none is taken for the ledger."""
+    """An older copy, that of a fork, and ledgers with lines removed or doubled are all refused."""
     older = begun.ledger.read_bytes()
     sessions.fork("mine", "other")
     with sessions.locked("other") as fork:
@@ -164,8 +164,8 @@ def test_lines_of_another_ledger(begun: SessionFolder, sessions: Sessions) -> No
 
 
 def test_a_head_that_is_behind(begun: SessionFolder, sessions: Sessions) -> None:
-    """A crash came between a line and its head, at the first line, a later one, or where all are replaced: the line
-    counts, and the next one mends it."""
+    """After a crash between a line and its head, at the first line, a later one, or a rewrite, the line counts, and the
+    next write repairs the head."""
     head = begun.folder / HEAD
     head.unlink()
     with sessions.locked("mine") as stored:
@@ -185,7 +185,7 @@ def test_a_head_that_is_behind(begun: SessionFolder, sessions: Sessions) -> None
 def test_a_line_that_cannot_be_synced_has_not_happened(
     begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is said that nothing was changed, nothing was: a whole line that was written is taken away again."""
+    """A complete line is removed again if syncing fails, as the error message promises."""
     before = begun.ledger.read_bytes()
 
     def fsync(handle: object) -> None:
@@ -202,14 +202,14 @@ def test_a_line_that_cannot_be_synced_has_not_happened(
 
 
 def test_a_newer_ledger_is_refused(begun: SessionFolder, sessions: Sessions) -> None:
-    """It may mean something else by the same words."""
+    """Its keys may have another meaning."""
     begun.ledger.write_text(begun.ledger.read_text().replace('"format": 5', '"format": 6'))
     with pytest.raises(SessionError, match=r"has format 6, this version of notes reads 5\. Update notes"):
         sessions.find("mine")
 
 
 def test_files_that_no_line_names_go(begun: SessionFolder) -> None:
-    """Undone rows and what a killed process left are removed with the next line, and not before."""
+    """Undone K/V and leftovers of killed processes are removed with the next line, not earlier."""
     begun.next_rows.write_bytes(b"second")
     (begun.folder / ".0002.gguf.abc.tmp").write_bytes(b"")
     begun.commit(turn(4, rows="0002.gguf"))
@@ -222,7 +222,7 @@ def test_files_that_no_line_names_go(begun: SessionFolder) -> None:
 
 
 def test_what_is_not_ours_stays(begun: SessionFolder, sessions: Sessions) -> None:
-    """Files and folders that somebody put beside the rows outlive turns, undos and the session itself."""
+    """Foreign files and folders survive turns, undos and the removal of the session."""
     strange = [begun.folder / name for name in ("mine.txt", "1.gguf", ".hidden", "0009.gguf.bak", ".x.tmp")]
     for path in strange:
         path.write_text("mine")
@@ -239,7 +239,7 @@ def test_what_is_not_ours_stays(begun: SessionFolder, sessions: Sessions) -> Non
 
 
 def test_folders_are_made_for_us_alone(sessions: Sessions) -> None:
-    """Whatever the umask is: the session's, the folder of all, that of the locks."""
+    """The folders of the session, of all sessions and of the locks are private, whatever the umask."""
     before = os.umask(0)
     try:
         with sessions.locked("mine", new=True) as stored:
@@ -252,7 +252,7 @@ def test_folders_are_made_for_us_alone(sessions: Sessions) -> None:
 
 
 def test_a_folder_that_others_can_write_in(begun: SessionFolder, sessions: Sessions) -> None:
-    """The ledger and the rows may be anybody's: refused, with the command that mends it."""
+    """Ledger and K/V could be anyone's: refused, with the command that repairs it."""
     for folder in (begun.folder, sessions.folder):
         folder.chmod(0o770)
         with refused(NotesError, f"run: chmod 700 {folder}$"):
@@ -262,7 +262,7 @@ def test_a_folder_that_others_can_write_in(begun: SessionFolder, sessions: Sessi
 
 
 def test_names_in_any_script(sessions: Sessions) -> None:
-    """As skills have them; what is none is refused with one that would do, what may be taken for another, too."""
+    """As for skills; the error for an invalid name suggests a valid one, and confusable names are refused."""
     with sessions.locked("gru\u0308ße", new=True) as stored:
         stored.commit(turn(1, rows=""), HEADER)
     assert sessions.names() == ["grüße"] and sessions.find("gru\u0308ße").name == "grüße"
@@ -276,7 +276,7 @@ def test_names_in_any_script(sessions: Sessions) -> None:
 
 
 def test_whole_rows_are_kept_of_two_turns(sessions: Sessions) -> None:
-    """Each file has all rows, so that older ones are only in the way."""
+    """Each file has all K/V, so older ones are deleted."""
     with sessions.locked("mine", new=True) as stored:
         stored.folder.mkdir(parents=True)
         for number in range(1, 5):
@@ -288,7 +288,7 @@ def test_whole_rows_are_kept_of_two_turns(sessions: Sessions) -> None:
 
 
 def test_a_fork_shares_rows_and_nothing_else(begun: SessionFolder, sessions: Sessions) -> None:
-    """The same file twice; what is appended or undone in one is not in the other, whose files stay."""
+    """Both have the same inode; lines appended or undone in one session do not affect the other."""
     sessions.fork("mine", "other")
     other = sessions.find("other")
     assert (other.folder / "0001.gguf").samefile(begun.folder / "0001.gguf")
@@ -304,7 +304,7 @@ def test_a_fork_shares_rows_and_nothing_else(begun: SessionFolder, sessions: Ses
 
 
 def test_a_fork_is_held_like_what_it_came_from(begun: SessionFolder, sessions: Sessions) -> None:
-    """Both at once, so that both can go on; nothing is forked from a session without a turn, nor into itself."""
+    """Both are locked at once; a session without a turn cannot be forked, nor a session into itself."""
     with sessions.locked("mine") as stored, sessions.forked(stored, "other") as fork:
         for name in ("mine", "other"):
             with pytest.raises(SessionError, match="is open already"), sessions.locked(name):
@@ -325,7 +325,7 @@ def test_a_fork_is_held_like_what_it_came_from(begun: SessionFolder, sessions: S
 
 
 def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None:
-    """A second one gets one line at once, and may go on when the first is done; other sessions are free."""
+    """A second process fails at once with one line, and succeeds when the first is done; other sessions are free."""
     code = (
         "import sys; from pathlib import Path; from notes_cli.sessions.folder import Sessions\n"
         "with Sessions(Path(sys.argv[1])).locked(sys.argv[2], new=True): print('held')"
@@ -340,7 +340,7 @@ def test_one_process_at_a_time(begun: SessionFolder, sessions: Sessions) -> None
 
 
 def test_all_are_removed_or_none(begun: SessionFolder, sessions: Sessions) -> None:
-    """One that is held, or that there is not, keeps the others; a name that is given twice is one."""
+    """A locked or missing session prevents the removal of the others; duplicate names count once."""
     sessions.fork("mine", "other")
     with sessions.locked("other"), pytest.raises(HeldSessionError, match="session other is open already"):
         sessions.remove("mine", "other")
@@ -354,7 +354,7 @@ def test_all_are_removed_or_none(begun: SessionFolder, sessions: Sessions) -> No
 def test_what_was_removed_before_a_failure_is_said(
     begun: SessionFolder, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that the system does not let go: the sessions that are gone by then are named."""
+    """If a file cannot be deleted, the error names the sessions removed by then."""
     sessions.fork("mine", "other")
     unlink = Path.unlink
 
@@ -378,7 +378,7 @@ def test_names(begun: SessionFolder, sessions: Sessions) -> None:
 
 
 def test_files_are_for_their_owner_alone(begun: SessionFolder) -> None:
-    """They hold what was said."""
+    """They contain the conversation."""
     assert begun.ledger.stat().st_mode & 0o777 == 0o600
 
 
@@ -410,7 +410,7 @@ def test_files_are_for_their_owner_alone(begun: SessionFolder) -> None:
     ],
 )
 def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
-    """Ranges beyond the tokens, ids that are none, numbers for words: damage, before anything is allocated for it."""
+    """Ranges beyond the tokens, invalid ids and wrong types are damage, detected before any allocation."""
     with begun.ledger.open("a") as file:
         file.write(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n")
     with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
@@ -420,7 +420,7 @@ def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Session
 @pytest.mark.parametrize("rows", ["../../x", "../../x.gguf", f"{'9' * 10}.gguf", f"{'9' * 5000}.gguf"], ids=len)
 @pytest.mark.parametrize("undone", [False, True])
 def test_names_of_rows(begun: SessionFolder, sessions: Sessions, rows: str, undone: bool) -> None:
-    """A name that is none of ours is damage, also in a line that was undone: the next name depends on all."""
+    """An invalid file name is damage, also in an undone line: the next name depends on all lines."""
     lines = [turn(4, rows=rows), *([{"op": "undo"}] if undone else [])]
     with begun.ledger.open("a") as file:
         file.writelines(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n" for line in lines)
@@ -429,7 +429,7 @@ def test_names_of_rows(begun: SessionFolder, sessions: Sessions, rows: str, undo
 
 
 def test_the_last_name_of_rows_is_taken(begun: SessionFolder, sessions: Sessions) -> None:
-    """A line of somebody else has it: a session still goes on, under the names that are left."""
+    """A forged line has the last name: the session continues with the unused ones."""
     with sessions.locked("mine") as stored:
         stored.commit(turn(4, rows="999999999.gguf"))
         stored.commit(turn(5, rows="0004.gguf"))
@@ -442,7 +442,7 @@ def test_the_last_name_of_rows_is_taken(begun: SessionFolder, sessions: Sessions
 
 
 def test_a_full_disk_leaves_what_was_there(begun: SessionFolder, sessions: Sessions) -> None:
-    """A turn, a fork and a first turn that cannot be written: one line with the reason, and nothing is new."""
+    """If a turn, a fork or a first turn cannot be written, one line has the reason, and nothing has changed."""
     before = begun.ledger.read_bytes()
     for nbytes in (0, len(before), len(before) + 10):
         with small_files(nbytes), pytest.raises(SessionError, match=r"cannot write .*: File too large\. Nothing was"):
@@ -463,7 +463,7 @@ def test_a_full_disk_leaves_what_was_there(begun: SessionFolder, sessions: Sessi
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_session_that_was_not_begun_leaves_no_folder(sessions: Sessions, there: bool) -> None:
-    """Rows that were written before the first turn failed go; those of a session whose ledger was lost do not."""
+    """K/V written before the first turn failed is removed; that of a session whose ledger was lost is not."""
     folder = sessions.folder / "new"
     if there:
         folder.mkdir(parents=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""Forks of a live session: they share its cells, read nothing from disk, and each goes its own way."""
+"""Forks of an open session: they share its cells, read nothing from disk, and are independent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import SessionError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import live
+from notes_cli.sessions import session_kv
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.skill import Skill
 
@@ -26,7 +26,7 @@ __all__ = ["make"]  # a fixture
 
 @pytest.fixture
 def workspace(make_model: Callable[..., Path]) -> Iterator[Workspace]:
-    """One whose context has four sequences to begin with."""
+    """A workspace whose context has four sequences at first."""
     options = ContextOptions(n_ctx=1024, n_threads=1, n_sequences=4, unified=True)
     with Workspace(make_model("llama"), options) as workspace:
         yield workspace
@@ -34,16 +34,16 @@ def workspace(make_model: Callable[..., Path]) -> Iterator[Workspace]:
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of rows cannot be read."""
+    """Opening K/V files fails."""
 
     def refuse(*_: Any) -> None:
         raise AssertionError("rows were read from disk")
 
-    monkeypatch.setattr(live, "open_segment", refuse)
+    monkeypatch.setattr(session_kv, "open_segment", refuse)
 
 
 def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, unread: None) -> None:
-    """A fork takes no cell, what it then says takes cells of its own, and the first session stays as it was."""
+    """A fork takes no cells until it has its own turns, and the original is unchanged."""
     with held(workspace) as session, ExitStack() as forks:
         turn(session, skill, "Why?")
         context, before = session.workspace.context, rows(session.sequence)
@@ -60,7 +60,7 @@ def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, 
 
 
 def test_more_forks_than_there_were_sequences(make: Open, skill: Skill, unread: None) -> None:
-    """The context grows, and all go on from the rows that they had."""
+    """The context grows, and all sessions keep their K/V."""
     with held(make()) as session, ExitStack() as forks:
         turn(session, skill, "Why?")
         before = rows(session.sequence)
@@ -72,7 +72,7 @@ def test_more_forks_than_there_were_sequences(make: Open, skill: Skill, unread: 
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba", "gpt2"])
 def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same tokens, rows and ledger as a fork that another process goes on with; given back when it is done."""
+    """It has the tokens, K/V and ledger of a fork that another process continues; closing it frees its sequence."""
     with held(make(kind)) as session:
         turn(session, skill, "Why?")
         with session.fork("live") as live:
@@ -91,7 +91,7 @@ def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monke
 
 
 def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: None) -> None:
-    """Rows that are rewritten are copied first: in place, moved, or decoded again."""
+    """Rewritten K/V is copied first: in place, moved, or decoded again."""
     for number, (value, method) in enumerate([("2026-07-01", "field"), ("2026-07", "field"), ("2026-08-01", "suffix")]):
         with held(make(), f"mine{number}") as session:
             turn(session, skill, "Why?")
@@ -104,7 +104,7 @@ def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: Non
 
 
 def test_a_fork_that_cannot_be(workspace: Workspace, skill: Skill) -> None:
-    """Of a name that is taken, or of nothing: refused, and no sequence is held for it."""
+    """An existing name, or a session without turns: refused, and no sequence is kept."""
     with held(workspace) as session:
         with pytest.raises(SessionError, match="nothing to fork in session mine"), session.fork("other"):
             pass
@@ -122,7 +122,7 @@ def test_a_fork_that_cannot_be(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
-    """One fork after the other takes one sequence in all, also where a block ends by an error."""
+    """Consecutive forks use a single sequence, also after errors."""
     with held(workspace) as session:
         turn(session, skill, "Why?")
         context = session.workspace.context

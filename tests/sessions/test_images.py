@@ -1,4 +1,4 @@
-"""Images in sessions: put back from disk they are as if the session had never stopped, and nothing takes them apart."""
+"""Images in sessions: restored from disk without a difference, and never split."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from notes_cli.measure.examination import verify_session
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import live
+from notes_cli.sessions import session_kv
 from notes_cli.sessions.folder import Sessions
-from notes_cli.sessions.ledger import LedgerError, read_ledger, sealed
+from notes_cli.sessions.ledger import LedgerError, read_ledger, serialize
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
 
-FOUR = 'root ::= "four"'  # an answer that is the same after whatever was said
+FOUR = 'root ::= "four"'  # a fixed answer
 
 
 def nmse(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -56,7 +56,7 @@ def photo(folder: Path, seed: int, size: tuple[int, int] = (48, 48)) -> str:
 
 @pytest.fixture
 def asked(tmp_path: Path) -> list[Request]:
-    """Four turns: with an image, without, with one of a single line of rows, with the first one again."""
+    """Four turns: with an image, without one, with an image of a single line, with the first image again."""
     one, long = photo(tmp_path, 1), photo(tmp_path, 2, (96, 12))
     return [
         Request("What is the total?", images=[one], max_tokens=3, system="Be brief."),
@@ -70,9 +70,9 @@ def asked(tmp_path: Path) -> list[Request]:
 def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
     asked: list[Request], cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each turn in a process of its own, put back in small parts, gives the tokens, positions and logits of one in
-    which all of it is said; an undo goes back to the very rows."""
-    monkeypatch.setattr(live, "CHUNK", 10)
+    """Each turn in its own process, restored in small chunks, gives the tokens, positions and logits of one process; an
+    undo restores the exact K/V."""
+    monkeypatch.setattr(session_kv, "CHUNK", 10)
     with seeing(cache) as workspace, held(workspace, "whole") as whole:
         for request in asked:
             whole.ask(request)
@@ -100,7 +100,7 @@ def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
 
 
 def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> None:
-    """What would decode its rows as tokens is refused with a reason, or done by an erratum; nothing changes."""
+    """Operations that would decode an image as tokens are refused with a reason, or use an erratum; nothing changes."""
     skill = parse_skill("total: 42", source="note.txt", default="note")
     with seeing() as workspace, held(workspace) as session:
         session.ask(
@@ -125,8 +125,8 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
 @pytest.mark.parametrize("cache", ["f16", "f32"])
 @pytest.mark.parametrize("gone", [["2"], ["3"], ["2", "3"], ["4"]])
 def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str], cache: str) -> None:
-    """With the images in them, by cut: tokens, images and places are those of a session that never had them, and so are
-    the rows of images, which have seen nothing; what was written down puts back the same, and undo brings all back."""
+    """By cut, with the images in them: tokens, positions and images equal those of a session without the turns, and so
+    does the K/V of independent images; the saved session restores the same, and undo restores all."""
     asked = [replace(request, grammar=FOUR, max_tokens=8) for request in asked]
     left = [request for number, request in enumerate(asked, 1) if str(number) not in gone]
     with seeing(cache) as workspace, held(workspace, "without") as without, held(workspace) as session:
@@ -156,8 +156,7 @@ def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str]
 
 
 def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request]) -> None:
-    """By suffix: as a session that never had it, images where they were, and nothing of the ledger tells of it; with
-    an image after it, refused."""
+    """By suffix: as a session that never had it, without a trace in the ledger; refused if an image follows."""
     first, second, third = (replace(request, grammar=FOUR, max_tokens=8) for request in asked[:3])
     last = Request("How many shapes are there?", grammar=FOUR, max_tokens=8)
     with seeing("f32") as workspace, held(workspace) as session:
@@ -182,8 +181,8 @@ def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request])
 
 
 def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
-    """In the text before an image, in place, a longer value moves it along; after it, by decoding what follows the
-    change: nothing is left of the value that was there."""
+    """In the text before an image, in place: a longer value moves the image. After it, by suffix: nothing depends on
+    the old value."""
     skill = parse_skill("The shop is open.\n\ntotal: 42\n\nBe kind.", source="note.txt", default="note")
     with seeing("f32") as workspace, held(workspace) as session:
         note = compile_skill(workspace, skill)
@@ -213,7 +212,7 @@ def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
 
 
 def test_a_text_with_images_in_a_session(tmp_path: Path) -> None:
-    """It goes on as it was; its fields are corrected by errata, and edits of its rows are refused."""
+    """The session continues; its fields are corrected by errata, and edits of its K/V are refused."""
     (tmp_path / "photo.png").write_bytes(image_bytes(36, 60, seed=1))
     (tmp_path / "report.md").write_text("Read this: ![receipt](photo.png)\n\nday: four")
     with seeing() as workspace, held(workspace) as session:
@@ -236,7 +235,7 @@ def _span(session: Session) -> tuple[int, int]:
 
 
 def test_results_of_tools_come_without_images(asked: list[Request]) -> None:
-    """An image beside what a tool has returned is refused, not dropped, and nothing has changed."""
+    """An image in a request with tool results is refused, and nothing changes."""
     with seeing() as workspace, held(workspace) as session:
         session.ask(asked[1])
         tokens = session.state.tokens
@@ -258,11 +257,11 @@ def test_results_of_tools_come_without_images(asked: list[Request]) -> None:
     ],
 )
 def test_a_ledger_whose_images_do_not_fit_is_damaged(asked: list[Request], wrong: dict[str, object]) -> None:
-    """Numbers of another image, or none at all: never rows in another place than they were."""
+    """Invalid numbers are refused: K/V is never placed at a wrong position."""
     with seeing() as workspace, held(workspace) as session:
         session.ask(asked[0])
         lines: list[Any] = session.stored.lines
-    assert read_ledger(sealed(lines)).state.images
+    assert read_ledger(serialize(lines)).state.images
     lines[1]["images"][0] |= wrong
     with pytest.raises(LedgerError, match="contradict"):
-        read_ledger(sealed(lines))
+        read_ledger(serialize(lines))

@@ -1,4 +1,4 @@
-"""Parts of a ledger's line."""
+"""Parsing the values of a ledger line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_pieces_are_told_by_a_ledger_as_by_a_notebook(piece: Piece) -> None:
 
 
 def test_edits_are_told_by_what_they_did() -> None:
-    """All of it comes back with the ledger; that an erratum waits is known by the erratum."""
+    """All effects round-trip; a pending erratum is recorded by its text."""
     origin = Origin(rewritten=12, passed=90, selected="selective", erratum=True, contradicted=True)
     line = {**edit("b", [(0, 1, [9])], [[0, 1]], "It is b."), **as_line(origin)}
     entry = fold([turn(1, 2, 3), json.loads(json.dumps(line))]).entries[-1]
@@ -49,7 +49,7 @@ def test_edits_are_told_by_what_they_did() -> None:
 
 
 def test_a_reason_of_a_newer_notes_is_none() -> None:
-    """What it is called may be anything, in a ledger that may be anybody's."""
+    """Unknown reasons are ignored, whatever their name."""
     for name in ("sent_by_mail", "{0}", "{reason.__class__}", "moved "):
         origin = origin_of({"reason": name, "detail": "{x}", "moved": 3})
         assert origin == Origin(detail="{x}", moved=3) and why(origin) == ""
@@ -58,6 +58,6 @@ def test_a_reason_of_a_newer_notes_is_none() -> None:
 
 @pytest.mark.parametrize("line", [{key: [1]} for key in ("reason", "detail", "moved", "blocks", "selected")])
 def test_what_is_no_origin(line: dict[str, Any]) -> None:
-    """Refused, as is everything in a ledger that is not what it must be."""
+    """Invalid values are refused."""
     with pytest.raises((KeyError, TypeError)):
         origin_of(line)

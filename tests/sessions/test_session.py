@@ -1,4 +1,4 @@
-"""Sessions at work: put back from disk they go on as if they had never stopped, and nothing is silently wrong."""
+"""Open sessions: restored from disk they continue without a difference, and never with wrong K/V."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
-from notes_cli.sessions.live import CHUNK, FILES
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.session_kv import CHUNK, FILES
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..limits import few_descriptors
@@ -42,7 +42,7 @@ Open = Callable[..., Workspace]
 
 @pytest.fixture
 def make(make_model: Callable[..., Path]) -> Iterator[Open]:
-    """A workspace on a tiny model, in which one session can be at work."""
+    """A workspace on a tiny model, with room for one open session."""
     opened: list[Workspace] = []
 
     def make(kind: str = "llama", cache: str = "f16", n_ctx: int = 1024, **settings: object) -> Workspace:
@@ -86,7 +86,7 @@ def same(one: list[NDArray[np.float32]], other: list[NDArray[np.float32]]) -> bo
 
 
 def differing(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The positions of rows that are not the same."""
+    """The positions whose K/V differs."""
     return np.flatnonzero((one != other).any(axis=1))
 
 
@@ -96,7 +96,7 @@ def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 
 
 def logits(session: Session) -> NDArray[np.float32]:
-    """After one more token."""
+    """Logits after one more token."""
     sequence = session.sequence
     sequence.append([65])
     return sequence.logits()
@@ -108,7 +108,7 @@ def logits(session: Session) -> NDArray[np.float32]:
     + [("qwen3", cache) for cache in ("f32", "bf16", "q8_0", "q4_0")],
 )
 def test_rows_come_back_bit_for_bit(make: Open, skill: Skill, kind: str, cache: str) -> None:
-    """Of every kind of model and cache: K, V, states and tokens of two turns are those that were there."""
+    """For every kind of model and cache: K, V, states and tokens of two turns are restored bit-identical."""
     workspace, other = make(kind, cache), make(kind, cache)
     with held(workspace) as session:
         turn(session, skill, "Why?")
@@ -121,7 +121,7 @@ def test_rows_come_back_bit_for_bit(make: Open, skill: Skill, kind: str, cache: 
 
 
 def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[[str], Session]) -> Session:
-    """Do what the script says; a fork goes on under its own name. Returns the session that it ends with."""
+    """Run the script; a fork continues under its own name. Returns the last session."""
     for op, *words in script:
         session = open_(name)
         if op == "turn":
@@ -139,7 +139,7 @@ def run(script: list[tuple[str, ...]], skill: Skill, name: str, open_: Callable[
 
 
 def script() -> list[tuple[str, ...]]:
-    """50 turns, 20 edits, ten undos, four compactions and two forks in an order that is the same every time."""
+    """50 turns, 20 edits, ten undos, four compactions and two forks in a fixed order."""
     random_ = random.Random(4)
     methods = ["erratum", "field", "field+erratum", "suffix"]
     # A value of another length moves what follows it.
@@ -154,14 +154,14 @@ def script() -> list[tuple[str, ...]]:
 def test_fifty_turns_killed_between_them_equal_one_process(
     make: Open, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skill: Skill
 ) -> None:
-    """With 20 edits, ten undos, four compactions and two forks: the same tokens, and rows and logits within the
-    position-exact bound."""
+    """With 20 edits, ten undos, four compactions and two forks: the tokens are equal, K/V and logits within the bound
+    for equal positions."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # most of the time on a busy disk, and not what is tested
     size, ops = 4096, script()
     live: dict[str, Session] = {}
 
     def kept(name: str) -> Session:
-        """Opened once, and in memory from then on."""
+        """Opened once, and kept in memory."""
         if name not in live:
             live[name] = Session(make(n_ctx=size), SessionFolder(paths().sessions / name))
         return live[name]
@@ -174,7 +174,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
     opened: list[Workspace] = []
 
     def reopened(name: str) -> Session:
-        """Opened again each time, with what a kill leaves: half a line, and rows that no line tells of."""
+        """Opened again each time, with leftovers of a kill: half a line, and K/V that no line names."""
         if opened:
             opened.pop().close()
         stored = SessionFolder(paths().sessions / name)
@@ -197,7 +197,7 @@ def test_fifty_turns_killed_between_them_equal_one_process(
 @pytest.mark.parametrize("method", ["erratum", "field", "field+erratum", "selective@3", "blend@3", "suffix"])
 @pytest.mark.parametrize("value", ["2026-07-01", "July 1", "the first of July"])
 def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: str, value: str) -> None:
-    """Whatever the method and the length of the value; and the edit itself changed what it should."""
+    """For every method and length of value; the edit itself changed K/V."""
     workspace = make()
     with held(workspace) as session:
         segment = compile_skill(workspace, skill, measure=lambda done, total: None)
@@ -217,7 +217,7 @@ def test_an_undone_edit_leaves_the_very_rows(make: Open, skill: Skill, method: s
 
 
 def test_suffix_equals_a_recompute(make: Open, skill: Skill) -> None:
-    """Also when put back from disk, logits are those of decoding the session's tokens; after `field` they are not."""
+    """Also when restored from disk, logits are those of decoding the session's tokens; after `field` they are not."""
     for name, value, right in (("suffix", "the first of July", True), ("field", "2026-07-01", False)):
         workspace = make()
         segment = compile_skill(workspace, skill)
@@ -237,7 +237,7 @@ def test_suffix_equals_a_recompute(make: Open, skill: Skill) -> None:
 
 
 def test_selective_touches_its_field_and_k_more(make: Open, skill: Skill) -> None:
-    """Rows outside of the field and the K tokens stay bit-identical; where they are is remembered through edits."""
+    """K/V of all other tokens stays bit-identical; the positions are tracked through edits."""
     workspace = make()
     segment = compile_skill(workspace, skill, measure=lambda done, total: None)
     prompt = Prompt("Why?", [segment])
@@ -256,7 +256,7 @@ def test_selective_touches_its_field_and_k_more(make: Open, skill: Skill) -> Non
 
 
 def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
-    """Of 28 changes between two questions the last one is said, once, and an erratum given goes before it."""
+    """Of 28 changes between two questions only the last is stated, once, and before an erratum of the turn."""
     workspace = make()
     with held(workspace) as session:
         turn(session, skill, "Why?")
@@ -275,7 +275,7 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
 
 
 def test_auto_is_not_contradicted_by_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value in the text would be contradicted by what was said of it later: it is said, whatever was measured."""
+    """After an erratum of a field, edits use an erratum, too, whatever the profile recommends."""
     found = Defaults(Method("field"), None, 1, "early", "field: 9 of 9")
     monkeypatch.setattr("notes_cli.sessions.edits.defaults", lambda workspace: found)
     with held(make()) as session:
@@ -288,7 +288,7 @@ def test_auto_is_not_contradicted_by_an_erratum(make: Open, skill: Skill, monkey
 
 
 def test_rows_are_not_moved_for_ever(make: Open, skill: Skill) -> None:
-    """Each move rounds keys once more: where their type allows no more of them, an edit is refused, or said."""
+    """Each move rounds the keys again: beyond the limit of their type, an edit is refused, or becomes an erratum."""
     with held(make("qwen3", "q4_0")) as session:
         turn(session, skill, "Why?")
         for value in ("the first of July", "2026-07-02"):
@@ -300,8 +300,8 @@ def test_rows_are_not_moved_for_ever(make: Open, skill: Skill) -> None:
 
 
 def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
-    """A skill with the same field that comes in that turn precedes it; it says whose date it is, and each has its
-    own value in the ledger."""
+    """It follows a skill with the same field in the same turn, names its own skill, and the ledger has each skill's
+    value."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         session.edit("date", "2026-07-01", Method("erratum"))
@@ -317,7 +317,7 @@ def test_a_waiting_erratum_is_read_last(make: Open, skill: Skill) -> None:
 
 
 def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> None:
-    """An edit would overwrite other tokens."""
+    """Refused: an edit would overwrite other tokens."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         at = session.state.skills[0].position
@@ -329,8 +329,8 @@ def test_a_skill_that_is_not_where_the_ledger_says(make: Open, skill: Skill) -> 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
 @pytest.mark.parametrize(("kind", "cache"), [("llama", "f16"), ("qwen3", "q8_0"), ("gpt2", "f16")])
 def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: str, method: str) -> None:
-    """Without measured influence a pass over the corrected text ranks the tokens, and the sequence is as it was: rows
-    outside of the field and the K tokens stay bit-identical, whether the pass has a context of its own or not."""
+    """Without compiled influence, a pass over the corrected text ranks the tokens and leaves the sequence as it is: K/V
+    of all but the field and the K tokens stays bit-identical, whether or not the pass has its own context."""
     with held(make(kind, cache)) as session:
         turn(session, skill, "Why?")
         before = rows(session.sequence)
@@ -348,7 +348,7 @@ def test_ranked_when_it_is_edited(make: Open, skill: Skill, kind: str, cache: st
 
 
 def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.float32]:
-    """Logits after the tokens, decoded so many at a time."""
+    """Logits after the tokens, decoded in batches of this size."""
     seq = workspace.sequence()
     for start in range(0, len(tokens), step):
         seq.append(tokens[start : start + step])
@@ -357,7 +357,7 @@ def prefilled(workspace: Workspace, tokens: list[int], step: int) -> NDArray[np.
 
 
 def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
-    """A field changed so many times with a question after each, compacted now and then; the splice is exact."""
+    """A field changed this many times with a question after each, and regular compactions; the splice is exact."""
     prompt = Prompt("Why?", [compile_skill(session.workspace, skill)])
     session.begin(prompt, assemble(session.workspace, prompt))
     session.keep("yes")
@@ -371,8 +371,8 @@ def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", *WHOLE])
 def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, kind: str) -> None:
-    """28 changes of a field: one erratum of it is left, rows and logits are those of a prefill of the very tokens, and
-    an undo brings the rows from before back bit for bit."""
+    """After 28 changes of a field one erratum is left, K/V and logits are those of a prefill of the tokens, and an undo
+    restores the K/V bit for bit."""
     workspace = make(kind, n_ctx=4096)
     with held(workspace) as session:
         toggled(session, skill, 28, 7)
@@ -398,7 +398,8 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
 
 
 def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
-    """Errata go from the head of a message with the empty line after them, from its middle with that before them."""
+    """An erratum at the head of a message is removed with the empty line after it, one in the middle with the line
+    before."""
     workspace = make()
 
     def texts() -> list[str]:
@@ -422,7 +423,7 @@ def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
 
 
 def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None:
-    """What was said of the field goes when it is written; then nothing has been stated of it any more."""
+    """Compaction then removes errata of the field, and it no longer counts as stated."""
     with held(make()) as session:
         turn(session, skill, "Why?", "date=2026-07-01")
         done = session.edit("date", "2026-08-01", Method("field"))
@@ -433,8 +434,8 @@ def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None
 
 
 def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unmeasured: field and erratum. Measured: what the profile says, a recompute by its kin, in its wording. Near the
-    end: everything after it again. Where the model cannot: an erratum, and why."""
+    """Unmeasured: field+erratum. Measured: the profile's method and wording, suffix for a recompute. Near the end:
+    suffix. Where the model cannot: an erratum, with the reason."""
 
     def profile(method: str, why: str) -> None:
         found = Defaults(Method.parse(method), "changed", 1, "early", why)
@@ -482,7 +483,7 @@ def test_auto_by_what_is_known(make: Open, skill: Skill, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_suffix_is_for_every_model(make: Open, skill: Skill, kind: str) -> None:
-    """Where a memory cannot go back, all is decoded: the logits are those of a prefill of the session's tokens."""
+    """Where memory cannot be truncated, everything is decoded: the logits are those of a prefill."""
     with held(make(kind)) as session:
         turn(session, skill, "Why?")
         session.edit("date", "the first of July", Method("suffix"))
@@ -495,7 +496,7 @@ def test_suffix_is_for_every_model(make: Open, skill: Skill, kind: str) -> None:
 
 
 def test_forks_go_their_own_ways(make: Open, skill: Skill) -> None:
-    """What one does leaves the rows of the other as they were."""
+    """Turns and edits of one leave the K/V of the other unchanged."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         before = rows(session.sequence)
@@ -513,7 +514,7 @@ def test_forks_go_their_own_ways(make: Open, skill: Skill) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])
 def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str) -> None:
-    """A turn that needs a larger context gets one, with all rows in it; they come back in several chunks."""
+    """A turn that needs a larger context gets one with all K/V, which is restored in several chunks."""
     workspace = make(kind, n_ctx=256)
     with held(workspace) as session:
         turn(session, skill, "Why?", limit=2)
@@ -531,8 +532,8 @@ def test_a_session_grows_beyond_its_context(make: Open, skill: Skill, kind: str)
 def test_a_long_session_is_edited_in_a_context_that_fits(
     make: Open, skill: Skill, kind: str, cache: str, method: str
 ) -> None:
-    """Longer than a fresh context is: put back, ranked and rewritten it grows with the session, as a turn's does. What
-    fills the context to the last token leaves no room to rewrite in: it gets that, too."""
+    """Longer than a new context: restored, ranked and rewritten, it grows as for turns. A context that is full to the
+    last token grows for the cells that an edit needs."""
     with held(make(kind, cache, n_ctx=256)) as session:
         turn(session, skill, "x" * 400, limit=2)
         turn(session, skill, "x" * (-len(session.state.tokens) % 256 + 256 - 59), limit=2)
@@ -548,7 +549,7 @@ def test_a_long_session_is_edited_in_a_context_that_fits(
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> None:
-    """One undo is exact, after two the text is decoded again; a fork works; what a model cannot do is refused."""
+    """One undo is exact, after two the text is decoded again; a fork works; unsupported operations are refused."""
     with held(make(kind)) as session:
         for question in ("Why?", "When?"):
             turn(session, skill, question)
@@ -575,7 +576,7 @@ def test_whole_sessions_keep_two_turns(make: Open, skill: Skill, kind: str) -> N
 
 
 def test_another_model_or_cache_is_refused(make: Open, skill: Skill) -> None:
-    """By what differs, with the model that it was begun with."""
+    """The error has the difference, and the model that the session was begun with."""
     with held(make()) as session:
         turn(session, skill, "Why?")
     for workspace, message in (
@@ -589,7 +590,7 @@ def test_another_model_or_cache_is_refused(make: Open, skill: Skill) -> None:
 
 @pytest.mark.parametrize("name", ["0001.gguf", "0002.gguf"])
 def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> None:
-    """Missing, damaged or another turn's: one line that says how to go on."""
+    """Missing, damaged or of another turn: one line with the remedy."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         turn(session, skill, "And then?")
@@ -604,7 +605,7 @@ def test_damaged_rows_are_never_used(make: Open, skill: Skill, name: str) -> Non
 
 
 def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill) -> None:
-    """A file a turn: they are not all open at once, and the rows that come back are those of each."""
+    """Not all files, one per turn, are open at once, and the K/V of each is restored."""
     with held(make()) as session:
         for _ in range(30):
             turn(session, skill, "?", limit=1)
@@ -617,7 +618,7 @@ def test_a_session_of_many_turns_holds_few_descriptors(make: Open, skill: Skill)
 
 
 def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
-    """Out of descriptors: nothing is said of damage, and nobody is sent to undo a good turn."""
+    """Without file descriptors left, the error does not report damage or suggest an undo."""
     with held(make()) as session:
         turn(session, skill, "Why?")
     with held(make()) as session, few_descriptors(0), pytest.raises(SessionError, match="Too many open") as found:
@@ -628,7 +629,7 @@ def test_rows_that_cannot_be_read_now(make: Open, skill: Skill) -> None:
 
 
 def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
-    """An unknown field, the value it has, a method that is not for sessions, a value of two lines."""
+    """An unknown field, the current value, a method that is not for sessions, a value of two lines."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         ledger = session.stored.ledger.read_bytes()
@@ -656,8 +657,8 @@ def test_edits_that_cannot_be(make: Open, skill: Skill) -> None:
 
 
 def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> None:
-    """The value is there already, and what follows it saw the old one: `suffix` decodes that again, and comes to the
-    rows of a prefill; an erratum says it. Neither is possible twice, nor where no edit in place was."""
+    """The field has the value, but later K/V depends on the old one: `suffix` decodes it again, as in a prefill; an
+    erratum states it. Neither is possible twice, nor without an edit in place."""
     workspace = make()
     prompt = Prompt("Why?", [compile_skill(workspace, skill)])
     with held(workspace) as session:
@@ -695,7 +696,7 @@ def test_what_an_edit_in_place_left_can_be_mended(make: Open, skill: Skill) -> N
 def test_what_was_not_written_down_is_dropped(
     make: Open, skill: Skill, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk after the rows were changed, with the same tokens as before: the next turn goes on from what is on
+    """If the disk is full after K/V was changed, with the same tokens, the next turn continues from the state on
     disk."""
     workspace = make()
     with held(workspace) as session:
@@ -725,7 +726,7 @@ def test_what_was_not_written_down_is_dropped(
 
 
 def test_a_turn_is_not_kept_where_the_session_went_on(make: Open, skill: Skill) -> None:
-    """What was changed while it was being answered holds: it would otherwise be taken for said."""
+    """A change during the answer wins; the turn is not committed on top of it."""
     with held(make()) as session:
         turn(session, skill, "Why?")
 
@@ -750,7 +751,7 @@ def test_a_turn_is_not_kept_where_the_session_went_on(make: Open, skill: Skill) 
 
 
 def test_of_two_turns_at_once_the_later_one_is_kept(make: Open, skill: Skill) -> None:
-    """Whichever ends first; the other one neither keeps what is not its own nor takes it away."""
+    """Whichever ends first; the other neither commits nor discards it."""
     for ends in (lambda one: one.close(), lambda one: list(one)):
         with held(make(), f"mine{len(Sessions(paths().sessions).names())}") as session:
             turn(session, skill, "Why?")
@@ -765,7 +766,7 @@ def test_of_two_turns_at_once_the_later_one_is_kept(make: Open, skill: Skill) ->
 
 
 def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) -> None:
-    """A turn that was not kept, as after Ctrl-C, is gone; the next one is where it would have been."""
+    """An uncommitted turn, as after Ctrl-C, is dropped; the next takes its positions."""
     with held(make()) as session:
         turn(session, skill, "Why?")
         before = rows(session.sequence)
@@ -778,7 +779,7 @@ def test_a_failed_turn_leaves_the_session_as_it_was(make: Open, skill: Skill) ->
 
 
 def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
-    """An edit is of one of them: it never says of one what is so of the other, and changes nothing of the other."""
+    """An edit of one skill neither changes nor mentions the other."""
     workspace = make()
     other = parse_skill("tier: silver\ndate: 2026-07-01", source="fees.txt", default="fees")
     segments = [compile_skill(workspace, skill), compile_skill(workspace, other)]
@@ -791,7 +792,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
                 session.edit(name, "July 2", Method("field"))
         with pytest.raises(SkillError, match=r"fees\.date is 2026-07-01 already"):
             session.edit("fees.date", "2026-07-01")
-        assert Editor(session._live).targets("*.date", "2026-07-01") == ["returns.date"]
+        assert Editor(session._kv).targets("*.date", "2026-07-01") == ["returns.date"]
         assert session.edit("returns.date", "2026-07-01", Method("field")).field == "returns.date"
         for key, value in (("returns.date", "the first of July"), ("fees.date", "July 2"), ("returns.date", "1")):
             session.edit(key, value, Method("field"))
@@ -817,7 +818,7 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
 
 
 def test_a_ledger_from_before_fields_were_told_apart(make: Open, skill: Skill) -> None:
-    """What it said of a name that two skills have it said of both, and it still opens."""
+    """A name that two skills share meant both; such a ledger still opens."""
     other = parse_skill("date: 2026-07-01", source="fees.txt", default="fees")
     with held(make()) as session:
         prompt = Prompt("Why?", [compile_skill(session.workspace, one) for one in (skill, other)])
@@ -840,8 +841,8 @@ def test_a_ledger_from_before_fields_were_told_apart(make: Open, skill: Skill) -
 
 @pytest.mark.parametrize("kind", ["llama", "mistral3", "gpt2", "lfm2"])
 def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
-    """It is in that turn's message, before errata of its fields, spliced if it can be; it is edited like the first,
-    comes back from disk, and is not taken twice."""
+    """It is in that turn's message, before errata of its fields, spliced if possible; it can be edited, is restored
+    from disk, and is refused a second time."""
     workspace = make(kind)
     fees = compile_skill(workspace, parse_skill("fee: 5 euros", source="fees.txt", default="fees"))
     with held(workspace) as session:
@@ -866,8 +867,8 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
 
 
 def test_28_toggles_on_the_shipped_model(home: Path) -> None:
-    """Before and after the limit by turns, compacted every fourth time: each answer is right, and the sequence grows by
-    no more than the questions and answers themselves."""
+    """Before and after the limit by turns, compacted every fourth time: each answer is right, and the sequence grows
+    only by questions and answers."""
     with Workspace(shipped_model(), ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
         segment = compile_skill(workspace, load_skill(SAMPLES / "returns"))
         with held(workspace) as session:
@@ -890,7 +891,7 @@ RETURN = "May I return this?"
 
 
 def answer(session: Session, sequence: KVSequence) -> str:
-    """Greedy; the turn is kept."""
+    """Answer greedily and commit the turn."""
     with Sampler(SamplerOptions()) as sampler:
         text = session.workspace.model.text(sequence.generate(sampler, 8))
     session.keep()

@@ -1,4 +1,4 @@
-"""What the lines of a ledger come to: tokens, rows, pieces, errata and the values of fields."""
+"""Folding ledger lines into a state: tokens, K/V locations, pieces, errata and field values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .ledgers import edit, toggles, turn
 
 
 def test_edits_are_folded_in() -> None:
-    """Tokens give way and move, rows come from the latest file that has them, pieces move along."""
+    """Tokens are replaced and moved, K/V is that of the latest file, and pieces move along."""
     longer = edit("b", [(1, 2, [7, 8, 9])], [[1, 5]])
     state = fold([turn(1, 2, 3), longer, turn(4, rows="0003.gguf")])
     assert state.tokens == [1, 7, 8, 9, 3, 4]
@@ -30,8 +30,7 @@ def test_edits_are_folded_in() -> None:
 
 
 def test_what_gives_way_across_pieces() -> None:
-    """A ledger may be anybody's: a patch that begins in one piece and ends in another leaves none of less than no
-    tokens."""
+    """In an untrusted ledger, a patch across two pieces leaves none with a negative length."""
     state = fold([turn(1, 2, 3), turn(4, 5, 6), edit("b", [(1, 5, [7])], [])])
     assert state.tokens == [1, 7, 6]
     assert [(entry.position, entry.tokens) for entry in state.entries if entry.kind != "edit"] == [(0, 2), (2, 1)]
@@ -40,7 +39,7 @@ def test_what_gives_way_across_pieces() -> None:
 
 
 def test_undo_takes_back_what_was_not_undone() -> None:
-    """An undo after an undo goes further back; what comes after counts from there."""
+    """A second undo goes further back; later lines count from there."""
     undo = {"op": "undo"}
     lines = [turn(1, 2), edit("b", [], [], "It is b."), turn(3), undo]
     assert fold(lines).tokens == [1, 2] and fold(lines).pending == {"date": "It is b."}
@@ -50,7 +49,7 @@ def test_undo_takes_back_what_was_not_undone() -> None:
 
 
 def test_errata_wait_for_a_turn() -> None:
-    """The last of a field counts; a turn says it, and then it has been stated."""
+    """The last erratum of a field counts; a turn states it."""
     waiting = [turn(1), edit("b", [], [], "It is b."), edit("c", [], [], "It is c.")]
     assert fold(waiting).pending == {"date": "It is c."} and not fold(waiting).stated
     said = fold([*waiting, turn(2)])
@@ -59,7 +58,8 @@ def test_errata_wait_for_a_turn() -> None:
 
 
 def test_what_is_superseded() -> None:
-    """Errata of a field with a later one, said or waiting, or a later edit; never the last one, nor free words."""
+    """Errata of a field with a later erratum, stated or pending, or a later edit; never the last one, nor errata
+    without a field."""
     positions = lambda *lines: [entry.position for entry in fold([*toggles(), *lines]).superseded]  # noqa: E731
     assert positions() == [3]
     assert positions(edit("d", [], [], "It is d.")) == [3, 6]
@@ -70,7 +70,7 @@ def test_what_is_superseded() -> None:
 
 
 def test_a_compaction_is_folded_in() -> None:
-    """Taken out tokens and pieces are gone, what comes after them moves and has new rows; an undo brings all back."""
+    """Removed tokens and pieces are gone, later ones move and have new K/V; an undo restores all."""
     patches = [{"first": 3, "last": 4, "tokens": []}, {"first": 4, "last": 5, "tokens": []}]
     line = {
         "op": "compact",
@@ -94,6 +94,6 @@ def test_a_compaction_is_folded_in() -> None:
 
 
 def test_it_needs_no_llama_cpp() -> None:
-    """So that whoever lists or shows sessions need not load a model's library, and a ledger can be read anywhere."""
+    """Listing and showing sessions does not load llama.cpp."""
     code = "import sys, notes_cli.sessions.folder, notes_cli.sessions.archive; sys.exit('notes_cli.lib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Two live sessions, a calibration and a compile in one workspace, by turns: each is as it is alone."""
+"""Two open sessions, a calibration and a compile interleaved in one workspace: each gives its separate result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions import live
+from notes_cli.sessions import session_kv
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -47,22 +47,22 @@ def ledger(session: Session) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Files of rows that sessions open."""
+    """The K/V files that sessions open."""
     opened: list[Path] = []
-    real = live.open_segment
+    real = session_kv.open_segment
 
     def counted(path: Path) -> Segment:
         opened.append(path)
         return real(path)
 
-    monkeypatch.setattr(live, "open_segment", counted)
+    monkeypatch.setattr(session_kv, "open_segment", counted)
     return opened
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]) -> None:
-    """Two sessions go on at each step of a calibration, with a compile between: tokens, pieces and rows are those that
-    each has alone, the profile says the same, and nothing is read from disk."""
+    """Both sessions have a turn at each step of a calibration, with a compile in between: tokens, pieces, K/V and
+    profile are those of separate runs, and nothing is read from disk."""
     cases = shipped_battery()[:2]
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
@@ -93,7 +93,7 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
         for session, name in ((first, "first"), (second, "second")):
             tokens, pieces, wanted = alone[name]
             assert session.state.tokens == tokens and close(rows(session.sequence), wanted)
-            assert name == "first" or ledger(session) == pieces  # what was undone is put back from disk
+            assert name == "first" or ledger(session) == pieces  # undone K/V is restored from disk
     assert len(made) == 4
     for segment in made:
         assert segment.tokens.tolist() == compiled.tokens.tolist()
@@ -106,7 +106,7 @@ def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]
 
 
 def test_a_compile_in_an_empty_context(make: Open, skill: Skill) -> None:
-    """The very bytes, whatever was in the context before and has been given back."""
+    """The file is byte-identical, whatever the context held before."""
     workspace = make()
     before = compile_skill(workspace, OTHER)
     with held(workspace) as session:
@@ -121,8 +121,7 @@ def test_a_compile_in_an_empty_context(make: Open, skill: Skill) -> None:
 def test_a_ranked_edit_reads_nothing(
     make: Open, skill: Skill, method: str, reads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tokens are ranked beside the live session: no file of rows is opened, nothing is cleared, and of its rows those
-    that are recomputed change, no others."""
+    """Ranking tokens opens no K/V file and clears nothing, and only recomputed KV entries of the session change."""
     workspace = make()
     with held(workspace) as session, held(workspace, "other") as other:
         turn(session, skill, "Why?")
@@ -141,7 +140,7 @@ def test_a_ranked_edit_reads_nothing(
 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
 def test_where_there_is_no_room_beside(make_model: Callable[..., Path], skill: Skill, method: str) -> None:
-    """A context of a fixed size that the session nearly fills: ranking finds a place, and edits are the same."""
+    """In a fixed context that the session nearly fills, ranking finds cells, and edits are the same."""
     found = []
     for n_ctx in (256, 4096):
         options = ContextOptions(n_ctx=n_ctx, n_threads=1)

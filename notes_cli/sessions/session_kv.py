@@ -1,4 +1,4 @@
-"""An open session: its sequence, in memory or restored from disk, and the files that its rows are written into."""
+"""Keeps the K/V of an open session: its sequence in the context, and the files to restore that from."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from notes_cli.sessions.ledger import Header
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.state import MARKS, State
 
-CHUNK = 512  # positions that are put back at once
-FILES = 8  # files of rows that are held open, each a descriptor while anything of it is in use
+CHUNK = 512  # positions restored at once
+FILES = 8  # K/V files that are mapped at once, a file descriptor each
 
 
 class RowFiles:
-    """The rows of one session, for as long as its lock is held."""
+    """The K/V files of a locked session."""
 
     def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
         self._workspace = workspace
         self._stored = stored
 
     def check(self) -> None:
-        """Raise SessionError if the session is of another model, rotation or cache than the context at hand."""
+        """Raise SessionError if the session was begun with another model, RoPE setting or cache type."""
         begun = self._stored.header
         if begun is None:
             return
@@ -44,7 +44,7 @@ class RowFiles:
         if not differences and begun.cache != self._header.cache:
             differences = [f"begun with a {begun.cache} K/V cache, this context keeps {self._header.cache}"]
         if differences:
-            what = f"session {self._stored.name} was {'; '.join(differences)}"
+            message = f"session {self._stored.name} was {'; '.join(differences)}"
             other = begun.identity.weights != self._header.identity.weights
             if other and begun.model == str(self._workspace.model.path):  # such as the one that ships, after an update
                 remedy = (
@@ -52,15 +52,15 @@ class RowFiles:
                 )
             else:
                 remedy = f"Its model: {model_argument(Path(begun.model))}"
-            raise SessionError(what, remedy)
+            raise SessionError(message, remedy)
         model, name = self._workspace.model, self._stored.name
         unknown = model.unknown(self._stored.state.tokens)
         if unknown is not None:
-            what = (
+            message = (
                 f"session {name} holds token {unknown}, and {model.name} has a vocabulary of {model.n_vocab}: its "
                 f"ledger is damaged, or was not written for this model"
             )
-            raise SessionError(what, Help.UNDO(name=name))
+            raise SessionError(message, Help.UNDO(name=name))
 
     @property
     def _header(self) -> Header:
@@ -69,11 +69,11 @@ class RowFiles:
         model = str(self._workspace.model.path.absolute())
         return Header(self._workspace.identity, context.options.cache, prefix_only, model)
 
-    def restored(self) -> KVSequence:
-        """The sequence as the ledger has it. Raise SessionError for rows that are not its."""
+    def restore(self) -> KVSequence:
+        """Return a new sequence with the K/V of the ledger's tokens. Raises SessionError if the files do not match."""
         count = len(self._stored.state.tokens)
         self._workspace.make_room(count)
-        self.check()  # a larger context may rotate otherwise (LongRoPE)
+        self.check()  # a larger context may rotate differently (LongRoPE)
         sequence = self._workspace.sequence()
         try:
             if self._header.prefix_only:
@@ -101,88 +101,84 @@ class RowFiles:
         if (self._stored.folder / name).is_file():
             segment = self._open(name)
             if len(segment) != len(self._stored.state.tokens):
-                raise self._mixed()
+                raise self._mismatch()
             self._check_rows(segment.tokens, 0)
             sequence.restore(segment)
-        else:  # two undos back: they are not kept
+        else:  # after two undos: older files are deleted
             sequence.append(self._stored.state.tokens)
             sequence.flush()
 
     def _chunks(self, count: int) -> Iterator[Range]:
-        """Where to cut what is put back: not inside of an image."""
-        first = 0
+        """Yield ranges of positions to restore at once, with images whole."""
+        images, first = self._stored.state.images, 0
         while first < count:
             last = min(count, first + CHUNK)
-            last = next((one.last for one in self._stored.state.images if one.first < last < one.last), last)
+            last = next((image.last for image in images if image.first < last < image.last), last)
             yield first, last
             first = last
 
     def _chunk(self, first: int, last: int, opened: dict[str, Segment]) -> Segment:
-        """Rows of the positions [first, last), gathered from the files that have the latest of each."""
+        """Return the K/V of positions [first, last), collected from the files with the latest of each."""
         runs = _runs(self._stored.state.rows[first:last])
         parts = []
         for name, row, count in runs:
             opened[name] = opened.pop(name) if name in opened else self._open(name)
             part = self._part(opened[name], row, count)
-            parts.append(part if len(runs) <= FILES else _copied(part))
+            parts.append(part if len(runs) <= FILES else _copy(part))
             if len(opened) > FILES:
-                del opened[next(iter(opened))]  # the one that was wanted longest ago
+                del opened[next(iter(opened))]  # least recently used
         tokens = np.concatenate([part.tokens for part in parts])
         self._check_rows(tokens, first)
         images = self._stored.state.images
-        media = [one for one in images if first <= one.first < last]
+        inside = [image for image in images if first <= image.first < last]
         return replace(
             parts[0],
             tokens=tokens,
             base=position(images, first),
-            layers=_joined([part.layers for part in parts]),
-            media=tuple(Media(one.first - first, one.last - first, one.positions, "", 0, 0) for one in media),
+            layers=_concatenate([part.layers for part in parts]),
+            media=tuple(Media(image.first - first, image.last - first, image.positions, "", 0, 0) for image in inside),
             axes=axes_of(images, first, last),
         )
 
     def _part(self, segment: Segment, row: int, count: int) -> Segment:
-        """Some rows of a file."""
         try:
             return segment.slice(row, row + count)
         except EngineError as error:
-            raise self._mixed() from error
+            raise self._mismatch() from error
 
     def _check_rows(self, tokens: Tokens, first: int) -> None:
         if tokens.tolist() != self._stored.state.tokens[first : first + len(tokens)]:
-            raise self._mixed()
+            raise self._mismatch()
 
-    def _mixed(self) -> SessionError:
+    def _mismatch(self) -> SessionError:
         return SessionError(f"the rows in {self._stored.folder} are not those of its ledger")
 
     def _open(self, name: str) -> Segment:
-        """The rows of a file, which must be the one that its line has named."""
+        """Open a K/V file. Raises SessionError unless its checksum is the one in the ledger."""
         path = self._stored.folder / name
         try:
             if checksum_of(path) != self._stored.state.checksums.get(name):
-                what = f"{path} is not the file that the ledger of session {self._stored.name} names"
-                raise SessionError(what, Help.UNDO(name=self._stored.name))
+                message = f"{path} is not the file that the ledger of session {self._stored.name} names"
+                raise SessionError(message, Help.UNDO(name=self._stored.name))
             return open_segment(path)
         except SegmentError as error:
             if not isinstance(error, DamagedError) and path.exists():
-                raise SessionError(error.what, error.remedy) from error  # it cannot be read now, and may be sound
+                raise SessionError(error.what, error.remedy) from error  # unreadable now, but perhaps intact
             raise SessionError(error.what, Help.UNDO(name=self._stored.name)) from error
 
     def commit(self, line: Line, places: Sequence[Range], sequence: KVSequence | None) -> None:
-        """Write down a line, and the rows of these positions of the sequence.
-
-        Rows first, then the line that names them: if the process is killed in between, it has not happened.
-        """
-        written = self._written(line, places, sequence)
-        self._stored.commit(written, None if self._stored.header else self._header)
+        """Save the K/V at these positions of the sequence, then append the line that names the file: if the process is
+        killed in between, nothing has happened."""
+        with_rows = self._save_rows(line, places, sequence)
+        self._stored.commit(with_rows, None if self._stored.header else self._header)
 
     def rewrite(self, line: Line, sequence: KVSequence) -> None:
-        """Write down all rows of the sequence, and a line that takes the place of all others: no file of theirs is
-        needed any more."""
+        """Save all K/V of the sequence, and replace all lines of the ledger by this one."""
         places = [(0, len(sequence))]
-        self._stored.rewrite(self._written(line, places, sequence))
+        self._stored.rewrite(self._save_rows(line, places, sequence))
 
-    def _written(self, line: Line, places: Sequence[Range], sequence: KVSequence | None) -> Line:
-        """The line, with the file in which these rows now are."""
+    def _save_rows(self, line: Line, places: Sequence[Range], sequence: KVSequence | None) -> Line:
+        """Save the K/V at these positions, and return the line with the name and checksum of the file."""
         if not places:
             return {**line, "changed": places, "rows": ""}
         assert sequence is not None
@@ -191,27 +187,27 @@ class RowFiles:
         return {**line, "changed": places, "rows": path.name, "rows_checksum": checksum}
 
     def _read(self, sequence: KVSequence, places: Sequence[Range]) -> Segment:
-        """The rows of these positions, one after the other, each rotated as it is."""
+        """Return the K/V at these positions as one segment, with keys rotated as in the cache."""
         context, header = sequence.context, self._header
         if header.prefix_only:
             places = [(0, len(sequence))]
-        read = [sequence.read(first, last, context.lossless_type)[0] for first, last in places]
+        layers = [sequence.read(first, last, context.lossless_type)[0] for first, last in places]
         tokens = np.concatenate([sequence.tokens[first:last] for first, last in places])
         return Segment(
             *(self._stored.name, "rows of a session", "", tokens, places[0][0], np.zeros(0, np.int32), ()),
-            *(header.identity, _joined(read)),
+            *(header.identity, _concatenate(layers)),
             prefix_only=header.prefix_only,
         )
 
 
-def _copied(segment: Segment) -> Segment:
-    """The same, without a hold on its file."""
+def _copy(segment: Segment) -> Segment:
+    """Return a copy in memory, so that the file can be closed."""
     layers = tuple(replace(rows, k=rows.k.copy(), v=rows.v.copy()) for rows in segment.layers)
     return replace(segment, tokens=segment.tokens.copy(), context=segment.context.copy(), layers=layers)
 
 
-def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
-    """The same layers of several stretches as one stretch."""
+def _concatenate(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
+    """Concatenate consecutive ranges, layer by layer."""
     return tuple(
         replace(rows[0], k=np.concatenate([part.k for part in rows]), v=np.concatenate([part.v for part in rows]))
         for rows in zip(*parts, strict=True)
@@ -219,29 +215,28 @@ def _joined(parts: Sequence[Sequence[LayerRows]]) -> tuple[LayerRows, ...]:
 
 
 def _runs(rows: Sequence[tuple[str, int]]) -> list[tuple[str, int, int]]:
-    """Neighbours of one file as (file, first row, how many)."""
-    found: list[tuple[str, int, int]] = []
+    """Group consecutive rows of one file as (file, first row, count)."""
+    runs: list[tuple[str, int, int]] = []
     for name, row in rows:
-        if found and found[-1][0] == name and found[-1][1] + found[-1][2] == row:
-            found[-1] = name, found[-1][1], found[-1][2] + 1
+        if runs and runs[-1][0] == name and runs[-1][1] + runs[-1][2] == row:
+            runs[-1] = name, runs[-1][1], runs[-1][2] + 1
         else:
-            found.append((name, row, 1))
-    return found
+            runs.append((name, row, 1))
+    return runs
 
 
-class Live:
-    """A session in a workspace, for as long as its lock is held.
-
-    Raise SessionError if it is another model's, UnsupportedError for a model whose rows cannot be kept.
-    """
+class SessionKV:
+    """The sequence of a locked session, in the context or restored from its files."""
 
     def __init__(self, workspace: Workspace, stored: SessionFolder) -> None:
+        """Raise SessionError if the session is of another model, UnsupportedError if K/V of this model cannot be
+        saved."""
         self.workspace = workspace
         self.stored = stored
         self._rows = RowFiles(workspace, stored)
         self._sequence: KVSequence | None = None
-        self._unwritten = False  # its rows were changed, and that is not in the ledger
-        self.changes = 0  # how often the ledger was written or the sequence dropped: what began before is over
+        self._unwritten = False  # its K/V was changed, and the ledger does not have that yet
+        self.changes = 0  # writes of the ledger and drops of the sequence: each invalidates a turn in progress
         for operation in ("read", "restore"):
             reason = workspace.context.supports(operation)
             if reason:
@@ -254,34 +249,34 @@ class Live:
 
     @property
     def sequence(self) -> KVSequence:
-        """The sequence as the ledger has it, put back from disk unless it is at hand."""
-        if self._sequence is None or not self.at_hand:
+        """The sequence with the ledger's tokens, restored from disk if the context does not have it."""
+        if self._sequence is None or not self.loaded:
             self.drop()
-            self._sequence = self._rows.restored()
+            self._sequence = self._rows.restore()
         return self._sequence
 
     @property
-    def at_hand(self) -> int:
-        """How many tokens of the sequence have rows in the context; 0 where it would be put back from disk."""
-        found = self._sequence
-        if found is None or self._unwritten or not found.intact:
+    def loaded(self) -> int:
+        """Number of tokens with K/V in the context; 0 if the sequence must be restored from disk."""
+        sequence = self._sequence
+        if sequence is None or self._unwritten or not sequence.intact:
             return 0
-        return len(self.state.tokens) if found.tokens.tolist() == self.state.tokens else 0
+        return len(self.state.tokens) if sequence.tokens.tolist() == self.state.tokens else 0
 
     @property
     def held(self) -> KVSequence:
-        """The sequence with the turn at hand, which is not in the ledger yet."""
+        """The sequence with the current turn, which is not in the ledger yet."""
         assert self._sequence is not None
         return self._sequence
 
     def hold(self, sequence: KVSequence) -> None:
-        """From now on this is the session's sequence: it ends with what is about to be written down."""
+        """Make this the session's sequence; it ends with the turn that is committed next."""
         if self._sequence is not sequence:
             self.drop()
         self._sequence = sequence
 
     def drop(self) -> None:
-        """Close the sequence: it is put back from disk when it is wanted again."""
+        """Close the sequence; the next use restores it from disk."""
         if self._sequence is not None:
             self._sequence.close()
         self._sequence, self._unwritten = None, False
@@ -289,8 +284,8 @@ class Live:
 
     @contextmanager
     def changing(self) -> Iterator[KVSequence]:
-        """The sequence, for changes that are written down next (`commit`, `rewrite`), whole or not at all: what a
-        failure leaves is dropped, and so is what was not written down."""
+        """Yield the sequence for changes that `commit` or `rewrite` then saves. It is dropped on failure, and if the
+        changes are not saved."""
         sequence, self._unwritten = self.sequence, True
         try:
             yield sequence
@@ -299,26 +294,26 @@ class Live:
             raise
 
     def commit(self, line: Line, places: Sequence[Range]) -> None:
-        """Write down a line, and the rows of these positions of the sequence as it is now."""
+        """Append a line to the ledger, with the K/V at these positions of the sequence."""
         self._rows.commit(line, places, self._sequence)
-        self._wrote()
+        self._mark_written()
 
     def rewrite(self, line: Line) -> None:
-        """Write down all rows of the sequence, and this line in the place of all others."""
+        """Replace the ledger by this line, with all K/V of the sequence."""
         self._rows.rewrite(line, self.held)
-        self._wrote()
+        self._mark_written()
 
-    def _wrote(self) -> None:
+    def _mark_written(self) -> None:
         self._unwritten = False
         self.changes += 1
 
     def undo(self) -> Line:
-        """Take back the last line, to the very rows. Raise SessionError if there is none."""
+        """Undo the last line, restoring the exact K/V before it. Raises SessionError if there is none."""
         undone = self.stored.undo()
-        self._wrote()
+        self._mark_written()
         self.drop()
         return undone
 
-    def spelt(self, first: int, last: int) -> bytes:
-        """The text of tokens [first, last)."""
+    def text_bytes(self, first: int, last: int) -> bytes:
+        """Return the text of tokens [first, last)."""
         return b"".join(map(self.workspace.model.token_bytes, self.state.tokens[first:last]))

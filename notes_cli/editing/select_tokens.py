@@ -1,8 +1,8 @@
-"""The tokens that are computed again with a change: those after it on which the value has the highest effect.
+"""Selects the tokens to recompute with a change: the later tokens whose K/V depends most on the value.
 
-The effect of a value is measured by giving the field another one: later tokens whose V rows (K where V is part of it)
-differ depend on it. V carries no position, so a value of another length does not matter. Before the new value is
-known, a counterfactual one is taken.
+The effect of a field's value is measured by replacing it: later tokens whose V (K in layers without V) differs depend
+on it. V has no positional encoding, so a value of another length does not matter. At compile time the new value is not
+known, and a counterfactual one is used.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ from notes_cli.engine.segment import LayerRows, Segment, Tokens, to_float32
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Progress
 
-# Opens an empty sequence to compute so many rows in, beside those that are in use, and gives it back afterwards.
+# Opens an empty sequence with capacity for so many tokens, in addition to those in use, and frees it afterwards.
 Scratch = Callable[[int], AbstractContextManager[KVSequence]]
 
 
 def prefill(
     sequence: KVSequence, left: Tokens, parts: Sequence[Tokens], dtype: str, progress: Progress | None = None
 ) -> Iterator[tuple[LayerRows, ...]]:
-    """Rows of each part, K rotated to the positions after `left`. `progress` counts the tokens of all parts.
-
-    The sequence is a scratch one: what it holds is dropped. More than one part needs a memory that can go back.
-    """
+    """Yield the K/V of each part, decoded after `left` alone, in a scratch sequence, which is cleared. `progress`
+    counts the tokens of all parts. Several parts need a context that can truncate."""
     total, done = sum(map(len, parts)), 0
 
-    def told(count: int, _: int) -> None:
+    def update(count: int, _: int) -> None:
         if progress:
             progress(done + count, total)
 
@@ -45,76 +43,71 @@ def prefill(
         if number:
             sequence.truncate(len(left))
         sequence.append(tokens)
-        sequence.flush(told)
+        sequence.flush(update)
         done += len(tokens)
-        # All of them: a recurrent state can be read with no fewer.
+        # The whole sequence: a recurrent state cannot be read for a part of it.
         rows = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0, dtype=dtype)
         yield tuple(layer if layer.part == "state" else layer.cut(slice(len(left), None)) for layer in rows)
 
 
 def counterfactual(value: str) -> str:
-    """Another value of the same kind and length: other numbers (2026-06-01: 2021-01-05), or another word."""
-    other = re.sub(r"\d+", lambda number: _other(number[0]), value)
+    """Return a different value of the same kind and length: other numbers (2026-06-01: 2021-01-05), or another word."""
+    other = re.sub(r"\d+", lambda number: _other_number(number[0]), value)
     return other if other != value else ("other" if value != "other" else "another")
 
 
-def _other(number: str) -> str:
-    """Five less, or four more where that would be no month and no day any more; as many digits."""
-    found = int(number) - 5 if int(number) > 5 else int(number) + 4
-    if len(number) > 2 and len(str(found)) < len(str(int(number))):
-        found = int(number) + 5  # 100 becomes 105, not 095
-    return f"{found:0{len(number)}d}"
+def _other_number(number: str) -> str:
+    """Return the number minus 5, or plus 4 if that would not be a month or day; with as many digits."""
+    other = int(number) - 5 if int(number) > 5 else int(number) + 4
+    if len(number) > 2 and len(str(other)) < len(str(int(number))):
+        other = int(number) + 5  # 100 becomes 105, not 095
+    return f"{other:0{len(number)}d}"
 
 
 def influence(sequence: KVSequence, segment: Segment, name: str) -> NDArray[np.float32]:
-    """What a counterfactual value of the field changes: its `deviation`, [n_tokens]. The sequence is a scratch one."""
+    """Return the `deviation` for a counterfactual value of the field, [n_tokens]. Clears the scratch sequence."""
     value = next(span.value for span in segment.fields if span.name == name)
     other = change(sequence.context.model, segment, {name: counterfactual(value)})
     return np.zeros(len(segment), np.float32) if other is None else deviation(sequence, segment, other)
 
 
 def deviation(sequence: KVSequence, segment: Segment, change: Change, layers: int | None = None) -> NDArray[np.float32]:
-    """Relative change of each token's rows from the segment to the corrected text, [n_tokens].
-
-    The mean over the attention layers, or over the first few of them. 0 for what gives way to other tokens, what
-    precedes it, and blocks without a change. Costs a pass over the corrected text, or over its blocks with a change.
-
-    The sequence is a scratch one: what it holds is dropped.
-    """
-    found = np.zeros(len(segment), np.float32)
+    """Return the relative change of each token's V (or K) from the segment to the corrected text, [n_tokens]: the mean
+    over the attention layers, or the first `layers` of them. 0 for replaced tokens, those before the change, and
+    unchanged blocks. Decodes the corrected text, or its changed blocks, in the scratch sequence, which is cleared."""
+    effect = np.zeros(len(segment), np.float32)
     left, shift, inside = segment.base - segment.first, position_map(change.patches), change.inside
     parts = stretches(segment, change)
     passes = prefill(sequence, segment.context, [part.tokens for part in parts], "f32")
     for part, rows in zip(parts, passes, strict=True):
         first = next(patch.first for patch in change.patches if patch.first >= part.first)
-        here = np.array([position for position in range(first, part.last) if position not in inside], int)
-        there = np.array([shift(int(position)) for position in here], int) - part.start
+        kept = np.array([position for position in range(first, part.last) if position not in inside], int)
+        moved = np.array([shift(int(position)) for position in kept], int) - part.start
         pairs = [pair for pair in zip(segment.layers, rows, strict=True) if pair[0].part == "attention"][:layers]
-        for mine, theirs in pairs:
-            a, b = (mine.v, theirs.v) if mine.v.shape[1] else (mine.k, theirs.k)
-            was, now = to_float32(a[left + here]), to_float32(b[there])
-            found[here] += np.linalg.norm(now - was, axis=1) / (np.linalg.norm(was, axis=1) + 1e-6) / len(pairs)
-    return found
+        for old, new in pairs:
+            a, b = (old.v, new.v) if old.v.shape[1] else (old.k, new.k)
+            before, after = to_float32(a[left + kept]), to_float32(b[moved])
+            change_norm = np.linalg.norm(after - before, axis=1)
+            effect[kept] += change_norm / (np.linalg.norm(before, axis=1) + 1e-6) / len(pairs)
+    return effect
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """By what a method selects tokens."""
+    """How a method selects tokens: by the compiled influence of fields, if allowed, else by the deviation in a pass
+    over the corrected text."""
 
-    # The influence of the fields, if it was measured when the skill was compiled; else a pass over the corrected text.
     influence: bool = False
-    layers: int | None = None  # of the pass: how many of the first layers count; None: all
+    layers: int | None = None  # number of first layers compared in the pass; None: all
 
     def needs_pass(self, segment: Segment) -> bool:
-        """Whether the corrected text must be read for it."""
+        """Return True if the corrected text must be decoded to select tokens."""
         return not (self.influence and segment.influence)
 
 
 def most_influenced(segment: Segment, change: Change, k: int) -> tuple[int, ...]:
-    """The `k` tokens after the first change on which it has the highest effect, as measured when it was compiled.
-
-    Raise NotesError where that was not measured.
-    """
+    """Return the positions of the `k` tokens after the first change with the highest compiled influence. Raises
+    NotesError if influence was not compiled."""
     if not segment.influence:
         why = f"{segment.name} was compiled without the influence of its fields, by which selective chooses"
         raise NotesError(why, Help.COMPILE_OTHERWISE(name=segment.name, options={"influence": True}))
@@ -124,12 +117,10 @@ def most_influenced(segment: Segment, change: Change, k: int) -> tuple[int, ...]
 def most_deviating(
     segment: Segment, change: Change, k: int, layers: int | None, sequence: KVSequence | None
 ) -> tuple[int, ...]:
-    """The `k` tokens after the first change whose rows deviate most in a pass over the corrected text, in a scratch
-    sequence. Without one nothing is computed, and any tokens are returned in their place."""
+    """Return the positions of the `k` tokens after the first change with the highest `deviation`, decoding in a scratch
+    sequence. If `sequence` is None, nothing is computed and the positions are arbitrary."""
     effect = np.zeros(len(segment), np.float32)
     if sequence is not None:
-        # DROP  # a pass is what few edits need
-
         effect = deviation(sequence, segment, change, layers)
     return _highest(segment, change, effect, k)
 

@@ -1,4 +1,4 @@
-"""What is corrected for everybody reaches each session that has the skill, and none that has another of its name."""
+"""A global erratum reaches each session that has the skill, and none with another skill of the same name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notes_cli.errors import Notice
 from notes_cli.library.global_errata import GlobalErrata, holding, new_erratum
 from notes_cli.library.store import Library
 from notes_cli.runtime.request import Callbacks
-from notes_cli.sessions.everybody import Corrected, correct, correcting
+from notes_cli.sessions.global_correction import Corrected, correct, correcting
 from notes_cli.sessions.lines import Line
 from notes_cli.sessions.state import State
 
@@ -60,7 +60,7 @@ def corrected(model: notes.Model, date: str = LATE) -> Corrected:
 
 
 def said(model: notes.Model, name: str, **how: object) -> list[str]:
-    """What the errata of the next turn of a session say."""
+    """The errata pending for the next turn of a session."""
     with model.session(name) as session:
         turn = session.turns
         session.ask("Why?", max_tokens=1, **how)  # type: ignore[arg-type]
@@ -68,15 +68,15 @@ def said(model: notes.Model, name: str, **how: object) -> list[str]:
 
 
 def alone(model: notes.Model, skill: object) -> int:
-    """How many tokens of errata a question alone has."""
+    """The number of tokens of errata in a question without a session."""
     return model.ask("Why?", splice=[skill], max_tokens=1).counts.erratum  # type: ignore[list-item]
 
 
 def test_another_skill_of_the_name_is_not_corrected(
     model: notes.Model, compiled: notes.Segment, tmp_path: Path
 ) -> None:
-    """A text that is compiled for this once as it came from elsewhere: in a question, in sessions from before and after
-    the correction, whatever value it has."""
+    """A text of another origin under the same name, with any value: in a question, and in sessions from before and
+    after the correction."""
     other = {"same": WAS, "other": OWN}
     for name, date in other.items():
         path = written(tmp_path / name / "returns.md", date, "We have moved to another street.")
@@ -91,7 +91,7 @@ def test_another_skill_of_the_name_is_not_corrected(
 
 
 def test_a_correction_follows_its_text(model: notes.Model, compiled: notes.Segment, text: Path, tmp_path: Path) -> None:
-    """Written anew around the value, moved, and written anew there; it is known by then as from both places."""
+    """The text is changed around the value, moved, and changed there: it is recognised in both places."""
     corrected(model)
     segment = model.compile(written(text, body="Returns are accepted, but for books."))
     assert alone(model, segment)
@@ -104,7 +104,7 @@ def test_a_correction_follows_its_text(model: notes.Model, compiled: notes.Segme
 
 
 def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Segment, tmp_path: Path) -> None:
-    """Another text of the name that is compiled later has not been corrected, and whoever compiles hears of it."""
+    """Another text compiled later under the name is not corrected, and the compile reports that."""
     corrected(model)
     library_of(model).remove("returns")
     told: list[Notice] = []
@@ -115,7 +115,7 @@ def test_a_correction_goes_with_the_skill(model: notes.Model, compiled: notes.Se
 
 
 def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: notes.Segment, text: Path) -> None:
-    """A correction that a compile has ended does not come back with the value that it corrected."""
+    """A correction ended by a compile does not return with the value that it corrected."""
     corrected(model)
     model.compile(written(text, date=OWN))
     assert alone(model, model.compile(written(text))) == 0
@@ -125,7 +125,7 @@ def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: not
 
 
 def test_a_correction_from_an_older_version(model: notes.Model, compiled: notes.Segment, text: Path) -> None:
-    """One that does not say of which text it is holds for the name, and from the next compile on for what has it."""
+    """Without a mark of its text, it applies to the name, and from the next compile on to that text."""
     errata = errata_of(model)
     old = {"skill": "returns", "field": "date", "was": WAS, "value": LATE, "time": "2026-01-01T00:00:00Z"}
     errata.path.write_text(json.dumps(old) + "\n")
@@ -136,7 +136,7 @@ def test_a_correction_from_an_older_version(model: notes.Model, compiled: notes.
 
 
 def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: notes.Segment) -> None:
-    """It is told nothing in the middle of a turn, and at the next question."""
+    """It is applied before the next question, not in the middle of a turn."""
     with model.session("racer") as session:
         going = session.stream("Why?", splice=[compiled], max_tokens=4)
         next(going)
@@ -147,8 +147,8 @@ def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: n
 
 
 def test_a_session_that_was_away_hears_of_it(model: notes.Model, compiled: notes.Segment, tmp_path: Path) -> None:
-    """What was exported before comes back with the old value; so does one that was held, and one of which everything
-    is forgotten that was said."""
+    """An imported session with the old value is corrected; so are one that was locked, and one after forgetting for
+    good."""
     for name in ("away", "cut"):
         said(model, name, splice=[compiled])
         said(model, name)
@@ -165,7 +165,7 @@ def test_a_session_that_was_away_hears_of_it(model: notes.Model, compiled: notes
 
 
 def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.Segment) -> None:
-    """A value that a session was given after the correction stays, also the one of the text, and so does an undo."""
+    """A session's own later edit stays, also to the value of the text, and so does an undo."""
     said(model, "edited", splice=[compiled])
     said(model, "undone", splice=[compiled])
     said(model, "forgotten", splice=[compiled])
@@ -185,7 +185,7 @@ def test_the_last_word_is_the_sessions_own(model: notes.Model, compiled: notes.S
 
 
 def test_what_a_question_says_itself_is_said_alone(model: notes.Model, compiled: notes.Segment) -> None:
-    """Not after a correction for everybody that the session has not heard."""
+    """A question's own erratum is not preceded by an older global one."""
     with model.session("mine") as session:
         going = session.stream("Why?", splice=[compiled], max_tokens=4)
         next(going)
@@ -196,7 +196,7 @@ def test_what_a_question_says_itself_is_said_alone(model: notes.Model, compiled:
 
 
 def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: notes.Segment) -> None:
-    """Also where the earlier one comes to a session last."""
+    """Also if a session sees the earlier one last."""
     names = ("p", "q")
     for name in names:
         said(model, name, splice=[compiled])
@@ -211,7 +211,7 @@ def test_the_later_of_two_corrections_reaches_all(model: notes.Model, compiled: 
 
 
 def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
-    """Whoever looks at the file up to a time has seen all that is earlier, in whichever order they were made."""
+    """A reader of the file up to a time has all earlier corrections, whatever their order."""
     errata = GlobalErrata(tmp_path / "library")
     late, early = new_erratum("returns", "date", WAS, LATE), new_erratum("returns", "date", WAS, LATER)
     errata.add([early])
@@ -222,7 +222,7 @@ def test_a_correction_is_timed_as_it_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", [{"heard": 3}, {"marks": {"x": [3]}}, {"marks": 3}])
 def test_a_ledger_of_anybodys(line: Line) -> None:
-    """What says how much was heard is looked at as all else is."""
+    """The time up to which errata were read is validated, too."""
     turn = {"op": "turn", "question": "", "pieces": [], "skills": [], "said": {"date": WAS}, "rows": "", "time": ""}
     skill = {"name": "a", "position": 0, "text": "", "tokens": 0, "fields": [], "influence": {}}
     with pytest.raises((TypeError, ValueError)):

@@ -1,7 +1,7 @@
-"""The ways of editing: what is done to the rows of a sequence so that a skill in it has its new values.
+"""Implements the edit operations on the K/V of a sequence: recompute in place, decode from a change on, replace blocks.
 
-Each works on a skill that is in the sequence already, as in a session, or brings it to the sequence's end, as in a
-prompt that is being assembled: what would be thrown away is not placed then.
+Each edits a skill that is in the sequence already, as in a session, or appends it, as in a prompt being assembled: K/V
+that the edit would discard is not spliced then.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import UnsupportedError
 
-Placer = Callable[[KVSequence, Segment], None]  # puts a segment at the end of a sequence, as it was compiled
+Placer = Callable[[KVSequence, Segment], None]  # appends a segment to a sequence, as it was compiled
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What was found out or computed for an edit before the sequence is touched."""
+    """Computed for an edit before the sequence is changed."""
 
-    also: tuple[int, ...] = ()  # tokens of the segment after the change that are computed again with it, ascending
-    blocks: tuple[tuple[Stretch, Segment], ...] = ()  # those with a change, computed from the corrected text
-    passed: int = 0  # tokens that a pass went over for that
+    also: tuple[int, ...] = ()  # selected positions of the segment, after the change, ascending
+    blocks: tuple[tuple[Stretch, Segment], ...] = ()  # changed blocks, compiled from the corrected text
+    passed: int = 0  # tokens decoded for that in a scratch sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A skill, what changes in it, and where that is to happen."""
+    """A change of a skill in a sequence."""
 
     sequence: KVSequence
     segment: Segment
     change: Change
-    method: str  # its name, which pieces tell
+    method: str  # name, recorded in pieces
     prepared: Prepared
-    placer: Placer | None  # how the skill comes to the sequence's end. None: it is there, from its base on
+    placer: Placer | None  # appends the skill; None: it is in the sequence, at its base
 
-    def placed(self) -> int:
-        """See to the skill in the sequence as it was compiled; where it begins."""
+    def place(self) -> int:
+        """Append the skill as compiled unless it is in the sequence, and return its start."""
         if self.placer is None:
             return self.segment.base
         start = len(self.sequence)
@@ -52,19 +52,19 @@ class Edit:
         return start
 
 
-Way = Callable[[Edit], Sequence[Range]]  # edits; the positions of rows that are not what they were before
+EditOperation = Callable[[Edit], Sequence[Range]]  # returns the positions whose K/V changed
 
 
 def unchanged(edit: Edit) -> Sequence[Range]:
-    """No row changes."""
-    edit.placed()
+    """Change no K/V."""
+    edit.place()
     return ()
 
 
 def in_place(edit: Edit) -> Sequence[Range]:
-    """The rows of the new value, and of the selected tokens, are computed where they are. What follows a value of
-    another length moves."""
-    start, sequence = edit.placed(), edit.sequence
+    """Recompute the K/V of the new value and the selected tokens in place, and move that after a value of another
+    length."""
+    start, sequence = edit.place(), edit.sequence
     patches, also = offset(edit.change.patches, start), [start + position for position in edit.prepared.also]
     length = len(sequence)
     sequence.replace(patches, also)
@@ -72,7 +72,7 @@ def in_place(edit: Edit) -> Sequence[Range]:
 
 
 def from_change_on(edit: Edit) -> Sequence[Range]:
-    """What precedes the first change is kept, everything from there on decoded: equal to a recompute."""
+    """Decode everything from the first change on, which equals a recompute."""
     if edit.placer is None:
         return decode_from(edit.sequence, offset(edit.change.patches, edit.segment.base))
     first = edit.change.patches[0].first
@@ -84,15 +84,15 @@ def from_change_on(edit: Edit) -> Sequence[Range]:
 
 
 def corrected_text(edit: Edit) -> Sequence[Range]:
-    """The corrected text is decoded."""
-    assert edit.placer is not None  # in a session, decoding everything from the change on comes to the same
+    """Decode the corrected text."""
+    assert edit.placer is not None  # in a session, from_change_on has the same result
     start = len(edit.sequence)
     edit.sequence.append(edit.change.tokens, "splice", edit.segment.name, reason=Reason.NEW_VALUE)
     return [(start, len(edit.sequence))]
 
 
 def by_blocks(edit: Edit) -> Sequence[Range]:
-    """The blocks with a change take the place of the old ones; what lies before, between and after them is kept."""
+    """Splice the skill with recompiled blocks in place of the changed ones."""
     sequence, segment, start, done = edit.sequence, edit.segment, len(edit.sequence), 0
     for part, block in edit.prepared.blocks:
         _place_part(edit, segment.slice(done, part.first), done)
@@ -114,20 +114,20 @@ def by_blocks(edit: Edit) -> Sequence[Range]:
 
 
 def _place_part(edit: Edit, part: Segment, first: int) -> None:
-    """A part of a segment; only the first one has a seam, as each block after it was compiled alone, too."""
-    assert edit.placer is not None  # this way is not for sessions: their text has no blocks
+    """Append a part of a segment. Only the first has a seam: blocks after it were compiled alone, too."""
+    assert edit.placer is not None  # not for sessions, whose text has no blocks
     if len(part):
         edit.placer(edit.sequence, replace(part, context=edit.sequence.tokens) if first else part)
 
 
 def decode_from(sequence: KVSequence, patches: Sequence[Patch]) -> list[Range]:
-    """Patch the sequence, and decode everything from the first patch on. Where the model's memory cannot go back, that
-    is everything."""
+    """Patch the sequence and decode everything from the first patch on; all tokens if the model is recurrent. Raises
+    UnsupportedError if an image follows."""
     first, tokens = patches[0].first, apply_patches(sequence.tokens.tolist(), patches)
     if sequence.context.model.recurrent:
         first = 0
-    out = removed_images(sequence.images, [patch.span for patch in patches])
-    if any(image.last > first and image not in out for image in sequence.images):
+    removed = removed_images(sequence.images, [patch.span for patch in patches])
+    if any(image.last > first and image not in removed for image in sequence.images):
         raise UnsupportedError("an image follows the change, and its rows are not decoded again as tokens")
     sequence.truncate(first)
     sequence.append(tokens[first:], reason=Reason.AGAIN)
@@ -136,5 +136,5 @@ def decode_from(sequence: KVSequence, patches: Sequence[Patch]) -> list[Range]:
 
 
 def offset(patches: Sequence[Patch], by: int) -> list[Patch]:
-    """The patches of a text that begins at a position of a sequence."""
+    """Return the patches shifted by so many positions."""
     return [patch.offset(by) for patch in patches]

@@ -1,4 +1,4 @@
-"""A correction for everybody: a standing erratum of the library, and an edit of every session that has the skill."""
+"""Applies a global erratum: stores it in the library, and edits every session that has the skill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notes_cli.text.keys import Known
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """What was done: the errata that hold now, the sessions that were edited, and why others were not."""
+    """The errata that were added, the sessions edited, and the errors of those that could not be."""
 
     errata: tuple[GlobalErratum, ...]
     edited: tuple[str, ...]
@@ -27,45 +27,46 @@ class Corrected:
 
 
 def correct(workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]) -> Corrected:
-    """`correcting`, all at once."""
-    going = correcting(workspace, errata, values)
+    """Run `correcting` to its end."""
+    steps = correcting(workspace, errata, values)
     while True:
         try:
-            next(going)
-        except StopIteration as done:
-            found: Corrected = done.value
-            return found
+            next(steps)
+        except StopIteration as end:
+            corrected: Corrected = end.value
+            return corrected
 
 
 def correcting(
     workspace: Workspace, errata: GlobalErrata, values: Mapping[str, str]
 ) -> Generator[None, None, Corrected]:
-    """Give fields of compiled skills other values, for everybody. A field is named as elsewhere, `returns.date` where
-    several skills have a date, `*.date` for all of them. It pauses before each session, of which there may be many.
-    Raise SkillError for a field that no skill has; nothing is changed then."""
-    infos = _compiled(workspace)
+    """Correct fields of compiled skills globally. `values` by field; `returns.date` if several skills have a date,
+    `*.date` for all of them. Yields before each session, so that a server can run other work in between. Raises
+    SkillError, before any change, for a field that no skill has."""
+    infos = _compiled_skills(workspace)
     known = Known((info.name, [span.name for span in info.fields]) for info in infos.values())
     new: list[GlobalErratum] = []
     for name, value in values.items():
-        for one in known.resolve(name, "no compiled skill has"):
-            was = next(span.value for span in infos[one.skill].fields if span.name == one.field)
-            marks = marks_of(infos[one.skill].source, infos[one.skill].text)
-            new.append(new_erratum(one.skill, one.field, was, clean_value(one.key, value), marks))
+        for target in known.resolve(name, "no compiled skill has"):
+            info = infos[target.skill]
+            was = next(span.value for span in info.fields if span.name == target.field)
+            marks = marks_of(info.source, info.text)
+            new.append(new_erratum(target.skill, target.field, was, clean_value(target.key, value), marks))
     new = errata.add(new)
-    edited, skipped = yield from _edited(workspace, errata)
+    edited, skipped = yield from _edit_sessions(workspace, errata)
     return Corrected(tuple(new), tuple(edited), skipped)
 
 
-def _compiled(workspace: Workspace) -> dict[str, SegmentInfo]:
+def _compiled_skills(workspace: Workspace) -> dict[str, SegmentInfo]:
     identity = workspace.identity
     infos = [entry.info for entry in workspace.library.entries() if entry.info]
     return {info.name: info for info in infos if info.identity == identity}
 
 
-def _edited(
+def _edit_sessions(
     workspace: Workspace, errata: GlobalErrata
 ) -> Generator[None, None, tuple[list[str], dict[str, NotesError]]]:
-    """Edit all sessions that have not heard of what everybody is told; which were, and why others could not be."""
+    """Edit all sessions that lack a global erratum. Returns the names of those edited, and the errors of others."""
     sessions = Sessions(workspace.paths.sessions)
     edited: list[str] = []
     skipped: dict[str, NotesError] = {}
@@ -75,18 +76,17 @@ def _edited(
             if not unheard(sessions.find(name).state, errata.all()):
                 continue
             with sessions.locked(name) as stored, Session(workspace, stored) as session:
-                if tell(session, errata):
+                if apply_errata(session, errata):
                     edited.append(name)
         except NotesError as error:
             skipped[name] = error
     return edited, skipped
 
 
-def tell(session: Session, errata: GlobalErrata) -> int:
-    """Have said in a session before its next question what holds now, which may be later than what it is called for;
-    how much that was."""
-    since = now()
-    found = unheard(session.state, errata.all())
-    for key, value in found.items():
-        session.edit(key, value, ERRATUM, since)
-    return len(found)
+def apply_errata(session: Session, errata: GlobalErrata) -> int:
+    """Queue the global errata that a session lacks, also newer ones, for its next question. Returns their number."""
+    read_at = now()
+    missing = unheard(session.state, errata.all())
+    for key, value in missing.items():
+        session.edit(key, value, ERRATUM, read_at)
+    return len(missing)

@@ -1,4 +1,4 @@
-"""Proof: which of several ways is taken, by made-up tables of what was right."""
+"""Choices by paired correctness, from synthetic tables."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from notes_cli.measure.calibrate import CLASSES, SAFEST
-from notes_cli.measure.proof import LEAST, as_good, better, choose, interval
+from notes_cli.measure.significance import LEAST, as_good, better, choose, interval
 
 
 def right(count: int, of: int = 52) -> list[bool]:
-    """The first so many cases right."""
+    """The first cases right, the others wrong."""
     return [number < count for number in range(of)]
 
 
@@ -36,12 +36,12 @@ def chosen(table: Mapping[str, list[bool]]) -> str:
     ],
 )
 def test_intervals_of_the_tables(count: int, of: int, low: float, high: float) -> None:
-    """Clopper and Pearson's, as printed; nothing counted says nothing."""
+    """Clopper-Pearson intervals as in printed tables."""
     assert interval(count, of) == pytest.approx((low, high), abs=6e-5)
 
 
 def test_intervals_are_exact() -> None:
-    """At each end the outcome has a probability of one in forty, also of thousands."""
+    """At each end the outcome has a probability of 1/40, also for thousands of cases."""
     for count, of in ((3, 7), (40, 52), (900, 1000), (7, 5000)):
         low, high = interval(count, of)
 
@@ -58,7 +58,7 @@ def test_intervals_are_exact() -> None:
 
 
 def test_six_of_six_prove_it_and_five_do_not() -> None:
-    """Where two ways are both right, or both wrong, they say nothing of which is better."""
+    """Cases where both are right or both wrong do not count."""
     assert better(right(40), right(34)) and not better(right(39), right(34))
     assert not better(right(34), right(40)) and not better(right(40), right(40))
     assert not better(right(30), last(30))  # each wins where the other loses
@@ -68,11 +68,11 @@ def test_six_of_six_prove_it_and_five_do_not() -> None:
 @pytest.mark.parametrize(
     ("table", "name"),
     [
-        # a recompute that does not hear the field, which the methods that change rows agree with
+        # a recompute that ignores the field, as do the methods that edit K/V
         ({"erratum": 52, "field": 11, "selective@16": 11, "suffix": 11, "recompute": 11}, "erratum"),
         ({"erratum": 52, "field": 52, "field+erratum": 52, "suffix": 52, "recompute": 52}, "erratum"),  # a tie
         ({"erratum": 50, "field": 52, "suffix": 52, "recompute": 52}, "erratum"),  # two cases are chance
-        ({"erratum": 26, "field": 26, "suffix": 26, "recompute": 26}, "erratum"),  # nobody knows
+        ({"erratum": 26, "field": 26, "suffix": 26, "recompute": 26}, "erratum"),  # unknown
         ({"erratum": 0, "field": 0, "recompute": 0}, "erratum"),
         ({"erratum": 20, "field": 52, "suffix": 52, "recompute": 52}, "field"),  # as good, and cheaper
         ({"erratum": 20, "field": 52, "selective@16": 52, "suffix": 52, "recompute": 52}, "selective@16"),  # the safer
@@ -83,7 +83,7 @@ def test_six_of_six_prove_it_and_five_do_not() -> None:
     ],
 )
 def test_what_is_proven_is_taken_and_else_the_default(table: dict[str, int], name: str) -> None:
-    """Being right decides; what is not proven better does not replace the default; equals go by cost, then safety."""
+    """Correctness decides, the default stays unless another is proven better, and ties go by cost, then safety."""
     choice = choose({method: right(count) for method, count in table.items()}, "erratum", CLASSES, SAFEST)
     assert choice.name == name and choice.proven == (name != "erratum")
     assert f"{table[name]} of 52" in choice.why
@@ -91,7 +91,7 @@ def test_what_is_proven_is_taken_and_else_the_default(table: dict[str, int], nam
 
 @pytest.mark.parametrize("cases", [0, 1, 2, LEAST - 1])
 def test_few_cases_prove_nothing(cases: int) -> None:
-    """However clear they look."""
+    """Even if all are right."""
     choice = choose({"erratum": right(0, cases), "field": right(cases, cases)}, "erratum", CLASSES, SAFEST)
     assert (choice.name, choice.proven) == ("erratum", False) and f"{LEAST} at least" in choice.why
     enough = {"erratum": right(0, LEAST), "field": right(LEAST, LEAST)}

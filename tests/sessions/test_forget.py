@@ -1,4 +1,4 @@
-"""Forgetting: what is left never had it, to the token; what may still remember is said; no trace is in the files."""
+"""Forgetting: remaining tokens equal those of a session without the removed parts, and no trace is left in files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..thinkers import OPENED, SWITCH, UNAWARE
 QWEN = SOURCES["Qwen-Qwen3-0.6B"]
 MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 Open = Callable[..., Workspace]
-Talk = Sequence[tuple[str, str]]  # what comes, and the answer. A result of a tool begins with its name and a colon
+Talk = Sequence[tuple[str, str]]  # prompt and answer. A tool result begins with its name and a colon
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def held(workspace: Workspace, name: str = "mine") -> Iterator[Session]:
 def say(
     session: Session, comes: str, answer: str, skills: Sequence[Skill] = (), system: str | None = "Be kind."
 ) -> None:
-    """A turn with an answer of ours, in the place of what the model would have written."""
+    """A turn with a given answer in place of a generated one."""
     workspace = session.workspace
     segments = [compile_skill(workspace, skill) for skill in skills]
     if session.empty:
@@ -75,7 +75,7 @@ def say(
         sequence = assemble(workspace, prompt)
         session.begin(prompt, sequence)
     elif comes.startswith("look_up:"):
-        sequence = session.answered([("look_up", comes.removeprefix("look_up:"))])
+        sequence = session.append_results([("look_up", comes.removeprefix("look_up:"))])
     else:
         sequence = session.follow(comes, segments=segments)
     write(workspace, sequence, answer)
@@ -96,7 +96,7 @@ def grown(
 
 
 def rounds(count: int) -> list[tuple[str, str]]:
-    """Rounds of a question, a call of a tool, its result, and an answer."""
+    """Rounds of a question, a tool call, its result, and an answer."""
     call = '<tool_call>\n{{"name": "look_up", "arguments": {{"key": "{}"}}}}\n</tool_call>'
     parts = [
         [(f"What is {n}?", call.format(n)), (f"look_up:{n} is worth {n * 37}.", f"It is {n * 37}.")]
@@ -106,8 +106,8 @@ def rounds(count: int) -> list[tuple[str, str]]:
 
 
 def test_twenty_rounds_with_tools_of_which_ten_are_forgotten(make: Open, skill: Skill) -> None:
-    """By suffix the session is the one that never had them, in its tokens, logits and decisions. By a cut it has the
-    same tokens, and the measurement says by how much it differs, and why."""
+    """By suffix, tokens, logits and decisions equal those of a session that never had the turns. By cut, the tokens do,
+    and verification reports the difference and its cause."""
     workspace = make(n_ctx=4096)
     talk = rounds(20)
     gone = [0, 1, 3, 4, 7, 10, 11, 14, 18, 19]
@@ -144,7 +144,7 @@ def test_twenty_rounds_with_tools_of_which_ten_are_forgotten(make: Open, skill: 
 
 
 def rendered(workspace: Workspace, system: str | None, talk: Talk, skill: Skill | None = None) -> list[int]:
-    """The tokens of a conversation that is built from its messages, and the last answer."""
+    """The tokens of a conversation rendered from its messages, and the last answer."""
     parts = ([TextPart(system)] if system else []) + ([SkillPart(skill.name)] if skill else [])
     messages = [Message("system", tuple(parts))] if parts else []
     for comes, answer in talk:
@@ -169,7 +169,8 @@ TEMPLATES = [
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name in SOURCES])
 @pytest.mark.parametrize("system", ["Be kind.", None])
 def test_turns_that_are_gone_were_never_there(make: Open, skill: Skill, name: str, system: str | None) -> None:
-    """Of the beginning, the middle and the end: the tokens are those that the template makes of what is left."""
+    """At the beginning, in the middle and at the end: the tokens are those of the template for the remaining
+    messages."""
     workspace = make(template=SOURCES[name], cache="f16")
     grown(workspace, "mine", TALK, [skill], system)
     for number, gone in enumerate([[1], [1, 2], [3], [5], [2, 4], [1, 3, 5]]):
@@ -187,7 +188,7 @@ def test_turns_that_are_gone_were_never_there(make: Open, skill: Skill, name: st
 
 @pytest.mark.parametrize("template", [SWITCH, OPENED, UNAWARE, QWEN], ids=["switch", "opened", "unaware", "qwen"])
 def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever opens and closes chains of thought: what is left is what the template makes of an answer without one."""
+    """With any reasoning markers, the tokens are those of the template for an answer without reasoning."""
     from notes_cli.engine.loop import run
 
     from ..thinkers import Scripted
@@ -219,8 +220,8 @@ def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monke
 
 
 def test_what_tools_have_returned(make: Open) -> None:
-    """The message of a result stays, and is empty, as the template has an empty one; a turn with results and the call
-    belong together."""
+    """The message of a result stays, empty, as the template renders it; a turn with results is removed only with the
+    call."""
     workspace = make()
     grown(workspace, "mine", rounds(3))
     empty = [(comes if comes != "look_up:1 is worth 37." else "look_up:", answer) for comes, answer in rounds(3)]
@@ -243,7 +244,7 @@ def test_what_tools_have_returned(make: Open) -> None:
 
 
 def test_results_are_those_of_the_calls(make: Open) -> None:
-    """In their order, one for each, and of calls: a name that is somewhere in an answer was not called."""
+    """One result per call, in order; a name elsewhere in an answer is not a call."""
     calls = (f'<tool_call>\n{{"name": "{tool}", "arguments": {{}}}}\n</tool_call>' for tool in ("look_up", "get_date"))
     with held(make()) as session:
         say(session, "What, and when?", "\n".join(calls))
@@ -263,8 +264,8 @@ def request_with(*results: tuple[str, str]):  # type: ignore[no-untyped-def]
 
 
 def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
-    """By suffix neither texts nor tokens of what was said are in any file, whatever was undone or cut before; the
-    session goes on from there: asked, edited, undone, forked, exported, imported, compacted."""
+    """After suffix no file has texts or tokens of the removed parts, whatever was undone or cut before; the session can
+    still be asked, edited, undone, forked, exported, imported and compacted."""
     workspace = make(cache="f16")
     talk = [
         ("Hello?", "Yes."),
@@ -308,7 +309,7 @@ def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
 
 
 def secrets(workspace: Workspace, folder: Path) -> list[Path]:
-    """The files that hold the secret, as text or as tokens."""
+    """The files that contain the secret, as text or as tokens."""
     found = []
     for path in folder.iterdir():
         tokens = workspace.model.text(open_segment(path).tokens) if path.suffix == ".gguf" else ""
@@ -318,7 +319,7 @@ def secrets(workspace: Workspace, folder: Path) -> list[Path]:
 
 
 def test_a_cut_is_undone_to_the_very_rows(make: Open, skill: Skill) -> None:
-    """All that was said and computed is as it was."""
+    """Text and K/V are restored exactly."""
     workspace = make(cache="f16")
     grown(workspace, "mine", TALK, [skill])
     with held(workspace) as session:
@@ -337,7 +338,7 @@ def rows(sequence: KVSequence) -> np.ndarray:
 
 
 def test_rows_are_moved_as_they_are(make: Open) -> None:
-    """V is the same to the bit, and K turned by the distance: a cut computes nothing."""
+    """V is bit-identical, and K rotated by the distance: a cut computes nothing."""
     workspace = make()
     grown(workspace, "mine", TALK)
     with held(workspace) as session:
@@ -357,7 +358,7 @@ def test_rows_are_moved_as_they_are(make: Open) -> None:
 
 
 def test_corrections_that_were_said_are_said_again(make: Open, skill: Skill) -> None:
-    """An erratum in a turn that goes waits for the next question if it still holds, and not if a later one does."""
+    """An erratum in a removed turn is repeated before the next question unless a later one supersedes it."""
     workspace = make()
     with held(workspace) as session:
         say(session, "Hello?", "Yes.", [skill])
@@ -377,7 +378,8 @@ def test_corrections_that_were_said_are_said_again(make: Open, skill: Skill) -> 
 
 
 def test_a_skill_goes_with_its_turn_unless_something_speaks_of_it(make: Open, skill: Skill) -> None:
-    """Its fields are gone, those of others get their names back; a correction of it in a turn that stays forbids it."""
+    """Its fields are removed, and those of others get their short names back; an erratum of it in a remaining turn
+    prevents the removal."""
     workspace = make()
     other = parse_skill("date: monday\nOpen then.", source="hours.txt", default="hours")
     with held(workspace) as session:
@@ -399,7 +401,7 @@ def test_a_skill_goes_with_its_turn_unless_something_speaks_of_it(make: Open, sk
 
 
 def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:
-    """One line that says why; the session is as it was."""
+    """One line has the reason; the session is unchanged."""
     workspace = make()
     grown(workspace, "mine", TALK, [skill])
     with held(workspace) as session:
@@ -425,8 +427,7 @@ def test_what_cannot_be_forgotten(make: Open, skill: Skill) -> None:
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name in SOURCES])
 @pytest.mark.parametrize("system", ["Be kind.", None])
 def test_the_first_turn_may_go_again_and_again(make: Open, skill: Skill, name: str, system: str | None) -> None:
-    """Also where it has become the first one by that, and where corrections were said in it: these go with it, and
-    those that still hold are said again."""
+    """Also a later turn that has become the first, and one with errata: those that still apply are repeated."""
     workspace = make(template=SOURCES[name], cache="f16")
     with held(workspace) as session:
         segment = compile_skill(workspace, skill)
@@ -453,7 +454,7 @@ def test_the_first_turn_may_go_again_and_again(make: Open, skill: Skill, name: s
 
 
 def test_a_question_that_is_not_the_templates_any_more(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the words of a turn cannot be told from the template's, nothing is guessed."""
+    """If the tokens do not match the current template, the part is refused."""
     workspace = make()
     grown(workspace, "mine", TALK)
     with held(workspace) as session:
@@ -464,7 +465,7 @@ def test_a_question_that_is_not_the_templates_any_more(make: Open, monkeypatch: 
 
 @pytest.mark.parametrize("kind", ["mamba", "lfm2", "gpt2"])
 def test_models_whose_rows_cannot_be_moved(make: Open, kind: str) -> None:
-    """A cut is refused with the reason; suffix decodes again, and equals never having had it."""
+    """A cut is refused with the reason; suffix equals a session that never had the part."""
     workspace = make(kind, n_ctx=1024)
     grown(workspace, "mine", TALK[:3])
     expected = grown(workspace, "never", [TALK[0], TALK[2]]).state.tokens
@@ -480,7 +481,7 @@ def test_models_whose_rows_cannot_be_moved(make: Open, kind: str) -> None:
 
 
 def test_a_cache_that_rounds_is_moved_a_few_times(make: Open) -> None:
-    """Each move rounds the keys once more, so there is a limit, and suffix has none."""
+    """Each move rounds the keys again, so their number is limited; suffix has no limit."""
     workspace = make("qwen3", cache="q8_0")
     grown(workspace, "mine", [*TALK, *TALK])
     with held(workspace) as session:
@@ -493,7 +494,7 @@ def test_a_cache_that_rounds_is_moved_a_few_times(make: Open) -> None:
 
 
 def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the ledger cannot be written, the session goes on as it was, from the same rows."""
+    """If the ledger cannot be written, the session continues from the same K/V."""
     workspace = make(cache="f16")
     grown(workspace, "mine", TALK)
     for method in ("cut", "suffix"):
@@ -514,12 +515,12 @@ def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_methods_that_decode_all_that_follows_are_known() -> None:
-    """After one of them nothing remembers what was cut: the ledger goes by the names, which are the records'."""
+    """The ledger's list of methods that leave no trace of a cut agrees with their records."""
     assert tuple(name for name, one in METHODS.items() if one.in_session and one.reaches_end) == FROM_CHANGE
 
 
 def test_edits_that_decode_again_remember_nothing(make: Open, skill: Skill) -> None:
-    """A later edit by suffix, before the place of a cut, decodes what had seen it."""
+    """A later edit by suffix, before the position of a cut, removes its trace."""
     workspace = make()
     grown(workspace, "mine", TALK, [skill])
     with held(workspace) as session:

@@ -1,4 +1,4 @@
-"""The tokens that are computed again with a change."""
+"""Selection of the tokens to recompute with a change, and the influence of fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli.config import shipped_model
-from notes_cli.editing.selecting import counterfactual, influence
+from notes_cli.editing.select_tokens import counterfactual, influence
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compile import compile_skill
@@ -24,7 +24,7 @@ from .conftest import OpenWorkspace, measured, skill_of
 
 @pytest.fixture
 def shipped(home: object) -> Iterator[Workspace]:
-    """A workspace on the model that ships."""
+    """A workspace on the shipped model."""
     with Workspace(shipped_model(), ContextOptions(n_ctx=512, n_threads=1)) as workspace:
         yield workspace
 
@@ -47,12 +47,12 @@ def touched(segment: Segment, name: str) -> list[int]:
     ],
 )
 def test_the_other_value(value: str, other: str) -> None:
-    """Of the same kind, of the same length where it is a number, and never the value itself."""
+    """It is of the same kind, for numbers also of the same length, and never the value itself."""
     assert counterfactual(value) == other
 
 
 def test_another_date_is_one() -> None:
-    """Of every day of a leap year: one that is in no calendar would be read as noise."""
+    """For every day of a leap year: an invalid date could change more than a valid one."""
     days = [date(2024, 1, 1) + timedelta(day) for day in range(366)]
     others = [date.fromisoformat(counterfactual(day.isoformat())) for day in days]
     assert all(day != other for day, other in zip(days, others, strict=True))
@@ -60,7 +60,7 @@ def test_another_date_is_one() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3", "gpt2", "lfm2"])
 def test_nothing_in_the_field_or_before_it(open_workspace: OpenWorkspace, skill: Skill, kind: str) -> None:
-    """One number a token: 0 up to the field's end, something after it, and no trace left in the context."""
+    """One number per token: 0 up to the field's end, positive after it; the context is left empty."""
     workspace = open_workspace(kind)
     told: list[tuple[int, int]] = []
     segment = compile_skill(workspace, skill, measure=lambda done, of: told.append((done, of)))
@@ -73,7 +73,7 @@ def test_nothing_in_the_field_or_before_it(open_workspace: OpenWorkspace, skill:
 
 
 def test_it_is_what_another_value_does_to_the_rows(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """The mean over the layers of how far V is from that of the skill compiled with the other value."""
+    """The mean over the layers of the relative distance of V from that of a compile with the other value."""
     workspace = open_workspace(kv="f32")
     segment = measured(workspace, skill)
     other = compile_skill(workspace, with_values(skill, {"date": "2021-01-05"}))
@@ -89,7 +89,7 @@ def test_it_is_what_another_value_does_to_the_rows(open_workspace: OpenWorkspace
 
 
 def test_it_is_the_same_again(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """To the bit, in a sequence that held other rows; and in an f32 cache nearly so."""
+    """Bit-identical in a sequence that held other K/V, and nearly equal in an f32 cache."""
     workspace = open_workspace()
     first = measured(workspace, skill).influence
     segment = compile_skill(workspace, skill)
@@ -103,7 +103,7 @@ def test_it_is_the_same_again(open_workspace: OpenWorkspace, skill: Skill) -> No
 
 
 def test_a_field_in_several_places_and_of_another_length(open_workspace: OpenWorkspace) -> None:
-    """All its places are 0, what is between them is not, and each token keeps its own number."""
+    """0 at all its places, positive between them, and each token keeps its number."""
     workspace = open_workspace()
     segment = measured(workspace, skill_of("A {{x}} is a {{x}}, they say.", x="cat"))
     found, own = segment.influence["x"], touched(segment, "x")
@@ -113,12 +113,12 @@ def test_a_field_in_several_places_and_of_another_length(open_workspace: OpenWor
 
 
 def test_recurrent_layers_alone_have_no_rows(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """Zeros: there is nothing that could be recomputed by token."""
+    """All 0: no single token can be recomputed."""
     assert not any(found.any() for found in measured(open_workspace("mamba"), skill).influence.values())
 
 
 def test_the_shipped_model_writes_on_what_follows(shipped: Workspace) -> None:
-    """Every token after each field of the sample skill feels it."""
+    """Every token after each field of the sample skill depends on it."""
     segment = measured(shipped, load_skill(SAMPLES / "returns"))
     for name, found in segment.influence.items():
         last = touched(segment, name)[-1] + 1
@@ -126,7 +126,7 @@ def test_the_shipped_model_writes_on_what_follows(shipped: Workspace) -> None:
 
 
 def test_in_the_library(open_workspace: OpenWorkspace, skill: Skill) -> None:
-    """Measured only if asked for; then kept by a compile that does not ask, and gone with a text that is another."""
+    """Measured on request; kept by later compiles of the same text, and dropped for another text."""
     workspace = open_workspace()
     plain = compile_to_library(workspace, skill)
     assert workspace.open(plain.path).influence == {}
@@ -146,7 +146,7 @@ def test_in_the_library(open_workspace: OpenWorkspace, skill: Skill) -> None:
 
 
 def test_a_skill_without_fields(open_workspace: OpenWorkspace) -> None:
-    """Nothing to measure is not something that is missing."""
+    """Its influence is empty, not missing."""
     workspace, told = open_workspace(), []
     skill = Skill("s", "", "No fields.", (), "-")
     for reasons in (1, 0):

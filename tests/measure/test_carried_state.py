@@ -1,4 +1,4 @@
-"""Whether a recurrent state may be carried: what is measured, what follows, and who goes by it."""
+"""Carrying recurrent state: the measurement, the verdict, and the effect of a profile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Carried, Profile, Profiles
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import calibrate
-from notes_cli.measure.carrying import judge, measure_carried
+from notes_cli.measure.carried_state import judge, measure_carried
 from notes_cli.runtime.workspace import Workspace
 
 from ..conftest import MakeWorkspace
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.patches("recurrent")
     ],
 )
 def test_what_follows(carried: int, read: int, without: int, verdict: str, says: str) -> None:
-    """Trust needs decisions by the skill, and hardly any of them lost."""
+    """`holds` needs decisions that depend on the skill, and hardly any of them lost."""
     right = {
         name: [number < count for number in range(60)]
         for name, count in (("carried", carried), ("recompute", read), ("without", without))
@@ -39,13 +39,13 @@ def test_what_follows(carried: int, read: int, without: int, verdict: str, says:
 
 
 def test_few_decisions_prove_nothing() -> None:
-    """However good they are."""
+    """Even if all are right."""
     found = judge({name: [name != "without"] * 40 for name in ("carried", "recompute", "without")})
     assert found.verdict == "open" and found.why.startswith("40 decisions prove nothing")
 
 
 def test_a_random_hybrid_is_not_trusted(make_workspace: MakeWorkspace) -> None:
-    """Both places and all three ways are measured, and nothing follows."""
+    """Both places and all three ways are measured, and the verdict is `open`."""
     workspace, cases = make_workspace("lfm2"), shipped_battery()[:3]
     told: list[int] = []
     found, measured = measure_carried(workspace, cases, lambda: told.append(1))
@@ -59,12 +59,12 @@ def test_a_random_hybrid_is_not_trusted(make_workspace: MakeWorkspace) -> None:
 
 
 def test_attention_alone_is_not_measured_for_it(make_workspace: MakeWorkspace) -> None:
-    """There is no state."""
+    """It has no recurrent state."""
     assert measure_carried(make_workspace(), shipped_battery()[:1], lambda: None) == (None, [])
 
 
 def test_a_profile_decides_unless_the_user_does(make_workspace: MakeWorkspace) -> None:
-    """Kept, read back and followed; damaged, it is refused where it is read, and nothing is carried by it."""
+    """A saved profile is followed; a damaged one is refused, and no state is carried."""
     first = make_workspace("mamba")
     told: list[tuple[int, int]] = []
     profile = calibrate(first, shipped_battery()[:2], lambda done, of: told.append((done, of)))
