@@ -29,10 +29,10 @@ from notes_cli.text.messages import (
     SkillPart,
     TextPart,
     as_given,
-    checked,
-    is_left,
+    check_messages,
+    has_mark_remains,
     marker,
-    stretches,
+    split_marked,
 )
 from notes_cli.text.slots import Slot, Slots, cut, cut_after_calls, shows_calls
 from notes_cli.text.template import ChatTemplate, LeftOutError
@@ -148,7 +148,7 @@ def next_turn(
     answer, if there are others than the end-of-sequence token. Raise NotesError and ModelError as `build` does, and
     NotesError for messages that cannot follow an answer.
     """
-    given = checked(messages)
+    given = check_messages(messages)
     if given[-1].role == "assistant":
         raise NotesError("the last message is the assistant's: there is nothing to answer")
     if any(message.role == "system" for message in given):
@@ -210,8 +210,8 @@ def _chunks(template: ChatTemplate, found: Slots) -> list[Chunk]:
 
 def _own(template: ChatTemplate, text: str) -> tuple[Run, ...]:
     """The runs of what the template printed: its own words, except for marked strings of tools and calls."""
-    found = stretches(text)
-    if found is None or any(is_left(stretch) for stretch, _ in found):
+    found = split_marked(text)
+    if found is None or any(has_mark_remains(stretch) for stretch, _ in found):
         raise ModelError(f"{template.name} takes apart what is in messages, tools or calls")
     return _runs(*(Run(stretch, own) for stretch, own in found))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from notes_cli.errors import NotesError
-from notes_cli.text.messages import NAME, ToolCall, checked_tools
+from notes_cli.text.messages import NAME, ToolCall, normalize_tools
 
 Found = tuple[str, Mapping[str, Any], str]  # the name, the arguments, and an id, if the model gives one
 Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its name
@@ -134,7 +134,7 @@ class Listening:
 def parameters_of(tools: Sequence[Mapping[str, Any]], name: str = "") -> Schemas:
     """The parameters of the tools that may be called, or of the one that must be. Raise NotesError if it is not
     there."""
-    functions = [tool["function"] for tool in checked_tools(tools) if name in ("", tool["function"]["name"])]
+    functions = [tool["function"] for tool in normalize_tools(tools) if name in ("", tool["function"]["name"])]
     if not functions:
         raise NotesError(f"there is no tool {name!r} to call" if name else "there is no tool to call")
     return {one["name"]: one["parameters"] for one in functions}

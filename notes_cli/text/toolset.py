@@ -14,7 +14,7 @@ from typing import Any
 
 from notes_cli.errors import ModelError, SkillError, reason
 from notes_cli.text import names
-from notes_cli.text.messages import checked_tools, is_left, marker, stretches
+from notes_cli.text.messages import has_mark_remains, marker, normalize_tools, split_marked
 from notes_cli.text.prompt import Chunk, Run
 from notes_cli.text.skill import MAX_BYTES, Skill, stamp_of
 from notes_cli.text.template import ChatTemplate
@@ -35,11 +35,11 @@ class ToolSet:
 
 def in_order(tools: Iterable[Mapping[str, Any]]) -> Tools:
     """The tools by their names. Raise NotesError for one that is none."""
-    return tuple(sorted(checked_tools(tools), key=lambda tool: str(tool["function"]["name"])))
+    return tuple(sorted(normalize_tools(tools), key=lambda tool: str(tool["function"]["name"])))
 
 
 def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
-    """Read tools from a file: a JSON list of them, in any form of `checked_tools`, or an object that has it under
+    """Read tools from a file: a JSON list of them, in any form of `normalize_tools`, or an object that has it under
     `tools`, also in the `result` of an MCP server's reply to tools/list. Raise SkillError."""
     path = Path(source)
     try:
@@ -71,10 +71,10 @@ def tools_skill(template: ChatTemplate, found: ToolSet) -> Skill:
     telling = template.with_tools(found.tools)
     plain = template.cut(messages, marks)
     told = telling.cut_text(telling.render_marked(lambda _: messages), marks)
-    runs = stretches(max((_added(*both) for both in zip(plain, told, strict=True)), key=len)) or []
+    runs = split_marked(max((_added(*both) for both in zip(plain, told, strict=True)), key=len)) or []
     text = "".join(part for part, _ in runs)
     called = [tool["function"]["name"] for tool in found.tools]
-    if is_left(text) or not all(name in text for name in called):
+    if has_mark_remains(text) or not all(name in text for name in called):
         raise ModelError(f"{template.name} does not tell the model of tools in one place, so they cannot be compiled")
     return Skill(found.name, f"Tools: {', '.join(called)}", text, (), found.source, runs=tuple(runs), stamp=found.stamp)
 
