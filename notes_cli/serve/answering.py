@@ -151,10 +151,10 @@ def _text(
     from notes_cli.engine.constraint import Constraint
     from notes_cli.engine.sampler import Sampler
     from notes_cli.engine.token_generator import TokenGenerator
-    from notes_cli.text.reasoning import Until
+    from notes_cli.text.reasoning import MarkSplitter
 
     wanted, start, model = prepared.request.params, len(sequence), workspace.model
-    told, end = Probabilities(model, wanted.likely), Until("", wanted.stops)
+    told, end = Probabilities(model, wanted.likely), MarkSplitter("", wanted.stops)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def say(text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from notes_cli.text.messages import asking
 from notes_cli.text.prompt import build, generation_prompt
-from notes_cli.text.reasoning import Begins, Reasoning, Until, reasoning_of, shipped_table
+from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning, reasoning_of, shipped_table
 from notes_cli.text.template import ChatTemplate
 
 from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE
@@ -79,7 +79,7 @@ def test_an_answer_inside_the_chain() -> None:
 )
 def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, found: bool, rest: str) -> None:
     """The text before it is passed on, also what only looked like the mark, but never a part of the mark."""
-    until, given = Until("</think>"), ""
+    until, given = MarkSplitter("</think>"), ""
     for at in range(0, len(text), size):
         given += until.feed(text[at : at + size])
         assert not given.endswith("</") or not found
@@ -90,7 +90,7 @@ def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, fo
 
 def test_no_mark_is_never_found() -> None:
     """A model without marks: everything is text."""
-    until = Until("")
+    until = MarkSplitter("")
     assert until.feed("a") + until.feed("b") + until.flush() == "ab" and not until.found
 
 
@@ -106,7 +106,7 @@ def test_no_mark_is_never_found() -> None:
 )
 def test_a_chain_is_one_at_the_beginning_only(size: int, text: str, shown: str, found: bool) -> None:
     """An answer that has the mark further on is still an answer."""
-    begins, given = Begins("<think>\n"), ""
+    begins, given = LeadingMark("<think>\n"), ""
     for at in range(0, len(text), size):
         given += begins.feed(text[at : at + size])
         if begins.found:
