@@ -85,10 +85,7 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
     for number, turn in enumerate(turns):
         own = earlier if number + 1 < len(turns) else template
         if unusual and own is not rendered:  # before the turns: a refusal has the template's reason
-            opened, rendered = (
-                {id(slot.message): slot.before for slot in cut(own, messages).slots},
-                own,
-            )
+            opened, rendered = {id(slot.message): slot.before for slot in cut(own, messages).slots}, own
         slots = cut(own, turn, later=number > 0)
         if unusual:
             _check_openings(own, opened, slots)

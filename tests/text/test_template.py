@@ -234,7 +234,7 @@ def test_a_template_that_takes_too_much_is_said(source: str, says: str) -> None:
 
 def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is not lost, and what was still to come is not taken for the text of the next template."""
-    child = rendering._started()
+    child = rendering._start_child()
 
     class Interrupted:
         """A child that does not answer before Ctrl-C comes."""
