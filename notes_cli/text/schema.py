@@ -173,12 +173,7 @@ class _Reader:
     """One schema on the way to what llguidance reads."""
 
     def __init__(
-        self,
-        schema: Schema,
-        definitions: dict[str, Schema],
-        *,
-        loose: bool = False,
-        free: Collection[str] = (),
+        self, schema: Schema, definitions: dict[str, Schema], *, loose: bool = False, free: Collection[str] = ()
     ) -> None:
         """`definitions` gets those that the schema refers to. `loose`: leave out what cannot be enforced, and all but
         the type at the places that are `free`."""

@@ -67,11 +67,7 @@ _WAYS = tuple(_Form(no_text, as_text) for no_text in ("", None) for as_text in (
 _TOGETHER = (*_WAYS, *(form._replace(short_ids=True) for form in _WAYS))
 _FORMS = (
     *(*_TOGETHER, *(form._replace(apart=True) for form in _TOGETHER)),
-    *(
-        *(form._replace(as_user=True) for form in _WAYS),
-        _Form(in_content=True),
-        _Form(in_content=True, as_user=True),
-    ),
+    *(*(form._replace(as_user=True) for form in _WAYS), _Form(in_content=True), _Form(in_content=True, as_user=True)),
 )
 _TALK = (  # precedes messages that continue a conversation
     Message("system", (TextPart("s"),)),

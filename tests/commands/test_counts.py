@@ -135,7 +135,7 @@ def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypa
     assert run_here("compile", tmp_path / "skill.txt").code == 0
     begun: list[object] = []
     start = rendering._start_child
-    monkeypatch.setattr(rendering, "_started", lambda: begun.append(1) or start())
+    monkeypatch.setattr(rendering, "_start_child", lambda: begun.append(1) or start())
     for question in ("May I?", "And then?"):
         assert run_here("ask", question, "--splice", "skill", "-n", "2", "--server", "off").code == 0
         assert bool(begun) is (question == "May I?")
