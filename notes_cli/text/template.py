@@ -178,7 +178,7 @@ class ChatTemplate:
         """Render messages with marks around strings of tools, calls and results (messages.py). `messages` makes the
         messages with such strings encoded.
 
-        Raises ModelError also if the characters of such strings cannot be told from the template's.
+        Raises ModelError also if the characters of such strings cannot be distinguished from the template's.
         """
         text = self.render(messages(marked))
         if marked(self._tools) == self._tools and messages(marked) == messages(as_given):
