@@ -1,8 +1,8 @@
-"""YAML as people and strangers write it: front matter, config.yaml, wordings, batteries.
+"""Reads YAML from users and untrusted files: front matter, config.yaml, wordings, batteries.
 
-Scalars stay as written (a date remains text, 012 remains 012) unless types are asked for. Refused, with the line: a key
-that is there twice, what is nested too deeply, and aliases that stand for many more values than were written. What is
-too long is refused unread: PyYAML takes 10 seconds for a megabyte.
+Scalars stay text (a date, or 012) unless types are asked for. Duplicate keys, deep nesting and aliases that expand to
+too many values are refused with the line. Files that are too large are refused unread: PyYAML takes 10 seconds for a
+megabyte.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from notes_cli.errors import NotesError
 
 MAX_BYTES = 1 << 20  # of a file: 5,000 decisions of a battery
 MAX_DEPTH = 50
-MAX_ALIASED = 100_000  # values that all aliases together may stand for
-MAX_TYPED = 100  # characters of a scalar that is no text: to convert a number takes quadratic time
+MAX_ALIASED = 100_000  # values that all aliases together may expand to
+MAX_TYPED = 100  # characters of a scalar that is no text: converting a number takes quadratic time
 
 
 class Untyped(yaml.BaseLoader):
-    """All scalars are text."""
+    """YAML loader that reads all scalars as text."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
-        self._sizes: dict[yaml.Node, int] = {}  # of complete nodes, aliases counted as what they stand for
+        self._sizes: dict[yaml.Node, int] = {}  # values in complete nodes, with aliases expanded
         self._aliased = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -58,9 +58,9 @@ class Untyped(yaml.BaseLoader):
         first: dict[tuple[str, str], yaml.Node] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                other = first.setdefault((key.tag, key.value), key)
-                if other is not key:
-                    line = other.start_mark.line + 1
+                earlier = first.setdefault((key.tag, key.value), key)
+                if earlier is not key:
+                    line = earlier.start_mark.line + 1
                     raise _problem(
                         f"the key {key.value[:64]!r} is there already, in line {line}. Keep one of them", key
                     )
@@ -68,7 +68,7 @@ class Untyped(yaml.BaseLoader):
 
 
 class Typed(Untyped, yaml.SafeLoader):
-    """Numbers, truth values and dates are such."""
+    """YAML loader that reads numbers, booleans and dates as such."""
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node: yaml.ScalarNode = super().compose_scalar_node(anchor)
@@ -77,8 +77,8 @@ class Typed(Untyped, yaml.SafeLoader):
         return node
 
 
-def _problem(what: str, where: Any) -> ComposerError:
-    return ComposerError(problem=what, problem_mark=where.start_mark)
+def _problem(text: str, where: Any) -> ComposerError:
+    return ComposerError(problem=text, problem_mark=where.start_mark)
 
 
 def _parts(node: yaml.Node) -> list[yaml.Node]:
@@ -88,7 +88,7 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 
 
 def read_yaml(path: Path, loader: type[Untyped] = Untyped) -> Any:
-    """What a YAML file holds. Raise NotesError, in one line, if it cannot be read; a missing one, too."""
+    """Return the value in a YAML file. Raises NotesError, in one line, for a file that is missing or cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -105,17 +105,17 @@ def read_yaml(path: Path, loader: type[Untyped] = Untyped) -> Any:
 
 
 def parse_yaml(text: str, loader: type[Untyped] = Untyped) -> Any:
-    """What a YAML text holds. Raise ValueError, in one line, if it is none or beyond the bounds."""
+    """Return the value in a YAML text. Raises ValueError, in one line, for invalid YAML and beyond the limits."""
     try:
         return yaml.load(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        what = error.problem or error.context or ""
-        what = f"{error.context}, {what}" if error.context and what.startswith("but ") else what
-        raise ValueError(where + _line(what)) from error
+        problem = error.problem or error.context or ""
+        problem = f"{error.context}, {problem}" if error.context and problem.startswith("but ") else problem
+        raise ValueError(where + _line(problem)) from error
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(_line(str(error))) from error  # PyYAML's own of what does not fit its tag
+        raise ValueError(_line(str(error))) from error  # as PyYAML raises for a value that does not fit its tag
 
 
 def _line(text: str) -> str:

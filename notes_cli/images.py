@@ -1,7 +1,7 @@
-"""The pixels of an image file, decoded with care: anybody may have made it.
+"""Decodes image files from untrusted sources: checks format, size and shape, and returns RGB pixels.
 
-Pillow decodes (pip install pillow), and not libmtmd's own decoder, which drops transparency, shows photos
-on their side, reads no WebP, and allocates what a file of a few bytes claims. It knows neither models nor rows.
+Pillow decodes (pip install pillow) instead of libmtmd, whose decoder drops transparency and EXIF orientation, reads no
+WebP, and allocates as much as a header of a few bytes asks for.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF", b"BM", b"GIF8", b"II*\x00", b"MM\x00*")
 MAX_BYTES = 64 << 20
-MAX_PIXELS = 1 << 26  # of any camera: 200 MiB in memory
-MAX_ASPECT = 200  # the longer side over the shorter: some models take more rows than they allow otherwise
+MAX_PIXELS = 1 << 26  # 200 MiB in memory: more than cameras have
+MAX_ASPECT = 200  # longer side over shorter: beyond it some models take more rows than their limit
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image file: its bytes as they are, and its size as it is seen."""
+    """An image file: its bytes, and its size in pixels after EXIF rotation."""
 
     data: bytes
     width: int
     height: int
-    source: str  # for people
-    sha256: str  # of the file's bytes: that of the picture, whatever it is called
+    source: str  # in messages
+    sha256: str  # of `data`
 
     @property
     def text(self) -> str:
-        """What stands for it where texts are compared: equal texts are equal bytes."""
+        """Placeholder where texts are compared: equal placeholders mean equal bytes."""
         return f"image {self.width}x{self.height} sha256:{self.sha256}"
 
 
 def looks_like_image(data: bytes) -> bool:
-    """Whether the first bytes of a file are those of an image, be it of a kind that is not read."""
+    """Return True if data begins with the signature of an image format, supported or not."""
     return any(data.startswith(mark) for mark in SIGNATURES) and (data[:4] != b"RIFF" or data[8:12] == b"WEBP")
 
 
 def load_picture(path: Path) -> Picture:
-    """The picture in a file. Raise ImageError for a file that is none, or that is refused."""
+    """Read an image file. Raises ImageError for a file that is no image, or is refused."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -63,52 +63,52 @@ def load_picture(path: Path) -> Picture:
 
 
 def read_picture(data: bytes, source: str) -> Picture:
-    """The picture in these bytes. Raise as load_picture does."""
+    """As `load_picture`, for bytes; `source` names them in messages."""
     if len(data) > MAX_BYTES:
         raise ImageError(f"{source} is larger than {MAX_BYTES >> 20} MiB", "Make it smaller first")
-    with _opened(data, source) as image, _decoding(source):
+    with _open(data, source) as image, _decoding(source):
         width, height = image.size
-        if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # on its side: Orientation
+        if image.getexif().get(0x0112, 1) in (5, 6, 7, 8):  # EXIF orientation: rotated by 90 degrees
             width, height = height, width
     return Picture(data, width, height, source, hashlib.sha256(data).hexdigest())
 
 
 def pixels(picture: Picture) -> NDArray[np.uint8]:
-    """Red, green and blue, [height, width, 3]: turned as it is meant to be seen, what is transparent on white."""
+    """Return RGB pixels of shape [height, width, 3], EXIF rotation applied, transparency on white."""
     import numpy as np  # help and completion need none
     from PIL import Image, ImageOps
 
-    with _opened(picture.data, picture.source) as image, _decoding(picture.source):
+    with _open(picture.data, picture.source) as image, _decoding(picture.source):
         image.load()
-        turned = ImageOps.exif_transpose(image)
-        if turned.mode.startswith("I"):  # 16 bits
-            turned = Image.fromarray((np.asarray(turned, np.int64) >> 8).clip(0, 255).astype(np.uint8))
-        if turned.has_transparency_data:
-            clear = turned.convert("RGBA")
-            turned = Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear)
-        found = np.array(turned.convert("RGB"), np.uint8)
-    assert found.shape == (picture.height, picture.width, 3)
-    return found
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I"):  # 16 bits
+            upright = Image.fromarray((np.asarray(upright, np.int64) >> 8).clip(0, 255).astype(np.uint8))
+        if upright.has_transparency_data:
+            rgba = upright.convert("RGBA")
+            upright = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+        rgb = np.array(upright.convert("RGB"), np.uint8)
+    assert rgb.shape == (picture.height, picture.width, 3)
+    return rgb
 
 
 @contextmanager
 def _decoding(source: str) -> Iterator[None]:
-    """What Pillow raises in the block is raised as ImageError."""
+    """Raise Pillow's errors in the block as ImageError."""
     try:
         yield
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError, struct.error) as error:
         raise ImageError(f"{source} is cut off or damaged: {error}", "Save it again") from error
 
 
-def _opened(data: bytes, source: str) -> Image:
-    """The image, its head read and found good. Raise ImageError."""
+def _open(data: bytes, source: str) -> Image:
+    """Open an image and check its header, without decoding pixels. Raises ImageError."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
-        what = f"{source} is an image, which takes Pillow to be decoded"
-        raise ImageError(what, "Install it: pip install pillow") from error
+        problem = f"{source} is an image, which takes Pillow to be decoded"
+        raise ImageError(problem, "Install it: pip install pillow") from error
     try:
-        with warnings.catch_warnings():  # of many pixels: they are counted below
+        with warnings.catch_warnings():  # pixels are counted below
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=(*FORMATS, "GIF"))
     except Image.DecompressionBombError as error:
@@ -118,14 +118,14 @@ def _opened(data: bytes, source: str) -> Image:
     except (OSError, ValueError, SyntaxError, EOFError) as error:
         raise ImageError(f"{source} is cut off or damaged: {error}", "Save it again") from error
     width, height = image.size
-    why = None
+    fault = None
     if image.format == "GIF" or getattr(image, "n_frames", 1) > 1:
-        why = "may be animated, and one picture is looked at"
+        fault = "may be animated, and one picture is looked at"
     elif width * height > MAX_PIXELS:
-        why = f"has {width:,} x {height:,} pixels, more than {MAX_PIXELS:,}"
+        fault = f"has {width:,} x {height:,} pixels, more than {MAX_PIXELS:,}"
     elif not width or not height or max(width, height) > MAX_ASPECT * min(width, height):
-        why = f"is {width:,} x {height:,} pixels: one side is more than {MAX_ASPECT} times the other"
-    if why:
+        fault = f"is {width:,} x {height:,} pixels: one side is more than {MAX_ASPECT} times the other"
+    if fault:
         image.close()
-        raise ImageError(f"{source} {why}", "Save it as a PNG or JPEG of one picture, smaller or less long")
+        raise ImageError(f"{source} {fault}", "Save it as a PNG or JPEG of one picture, smaller or less long")
     return image

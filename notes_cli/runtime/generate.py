@@ -21,7 +21,7 @@ from notes_cli.engine.sequence import KVSequence, Stopped
 from notes_cli.engine.token_generator import TokenGenerator
 from notes_cli.errors import ContextLengthError, Help, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.reasoning import Begins, Reasoning, Until
+from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning
 
 if TYPE_CHECKING:
     from notes_cli.text.tools import Calls
@@ -103,7 +103,7 @@ class ReplyGenerator:
         EngineError without capacity for reasoning and its end."""
         reasoning, start = self.workspace.reasoning, len(sequence)
         reasoning = reasoning.calling if self.calls else reasoning
-        stream, until = _TextStream(self.on_reasoning), Until(reasoning.close)
+        stream, until = _TextStream(self.on_reasoning), MarkSplitter(reasoning.close)
 
         def on_text(text: str) -> bool:
             stream.add(until.feed(text))
@@ -158,7 +158,7 @@ class ReplyGenerator:
     def _generate_free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an unconstrained answer."""
         reasoning, start, stream = self.workspace.reasoning, len(sequence), _TextStream(self.on_text)
-        begins, end = Begins("" if thought else reasoning.open), Until(reasoning.end, self.stops)
+        begins, end = LeadingMark("" if thought else reasoning.open), MarkSplitter(reasoning.end, self.stops)
 
         def on_text(text: str) -> bool:
             stream.add(end.feed(begins.feed(text)))
@@ -176,7 +176,7 @@ class ReplyGenerator:
 
     def _answer_in_reasoning(self, answer: str) -> tuple[str, Stopped]:
         """Return an answer from the reasoning, truncated to the limits, and why it ended."""
-        model, end = self.workspace.model, Until("", self.stops)
+        model, end = self.workspace.model, MarkSplitter("", self.stops)
         tokens = model.tokenize(answer)
         whole = len(tokens) <= self.max_tokens
         if not whole:
@@ -229,7 +229,7 @@ class ReplyGenerator:
     def _generate_calls(self, sequence: KVSequence, calls: Calls, thought: ReasoningTrace | None) -> Task[Reply | None]:
         """Generate while the text may be tool calls; None, with all of it removed, if it is none. Raises
         UnsupportedError where the model cannot be rolled back."""
-        start, answer, end = len(sequence), "", Until(self.workspace.reasoning.end, self.stops)
+        start, answer, end = len(sequence), "", MarkSplitter(self.workspace.reasoning.end, self.stops)
 
         def on_text(text: str) -> bool:
             nonlocal answer
@@ -251,7 +251,7 @@ class ReplyGenerator:
 
     def _generate_constrained(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an answer constrained by the grammar."""
-        start, stream, end = len(sequence), _TextStream(self.on_text, strip=False), Until("", self.stops)
+        start, stream, end = len(sequence), _TextStream(self.on_text, strip=False), MarkSplitter("", self.stops)
 
         def on_text(text: str) -> bool:
             stream.add(end.feed(text))
@@ -310,7 +310,7 @@ def _reasoning_limit(sequence: KVSequence, limit: int, answer: int) -> int:
     return min(limit, size - start - ANSWER_RESERVE)
 
 
-def _closing_text(reasoning: Reasoning, until: Until) -> tuple[str, str]:
+def _closing_text(reasoning: Reasoning, until: MarkSplitter) -> tuple[str, str]:
     """Return the text to append after the reasoning to start the answer, and the part of the answer that is present."""
     if not until.found:
         return reasoning.closing, ""

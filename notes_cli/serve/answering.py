@@ -16,7 +16,7 @@ from notes_cli.runtime.generate import ReplyGenerator
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.prepare import PreparedRequest
 from notes_cli.text.messages import ToolCall
-from notes_cli.text.tools import FORCED, Calls, Form, Listening, form_of
+from notes_cli.text.tools import FORCED, Calls, ToolCallFormat, ToolCallStream, form_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _chat(
     sampling = replace(wanted.sampling, seed=seed & 0xFFFFFFFF)
     told = Probabilities(workspace.model, wanted.likely)
     form = _form(workspace, prepared)
-    listening = Listening(form, prepared.request.tools) if form else None
+    listening = ToolCallStream(form, prepared.request.tools) if form else None
 
     def say(text: str) -> None:
         text = listening.feed(text) if listening else text
@@ -138,7 +138,7 @@ def _chat(
     return Written(index, reply.stopped, len(sequence) - start, reasoning, told.take(), calls)
 
 
-def _form(workspace: Workspace, prepared: PreparedRequest) -> Form | None:
+def _form(workspace: Workspace, prepared: PreparedRequest) -> ToolCallFormat | None:
     """The form that calls of tools have in the answer; None where there are no tools, or it is not known."""
     if not prepared.request.tools:
         return None
@@ -151,10 +151,10 @@ def _text(
     from notes_cli.engine.constraint import Constraint
     from notes_cli.engine.sampler import Sampler
     from notes_cli.engine.token_generator import TokenGenerator
-    from notes_cli.text.reasoning import Until
+    from notes_cli.text.reasoning import MarkSplitter
 
     wanted, start, model = prepared.request.params, len(sequence), workspace.model
-    told, end = Probabilities(model, wanted.likely), Until("", wanted.stops)
+    told, end = Probabilities(model, wanted.likely), MarkSplitter("", wanted.stops)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def say(text: str) -> None:

@@ -1,1 +1,1 @@
-"""Text before it becomes tokens: skills, errata, chat templates, conversations. Pure: no model, no command line."""
+"""Text processing before tokenisation: skills, errata, chat templates, conversations, grammars. Needs no model."""

@@ -1,4 +1,4 @@
-"""Blocks of a text that are compiled separately, which of them refer to each other, and the tokens of a field."""
+"""Divides a text into blocks that are compiled separately, and locates the tokens of its fields."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from notes_cli.text.fields import fences, within
 
 
 def token_spans(text: str, token_bytes: Sequence[bytes], places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """For each place, characters [start, end) of the text, the tokens [first, last) that touch it.
+    """Return for each place, characters [start, end) of the text, the tokens [first, last) that overlap it.
 
-    `token_bytes` holds the bytes of each token of the text, in order. A tokenizer may put one space before
-    the text (SentencePiece does). Raise SkillError for bytes that are not those of the text.
+    `token_bytes`: the bytes of each token of the text, in order; a tokenizer may put one space before the text
+    (SentencePiece). Raises SkillError for bytes that are not those of the text.
     """
     if not places:
         return []
@@ -25,16 +25,16 @@ def token_spans(text: str, token_bytes: Sequence[bytes], places: Sequence[tuple[
     if joined not in (data, b" " + data):
         raise SkillError("the bytes of this model's tokens are not those of the text, so its fields cannot be located")
     shift, at = len(joined) - len(data), byte_offsets(text)
-    ends = list(accumulate(map(len, token_bytes)))  # where each token ends, in bytes
+    ends = list(accumulate(map(len, token_bytes)))  # of tokens, in bytes
     return [(bisect_right(ends, shift + at[start]), bisect_left(ends, shift + at[end]) + 1) for start, end in places]
 
 
 def byte_offsets(text: str) -> Sequence[int]:
-    """The byte at which each character of a text begins, and the byte after the last one."""
+    """Return the UTF-8 offset of each character of a text, and of its end."""
     return range(len(text) + 1) if text.isascii() else [0, *accumulate(len(char.encode()) for char in text)]
 
 
-Blocks = int | Literal["headings"]  # how many, or one for each heading
+Blocks = int | Literal["headings"]  # a number, or one for each heading
 
 PLACES = {
     "headings": re.compile(r"^ {0,3}#{1,6}[ \t]+(?=\S)", re.M),
@@ -44,50 +44,49 @@ PLACES = {
 
 
 def check_blocks(blocks: Blocks | None) -> None:
-    """Raise SkillError for what is no number of blocks."""
+    """Raise SkillError for an invalid number of blocks."""
     if blocks not in (None, "headings") and (type(blocks) is not int or blocks < 1):
         raise SkillError(f"a skill is compiled in 1 block or more, or in one for each heading, not in {blocks!r}")
 
 
 def block_starts(text: str, token_bytes: Sequence[bytes], blocks: Blocks) -> tuple[int, ...]:
-    """The first token of each block, beginning with 0; empty if there is only one block.
+    """Return the first token of each block, beginning with 0; empty for a single block.
 
-    `token_bytes` holds the bytes of each token of the text, in order. A number of blocks gives parts of about equal
-    length in tokens, cut between paragraphs if there are enough of them, else between lines; fewer parts if there are
-    too few places to cut. Raise SkillError for any other number or word, if headings were asked for and there are none,
-    and for tokens whose bytes are not those of the text.
+    `token_bytes` as for `token_spans`. A number of blocks gives parts of about equal length in tokens, divided between
+    paragraphs if there are enough, else between lines; fewer parts where there are too few places. Raises SkillError
+    for an invalid number, for headings where the text has none, and for tokens whose bytes are not those of the text.
     """
     check_blocks(blocks)
     if blocks == 1:
         return ()
     if blocks == "headings":
-        places = _at_tokens(text, token_bytes, _places(text, "headings"))
+        places = _tokens_at(text, token_bytes, _places(text, "headings"))
         if not places:
             raise SkillError("there are no headings to cut it at", "Give a number of blocks instead")
         return (0, *places)
     for kind in ("paragraphs", "lines"):
-        places = _at_tokens(text, token_bytes, _places(text, kind))
+        places = _tokens_at(text, token_bytes, _places(text, kind))
         if len(places) >= blocks - 1:
             break
-    return (0, *_evenly(places, len(token_bytes), blocks)) if places else ()
+    return (0, *_choose_evenly(places, len(token_bytes), blocks)) if places else ()
 
 
 def references(texts: Sequence[str], blocks_of: Mapping[str, set[int]]) -> list[str]:
-    """Warnings about blocks that name a field whose value is in another block.
+    """Return warnings about blocks that name a field whose value is in another block.
 
-    `texts` are those of the blocks; `blocks_of` has for each field the blocks with its value, counted from 0.
+    `texts`: those of the blocks; `blocks_of`: the blocks with the value of each field, counted from 0.
     """
     parts = {name: set(_words(name)) for name in blocks_of}
-    found = []
+    warnings = []
     for number, text in enumerate(texts):
         words = set(_words(text))
         for name in blocks_of:
             if number not in blocks_of[name] and parts[name] <= words and _names(text, name):
-                found.append(
+                warnings.append(
                     f"block {number + 1} refers to {name}, whose value is in {_blocks(blocks_of[name])}: decisions may "
                     "suffer; keep them in one block"
                 )
-    return found
+    return warnings
 
 
 def _words(text: str) -> list[str]:
@@ -95,7 +94,7 @@ def _words(text: str) -> list[str]:
 
 
 def _names(text: str, name: str) -> bool:
-    """Whether the text names the field, as a whole word; `ship_to` may be written `ship to`."""
+    """Return True if the text names the field, as a whole word; `ship_to` may be written `ship to`."""
     spelled = re.sub(r"[_-]", "[ _-]", re.escape(name).replace(r"\-", "-"))
     return re.search(rf"(?<![\w-]){spelled}(?![\w-])", text, re.I) is not None
 
@@ -106,36 +105,36 @@ def _blocks(numbers: set[int]) -> str:
 
 
 def _places(text: str, kind: str) -> list[int]:
-    """The characters before which the text may be cut; the first character of the text is none of them."""
+    """Return the characters before which the text may be divided, without the first."""
     code = fences(text)
-    found = PLACES[kind].finditer(text)
-    places = [match.start() if kind == "headings" else match.start("place") for match in found]
+    matches = PLACES[kind].finditer(text)
+    places = [match.start() if kind == "headings" else match.start("place") for match in matches]
     return [place for place in places if place and not within(code, place - 1)]
 
 
-def _at_tokens(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -> list[int]:
-    """The tokens that begin at these characters; a place inside a token is dropped."""
+def _tokens_at(text: str, token_bytes: Sequence[bytes], places: Sequence[int]) -> list[int]:
+    """Return the tokens that begin at these characters, without places inside tokens."""
     data, joined = text.encode(), b"".join(token_bytes)
     if joined not in (data, b" " + data):  # SentencePiece puts a space before the text
         raise SkillError("the bytes of this model's tokens are not those of the text, so it cannot be cut into blocks")
     shift = len(joined) - len(data)
-    begins = [0, *accumulate(map(len, token_bytes))][:-1]  # where each token begins, in bytes
-    found, at = [], byte_offsets(text)
+    begins = [0, *accumulate(map(len, token_bytes))][:-1]  # of tokens, in bytes
+    starts, at = [], byte_offsets(text)
     for place in places:
         byte = shift + at[place]
         token = bisect_left(begins, byte)
         if token < len(begins) and begins[token] == byte:
-            found.append(token)
-    return found
+            starts.append(token)
+    return starts
 
 
-def _evenly(places: Sequence[int], total: int, blocks: int) -> list[int]:
-    """Of ascending places, those that cut `total` tokens into the most even parts, chosen one after the other."""
+def _choose_evenly(places: Sequence[int], total: int, blocks: int) -> list[int]:
+    """Choose among ascending places, from the left, those that divide `total` tokens most evenly."""
     cuts = min(blocks - 1, len(places))
     chosen: list[int] = []
     low = 0
     for number in range(1, cuts + 1):
-        high = len(places) - (cuts - number)  # leave one for each cut that follows
+        high = len(places) - (cuts - number)  # leaves a place for each further cut
         target = total * number / (cuts + 1)
         low = min(range(low, high), key=lambda index: abs(places[index] - target)) + 1
         chosen.append(places[low - 1])

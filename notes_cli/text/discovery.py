@@ -1,6 +1,6 @@
-"""Finding Agent Skills: folders with a SKILL.md, in the folders where agents look for them (agentskills.io).
+"""Finds Agent Skills: folders with a SKILL.md, where agents look for them (agentskills.io).
 
-A nearer skill hides one of the same name that is farther away, as agents have it. Only front matter is read here.
+A nearer skill hides a farther one of its name, as agents do. Only front matter is read here.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from notes_cli.text import names
 from notes_cli.text.keys import listed
 from notes_cli.text.skill import read_card
 
-MAX_SKILLS = 2000  # in one folder: more is no folder of skills
+MAX_SKILLS = 2000  # in one folder
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A skill, or why it is none, and those of its name that it hides."""
+    """A skill found in a folder, with its problem if it is unusable, and the skills of its name that it hides."""
 
     name: str
     description: str
-    path: Path  # its folder
+    path: Path  # folder
     problem: SkillError | None = None
     hides: tuple[Path, ...] = ()
 
 
 def find_skills(folders: Iterable[Sequence[Path]]) -> list[Found]:
-    """All skills in these folders, by name; of several that are equally near, and not the same, each has a problem.
+    """Return all skills in these folders, sorted by name. Different skills of one name that are equally near have a
+    problem.
 
-    `folders`: nearer ones first, those that are equally near in one list. Raise SkillError for a folder that cannot be
-    read.
+    `folders`: nearest first, equally near ones in one list. Raises SkillError for a folder that cannot be read.
     """
     skills: dict[str, Found] = {}
     hidden: dict[str, list[Path]] = {}
-    seen: set[Path] = set()  # by one way or another: links from one folder of skills to another are usual
+    seen: set[Path] = set()  # resolved: folders of skills often link to each other
     for level in folders:
         near: dict[str, list[Found]] = {}
         for path in (path for folder in level for path in _inside(folder)):
@@ -50,7 +50,7 @@ def find_skills(folders: Iterable[Sequence[Path]]) -> list[Found]:
             if name in skills:
                 hidden.setdefault(name, []).extend(found.path for found in several)
             else:
-                skills[name] = several[0] if _alike(several) else _ambiguous(several)
+                skills[name] = several[0] if _are_copies(several) else _ambiguous(several)
     return [
         Found(found.name, found.description, found.path, found.problem, tuple(hidden.get(name, ())))
         for name, found in sorted(skills.items())
@@ -58,16 +58,16 @@ def find_skills(folders: Iterable[Sequence[Path]]) -> list[Found]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The folders with a SKILL.md in a folder, which need not be there."""
+    """Return the folders with a SKILL.md in a folder, which may be missing."""
     try:
-        found = sorted(path for path in folder.iterdir() if (path / "SKILL.md").is_file())
+        paths = sorted(path for path in folder.iterdir() if (path / "SKILL.md").is_file())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise SkillError(f"cannot read {folder}: {reason(error)}") from error
-    if len(found) > MAX_SKILLS:
+    if len(paths) > MAX_SKILLS:
         raise SkillError(f"{folder} has more than {MAX_SKILLS:,} skills", "Name those that you mean")
-    return found
+    return paths
 
 
 def _read(path: Path) -> Found:
@@ -78,8 +78,8 @@ def _read(path: Path) -> Found:
     return Found(name, description, path)
 
 
-def _alike(several: Sequence[Found]) -> bool:
-    """Whether these are copies of one skill."""
+def _are_copies(several: Sequence[Found]) -> bool:
+    """Return True if these are copies of one skill."""
     first, *others = (found.path / "SKILL.md" for found in several)
     try:
         return all(filecmp.cmp(first, other, shallow=False) for other in others)

@@ -1,7 +1,7 @@
-"""Errata: short corrections, as `field=value` or as free text, and the sentences that a model reads.
+"""Parses errata (corrections as `field=value` or free text) and words them as sentences for the model.
 
-The wordings are in prompts/errata.json. Only {field}, {value}, {skill} and {text} are filled in, in one pass, so
-braces in a user's text are left alone. Where an erratum is placed in a prompt is decided elsewhere.
+Wordings are in prompts/errata.json. {field}, {value}, {skill} and {text} are filled in one pass, so that braces in
+values stay. prompt.py places errata in a prompt.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import MAX_WORDS, Known, field_name, is_name, known
 
 COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
-# As a name is written, a reference to a skill's field, or a placeholder: "1=2" is none.
+# Resembles a name, a reference to a field, or a placeholder; "1=2" does not.
 LIKE_NAME = re.compile(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
-ANOTHER = re.compile(r"[,;]([^,;=:]+)[=:]")  # in a value: what may be meant as a field and its value
-MOST_NAMED = 256  # characters of a value that are looked at for such a name: no skill and field have more together
+ANOTHER = re.compile(r"[,;]([^,;=:]+)[=:]")  # in a value: possibly another field with its value
+MOST_NAMED = 256  # characters searched for such a name: skill and field have at most as many
 SLOT = re.compile(r"\{(field|value|text|skill)\}")
 
 
@@ -32,22 +32,22 @@ class Erratum:
     field: str | None
     value: str | None
     text: str  # as the user wrote it
-    skill: str = ""  # the skill that has the field, if several skills have one of that name
+    skill: str = ""  # of the field, where several skills have one of that name
 
     @property
     def key(self) -> str:
-        """The key of the field (keys.py); empty for free text."""
+        """Key of the field (keys.py); empty for free text."""
         return f"{self.skill}.{self.field}" if self.skill else self.field or ""
 
 
 class OfField(str):
-    """`field=value`, given as a field and its value: never read as free words."""
+    """`field=value`, made of a field and its value: never parsed as free text."""
 
     __slots__ = ()
 
 
 def of_fields(errata: Mapping[str, str]) -> tuple[OfField, ...]:
-    """Errata given as fields and their values. Raise SkillError for a name that no field has."""
+    """Return errata for new values by field. Raises SkillError for a name that no field can have."""
     for name in errata:
         if not name.strip() or "=" in name:
             raise SkillError(f"an erratum is of {name!r}, and no field is called so")
@@ -56,85 +56,85 @@ def of_fields(errata: Mapping[str, str]) -> tuple[OfField, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wordings:
-    """How corrections are worded: the forms for a field, by name; the default one; the form for free text."""
+    """Sentence forms of errata: those for fields by name, the name of the default, and the one for free text."""
 
     default: str
     forms: Mapping[str, str]
     free: str
-    of: str  # the field, if several skills have one of that name
+    of: str  # form of the field where several skills have one of that name
 
 
 def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
-    """Read `field=value`, the line of a known field as texts have it (`field: value`), or free text. `known_fields` are
+    """Parse `field=value`, the line of a known field as texts have it (`field: value`), or free text. `known_fields`:
     those of all spliced skills.
 
-    Raise SkillError for an empty erratum, for a value that is empty or has several lines, for a field's name alone, and
-    for what looks like `field=value` with a field that no skill has: a word with nothing in it but what names of skills
-    and fields are written with, and several words if they are nearly a field's name.
+    Raises SkillError for an empty erratum, for a value that is empty or has several lines, for the name of a field
+    alone, and for text that resembles `field=value` with an unknown field: a single word of characters of names, or
+    several words that are nearly the name of a field.
     """
-    certain, text = isinstance(text, OfField), text.strip()
+    is_field, text = isinstance(text, OfField), text.strip()
     if not text:
         raise SkillError("the erratum is empty", "Write field=value, or the correction in your own words")
     name, equals, value = text.partition("=")
-    colon = None if certain else COLON.search(text)
+    colon = None if is_field else COLON.search(text)
     if field_name(name) not in known_fields and colon and field_name(text[: colon.start()]) in known_fields:
         name, equals, value = text[: colon.start()], colon[0], text[colon.end() :]
     name = field_name(name)
     if equals and not name:
         raise SkillError(f"the erratum {text!r} names no field", "Write field=value")
     if name not in known_fields:
-        if colon and not equals and _is_written(field_name(text[: colon.start()]), known_fields):
-            given = text[: colon.start()].strip()
-            raise SkillError(f"no spliced skill has a field {given!r}", known(known_fields, given))
-        if not equals or not (certain or LIKE_NAME.fullmatch(name) or _nearly(name, known_fields)):
+        if colon and not equals and _is_field_name(field_name(text[: colon.start()]), known_fields):
+            written = text[: colon.start()].strip()
+            raise SkillError(f"no spliced skill has a field {written!r}", known(known_fields, written))
+        if not equals or not (is_field or LIKE_NAME.fullmatch(name) or _resembles_field(name, known_fields)):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields, name))
     value = clean_value(name, value)
-    if (other := _another(value, known_fields)) is not None:
-        what = f"the erratum {text!r} gives {name!r} a value, and {other!r} another one"
-        raise SkillError(what, "Write an erratum for each")
+    if (other := _second_field(value, known_fields)) is not None:
+        problem = f"the erratum {text!r} gives {name!r} a value, and {other!r} another one"
+        raise SkillError(problem, "Write an erratum for each")
     return Erratum(name, value, text)
 
 
-def _another(value: str, known_fields: Collection[str]) -> str | None:
-    """A field that a value gives another value: its name is before an equals sign, or after a comma before a colon."""
-    found = [[field_name(other[1])] for other in ANOTHER.finditer(value)]
+def _second_field(value: str, known_fields: Collection[str]) -> str | None:
+    """Return a second field that a value assigns: its name comes before "=", or between a comma and a colon."""
+    candidates = [[field_name(match[1])] for match in ANOTHER.finditer(value)]
     for end in (place for place, letter in enumerate(value) if letter == "="):
         words = value[max(0, end - MOST_NAMED) : end].replace(",", " ").replace(";", " ").split()
-        found.append([field_name(" ".join(words[-count:])) for count in range(MAX_WORDS, 0, -1)])
-    return next((name for names in found for name in names if name in known_fields), None)
+        candidates.append([field_name(" ".join(words[-count:])) for count in range(MAX_WORDS, 0, -1)])
+    return next((name for names in candidates for name in names if name in known_fields), None)
 
 
-def _is_written(name: str, known_fields: Collection[str]) -> bool:
-    """Whether a name is that of a field but for its case, or the skill that it names."""
+def _is_field_name(name: str, known_fields: Collection[str]) -> bool:
+    """Return True if a name, with or without a skill, is a field's name in any case."""
     fields = {field.rpartition(".")[2].casefold() for field in known_fields}
     return name.rpartition(".")[2].casefold() in fields
 
 
-def _nearly(name: str, known_fields: Collection[str]) -> bool:
-    """Whether several words are a field's name but for a few letters, or their case."""
+def _resembles_field(name: str, known_fields: Collection[str]) -> bool:
+    """Return True if several words are a field's name except for a few letters or their case."""
     from difflib import get_close_matches
 
     fields = [field.casefold() for field in known_fields]
     return is_name(name.rpartition(".")[2]) and bool(get_close_matches(name.casefold(), fields, n=1, cutoff=0.8))
 
 
-def read_errata(given: Iterable[str], known: Known) -> list[Erratum]:
-    """Errata as the user wrote them; `*.field` gives one for each skill. Raise SkillError as `parse_erratum` does, and
-    for a field that several skills have if the skill is not named."""
-    found: list[Erratum] = []
-    for text in given:
+def read_errata(texts: Iterable[str], known: Known) -> list[Erratum]:
+    """Parse errata; `*.field` gives one for each skill. Raises SkillError as `parse_erratum` does, and for a field of
+    several skills without the name of the skill."""
+    errata: list[Erratum] = []
+    for text in texts:
         erratum = parse_erratum(text, known)
         if erratum.field is None:
-            found.append(erratum)
+            errata.append(erratum)
             continue
-        for one in known.resolve(erratum.field):
-            found.append(replace(erratum, field=one.field, skill=one.skill if one.shared else ""))
-    return found
+        for reference in known.resolve(erratum.field):
+            errata.append(replace(erratum, field=reference.field, skill=reference.skill if reference.shared else ""))
+    return errata
 
 
 def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None = None) -> str:
-    """The erratum as a sentence for the model. Raise SkillError for a wording that does not exist."""
+    """Return the erratum as a sentence for the model. Raises SkillError for an unknown wording."""
     wordings = wordings or shipped_wordings()
     if erratum.field is None or erratum.value is None:
         return _fill(wordings.free, {"text": erratum.text})
@@ -149,7 +149,7 @@ def word(erratum: Erratum, wording: str | None = None, wordings: Wordings | None
 
 @cache
 def shipped_wordings() -> Wordings:
-    """The wordings that ship with notes."""
+    """Return the wordings of prompts/errata.json."""
     data = json.loads((resource("prompts") / "errata.json").read_text(encoding="utf-8"))
     return Wordings(data["default"], data["wordings"], data["free"], data["of"])
 

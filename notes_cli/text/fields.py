@@ -1,22 +1,21 @@
-"""Fields: named values in a text, and the characters that hold them.
+"""Finds the fields of a text: named values, and the characters that hold them.
 
 A text can have a field in three ways:
 
-* `{{date}}`: replaced by the value that the front matter (or a line of the text) gives. Every occurrence is a
-  span. `\\{{date}}` becomes `{{date}}` and is no field. A `{{name}}` without a value, as in texts about Jinja, Vue or
-  Helm, is left as it is, with a warning; if it is nearly the name of a field, it is refused.
-* a line `date: 2026-06-01`: keys.py defines what counts as one.
-* declared in the front matter only: the one place in the text that has the value as a whole word. If there is more
-  than one such place, the author must mark the right one with `{{date}}`.
+* `{{date}}`: replaced by the value from the front matter or from a line of the text. Every occurrence is a span.
+  `\\{{date}}` becomes `{{date}}` and is no field. A `{{name}}` without a value, as in texts about Jinja, Vue or Helm,
+  stays, with a warning; if it is nearly the name of a field, it is refused.
+* a line `date: 2026-06-01`, as keys.py defines it.
+* declared in the front matter only: the single place in the text that has the value as a whole word. With several such
+  places, the author must mark the right one with `{{date}}`.
 
-A field may be hoisted (`date: {value: 2026-06-01, hoist: true}` in the front matter): its value is then on a line
-`date: 2026-06-01` at the end of the text, after an empty line, and nowhere else. Lines of the text that give the value
-are removed, and every other place has the field's name instead: `[date]`. No token but the last few then depends on the
-value: the edit method `suffix` decodes only these and equals a recompute. Several hoisted fields have a line each, in
-the order of the front matter.
+A field may be hoisted (`date: {value: 2026-06-01, hoist: true}` in the front matter): its value is then only on a line
+`date: 2026-06-01` at the end of the text, after an empty line. Lines that give the value are removed, and every other
+place has the name of the field instead: `[date]`. Only the last tokens then depend on the value: the edit method
+`suffix` decodes only these and equals a recompute. Several hoisted fields have a line each, in the order of the front
+matter.
 
-It knows no files and no front matter: it gets the body of a skill and the declared values. All of it takes time
-proportional to the length of the text.
+All functions take time proportional to the length of the text.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from notes_cli.text.keys import BREAKS, KeyLine, field_name, key_lines, listed
 SLUG = re.compile(r"[A-Za-z0-9_-]+")
 PLACEHOLDER = re.compile(rf"(\\)?\{{\{{[ \t]*([^\s{{}}](?:[^{{}}{BREAKS}]{{0,62}}[^\s{{}}])?)[ \t]*\}}\}}")
 BREAK = re.compile(f"[{BREAKS}]")
-CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # but what is white space
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # except white space
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
 Span = tuple[int, int]  # characters [first, last)
 
 
 class Field(NamedTuple):
-    """One place that holds a field's value: characters [start, end) of the text."""
+    """A place that holds a field's value: characters [start, end) of the text."""
 
     name: str
     value: str
@@ -50,7 +49,7 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Characters [start, end) to be replaced by the value of `name`, or by `literal` if there is no name."""
+    """Characters [start, end) to replace by the value of `name`, or by `literal` if there is no name."""
 
     start: int
     end: int
@@ -59,8 +58,8 @@ class Hole:
 
 
 def clean_value(name: str, value: str) -> str:
-    """The value without white space around it. Raise SkillError if it is empty, has several lines or a control
-    character, or begins with =."""
+    """Return the value without surrounding white space. Raises SkillError if it is empty, has several lines or a
+    control character, or begins with =."""
     value = value.strip()
     if value.startswith("="):
         raise SkillError(f"the value of field {name!r} begins with =", f"Write {name}=VALUE")
@@ -74,36 +73,36 @@ def clean_value(name: str, value: str) -> str:
 
 
 def fill(text: str, holes: Iterable[Hole], values: Mapping[str, str]) -> tuple[str, tuple[Field, ...]]:
-    """Put values into holes that do not overlap. Return the new text and the place of each value in it."""
+    """Put values into holes that do not overlap. Returns the new text and the place of each value in it."""
     parts: list[str] = []
     fields: list[Field] = []
-    done = length = 0  # characters of the old text that were read, of the new one that were written
+    read = written = 0  # characters of the old text read, of the new one written
     for hole in sorted(holes, key=lambda hole: hole.start):
         value = values[hole.name] if hole.name else hole.literal
-        length += hole.start - done
-        parts += [text[done : hole.start], value]
+        written += hole.start - read
+        parts += [text[read : hole.start], value]
         if hole.name:
-            fields.append(Field(hole.name, value, length, length + len(value)))
-        length += len(value)
-        done = hole.end
-    parts.append(text[done:])
+            fields.append(Field(hole.name, value, written, written + len(value)))
+        written += len(value)
+        read = hole.end
+    parts.append(text[read:])
     return "".join(parts), tuple(fields)
 
 
 def fences(text: str) -> list[Span]:
-    """The blocks of fenced code in a text, in order. One that is not closed goes on to the end of the text."""
-    found: list[Span] = []
-    mark, begun, first = "", 0, 0
+    """Return the spans of fenced code in a text, in order. An unclosed block extends to the end."""
+    spans: list[Span] = []
+    mark, opened, first = "", 0, 0
     for line in text.split("\n"):
         last = first + len(line)
         fence = FENCE.match(line)
         if not mark and fence and last < len(text):
-            mark, begun = fence[1], first
+            mark, opened = fence[1], first
         elif mark and fence and fence[1].startswith(mark) and not line[fence.end() :].rstrip(" \t").strip("`~"):
-            found.append((begun, last))
+            spans.append((opened, last))
             mark = ""
         first = last + 1
-    return [*found, (begun, len(text))] if mark else found
+    return [*spans, (opened, len(text))] if mark else spans
 
 
 def find_fields(
@@ -111,12 +110,12 @@ def find_fields(
 ) -> tuple[str, tuple[Field, ...], list[str]]:
     """Find the fields of a skill's body and fill its placeholders. `hoisted`: the declared fields to move to its end.
 
-    Return the text, its fields in the order of the text, and warnings. Raise SkillError for a declared value that a
-    line contradicts or that is nowhere in the text, and for a placeholder that is nearly the name of a field.
+    Returns the text, its fields in order, and warnings. Raises SkillError for a declared value that a line contradicts
+    or that is not in the text, and for a placeholder that is nearly the name of a field.
     """
     body, end = _hoist(body, declared, hoisted)
     lines, warnings = _line_fields(body, declared)
-    values = dict(declared) | {name: body[hole.start : hole.end] for name, found in lines.items() for hole in found}
+    values = dict(declared) | {name: body[hole.start : hole.end] for name, some in lines.items() for hole in some}
     marks, unknown = [], []
     for match in PLACEHOLDER.finditer(body):
         name = field_name(match[2])
@@ -125,13 +124,13 @@ def find_fields(
         elif SLUG.fullmatch(name):
             unknown.append(name)
     if unknown:
-        warnings.append(_left(list(dict.fromkeys(unknown)), declared, values))
-    holes = sorted((hole for found in lines.values() for hole in found), key=lambda hole: hole.start)
+        warnings.append(_unfilled_warning(list(dict.fromkeys(unknown)), declared, values))
+    holes = sorted((hole for some in lines.values() for hole in some), key=lambda hole: hole.start)
     placed, spans = {hole.name for hole in [*holes, *marks]}, _mark_spans(body)
     for name in declared:
         if name not in placed:
             only = _only_place(body, spans, name, declared[name])
-            # A declared field takes the place of a line such as "deadline: 2026-06-01".
+            # A declared field replaces one of a line such as "deadline: 2026-06-01".
             first = bisect_right(holes, only.start, key=lambda hole: hole.end)
             last = bisect_left(holes, only.end, key=lambda hole: hole.start)
             for hole in holes[first:last]:
@@ -145,16 +144,16 @@ def find_fields(
     return text, fields, warnings
 
 
-def _left(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[str, str]) -> str:
-    """The warning about placeholders that stay as they are. Raise SkillError for one that is
-    nearly the name of a field."""
+def _unfilled_warning(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[str, str]) -> str:
+    """Return the warning about placeholders without a value. Raises SkillError for one that is nearly the name of a
+    field."""
     near_to: dict[str, list[str]] = {}
     for known in values:
         for part in _shortened(known):
             near_to.setdefault(part, []).append(known)
     for name in unknown:
-        others = (known for part in _shortened(name) for known in near_to.get(part, ()))
-        near = next((known for known in others if _is_typo(name, known, known in declared)), None)
+        candidates = (known for part in _shortened(name) for known in near_to.get(part, ()))
+        near = next((known for known in candidates if _is_typo(name, known, known in declared)), None)
         if near:
             raise SkillError(
                 f"{{{{{name}}}}} is in the text, but no such field has a value. Did you mean {near!r}?",
@@ -170,12 +169,12 @@ def _left(unknown: Sequence[str], declared: Mapping[str, str], values: Mapping[s
 
 
 def _is_typo(name: str, known: str, declared: bool) -> bool:
-    """Whether a name is another one with one letter changed or two neighbours exchanged; for a declared one also with a
-    letter more or less. Names of up to three letters are not compared: they are often close to others."""
+    """Return True if a name is another with one letter changed or two neighbours exchanged; for a declared one also
+    with a letter more or less. Names of up to three letters are not compared: they are often similar."""
     if min(len(name), len(known)) < 4:
         return False
     if len(name) == len(known):
-        differ = [index for index, (one, other) in enumerate(zip(name, known, strict=True)) if one != other]
+        differ = [index for index, (a, b) in enumerate(zip(name, known, strict=True)) if a != b]
         swapped = len(differ) == 2 and differ[1] == differ[0] + 1
         return len(differ) == 1 or (
             swapped and name[differ[0]] == known[differ[1]] and name[differ[1]] == known[differ[0]]
@@ -185,26 +184,27 @@ def _is_typo(name: str, known: str, declared: bool) -> bool:
 
 
 def _shortened(name: str) -> set[str]:
-    """A name, and each form of it with one letter left out: two names that differ by one letter share one of these."""
+    """Return a name and each form of it without one letter: names that differ by one letter share one of these."""
     return {name, *(name[:index] + name[index + 1 :] for index in range(len(name)))}
 
 
 def _hoist(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> tuple[str, int]:
-    """The body with a placeholder for each hoisted field on a line of its own at the end, and where these begin.
+    """Move each hoisted field to a placeholder on its own line at the end of the body. Returns the body, and where
+    these lines begin.
 
     A line that contradicts the declared value stays, and is refused as any other is.
     """
     if not hoisted:
         return body, len(body)
-    body = _marked(body, declared, hoisted)
+    body = _mark_hoisted(body, declared, hoisted)
     code = fences(body)
-    kept: list[str] = []  # what is kept of the text, its end first
+    kept: list[str] = []  # parts of the text to keep, last first
     end = len(body)
     for line in reversed(key_lines(body, declared)):
         if (
             line.name not in hoisted
             or within(code, line.first)
-            or not _gives(line.value, line.name, declared[line.name])
+            or not _is_value_or_mark(line.value, line.name, declared[line.name])
         ):
             continue
         kept.append(body[line.last + 1 : end])
@@ -219,9 +219,9 @@ def _hoist(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> 
     return (f"{body}\n\n{lines}" if body else lines), len(body)
 
 
-def _marked(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> str:
-    """The body with a placeholder in the place of each hoisted value, if neither a line nor a placeholder shows where
-    that is. The value need not be in the text."""
+def _mark_hoisted(body: str, declared: Mapping[str, str], hoisted: Collection[str]) -> str:
+    """Put a placeholder in the place of each hoisted value that has neither a line nor a placeholder. The value may be
+    missing."""
     named = {field_name(match[2]) for match in PLACEHOLDER.finditer(body) if not match[1]}
     named |= {line.name for line in key_lines(body, declared)}
     taken, holes = _mark_spans(body), []
@@ -233,36 +233,36 @@ def _marked(body: str, declared: Mapping[str, str], hoisted: Collection[str]) ->
     return fill(body, holes, {})[0]
 
 
-def _gives(text: str, name: str, value: str) -> bool:
-    """Whether the text after `name:` is its value, or its placeholder."""
+def _is_value_or_mark(text: str, name: str, value: str) -> bool:
+    """Return True if the text after `name:` is its value, or its placeholder."""
     mark = PLACEHOLDER.fullmatch(text)
     return text == value or (mark is not None and not mark[1] and field_name(mark[2]) == name)
 
 
 def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list[Hole]], list[str]]:
-    """Values of `key: value` lines, by name, and warnings. A name with several values is not a field."""
+    """Return the values of `key: value` lines by name, and warnings. A name with several values is not a field."""
     code, lines = fences(body), key_lines(body, declared)
     names = {line.name for line in lines} | declared.keys()
-    found: dict[str, list[Hole]] = {}
+    holes: dict[str, list[Hole]] = {}
     for line in lines:
         if not within(code, line.start) and not any(_is_mark(match, names) for match in _marks_in(line)):
-            found.setdefault(line.name, []).append(Hole(line.start, line.end, line.name))
+            holes.setdefault(line.name, []).append(Hole(line.start, line.end, line.name))
     several: dict[str, int] = {}
-    for name in list(found):
-        values = {body[hole.start : hole.end] for hole in found[name]}
+    for name in list(holes):
+        values = {body[hole.start : hole.end] for hole in holes[name]}
         if name in declared and values != {declared[name]}:
-            other = sorted(values - {declared[name]})[0]
+            value = sorted(values - {declared[name]})[0]
             raise SkillError(
-                f"the front matter says {name} is {_start(declared[name])!r}, but a line of the text says {other!r}",
+                f"the front matter says {name} is {_start(declared[name])!r}, but a line of the text says {value!r}",
                 "Keep one of them",
             )
         if len(values) > 1:
             several[name] = len(values)
-            del found[name]
+            del holes[name]
     if len(several) > 1:
         shown = listed(list(map(repr, several)), most=3)
-        return found, [f"{shown} have different values in the text, so they are not taken as fields"]
-    return found, [
+        return holes, [f"{shown} have different values in the text, so they are not taken as fields"]
+    return holes, [
         f"{name!r} has {count} different values in the text, so it is not taken as a field"
         for name, count in several.items()
     ]
@@ -273,12 +273,12 @@ def _marks_in(line: KeyLine) -> Iterator[re.Match[str]]:
 
 
 def _is_mark(match: re.Match[str], names: Collection[str]) -> bool:
-    """Whether it could be a placeholder: it has one of the names, or is a single plain word."""
+    """Return True if the match may be a placeholder: it has one of the names, or is a single plain word."""
     return field_name(match[2]) in names or SLUG.fullmatch(match[2]) is not None
 
 
 def _placeholder(match: re.Match[str], hoisted: Collection[str]) -> Hole:
-    """The hole of a placeholder. It gets the name of the field if the value is hoisted, else the value."""
+    """Return the hole of a placeholder, to fill with `[name]` if the field is hoisted, else with the value."""
     if match[1] is not None:
         return Hole(*match.span(), "", match[0][1:])
     name = field_name(match[2])
@@ -290,25 +290,25 @@ def _mark_spans(body: str) -> list[Span]:
 
 
 def within(spans: Sequence[Span], position: int) -> bool:
-    """Whether the position is in one of the spans, which are in order."""
+    """Return True if the position is in one of the spans, which are in order."""
     index = bisect_right(spans, position, key=lambda span: span[0]) - 1
     return index >= 0 and position < spans[index][1]
 
 
 def _places(body: str, marks: Sequence[Span], value: str) -> list[Span]:
-    """Where the text has the value as a whole word, and not in a placeholder."""
-    literal = re.escape(value)  # first in the pattern, so that it is searched for as such
-    found = [match.span() for match in re.finditer(rf"{literal}(?<![\w-]{literal})(?![\w-])", body)]
+    """Return the places of the value as a whole word, outside placeholders."""
+    literal = re.escape(value)  # first in the pattern, which makes the search fast
+    spans = [match.span() for match in re.finditer(rf"{literal}(?<![\w-]{literal})(?![\w-])", body)]
 
     def touches(span: Span) -> bool:
         index = bisect_left(marks, span[1], key=lambda mark: mark[0]) - 1
         return index >= 0 and span[0] < marks[index][1]
 
-    return [span for span in found if not touches(span)]
+    return [span for span in spans if not touches(span)]
 
 
 def _only_place(body: str, marks: Sequence[Span], name: str, value: str) -> Hole:
-    """The one place that has a declared value as a whole word. Raise SkillError unless there is exactly one."""
+    """Return the only place of a declared value as a whole word. Raises SkillError unless there is exactly one."""
     places = _places(body, marks, value)
     if len(places) != 1:
         often = f"{len(places)} times" if places else "nowhere"
@@ -320,16 +320,16 @@ def _only_place(body: str, marks: Sequence[Span], name: str, value: str) -> Hole
 
 
 def _start(value: str) -> str:
-    """The beginning of a long value, for a message."""
+    """Return the beginning of a long value, for a message."""
     return value if len(value) <= 80 else value[:79] + "\u2026"
 
 
-def parse_values(given: Sequence[str]) -> dict[str, str]:
-    """New values of fields, each as `name=value`; the last of a name counts. Raise SkillError for anything else."""
+def parse_values(texts: Sequence[str]) -> dict[str, str]:
+    """Parse new values of fields, each `name=value`; the last of a name counts. Raises SkillError."""
     values = {}
-    for text in given:
-        given_name, equals, value = text.partition("=")
-        name = field_name(given_name)
+    for text in texts:
+        written, equals, value = text.partition("=")
+        name = field_name(written)
         if not equals or not name:
             raise SkillError(f"{text!r} is not a field and its value", Help.FIELD_VALUE())
         values[name] = clean_value(name, value)

@@ -1,8 +1,8 @@
-"""GBNF, the notation of llama.cpp, as a grammar in the Lark notation that llguidance reads.
+"""Translates GBNF, llama.cpp's grammar notation, to the Lark notation that llguidance reads.
 
-llguidance has a converter of its own, which is not used: it makes one lexeme of each rule that is not recursive, which
-always takes the longest match (so that `[a-z]* "b"` never ends), and strips the zeros of `\\u00e9`. Here each character
-is a lexeme, so that the language is the same.
+llguidance's own converter is not used: it makes a lexeme of each rule that is not recursive, which always takes the
+longest match (so that `[a-z]* "b"` never ends), and drops the zeros of `\\u00e9`. Here each character is a lexeme, so
+that the language stays the same.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from notes_cli.errors import GrammarError
 from notes_cli.guidance import HEAD, Grammar, check_grammar
 
-ROOT = "root"  # the rule that an answer is
+ROOT = "root"  # the start rule
 MAX_TEXT = 1 << 16  # characters of a grammar
-MAX_DEPTH = 20  # parentheses in parentheses
-MAX_LEVELS = (
-    300  # rules, and parentheses in parentheses of each: llguidance has them all on its stack, 8 MB of which hold 1,000
-)
+MAX_DEPTH = 20  # nested parentheses
+MAX_LEVELS = 300  # rules and their nested parentheses: llguidance recurses through them, 1,000 on a stack of 8 MB
 _ESCAPE = r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[trn\\\"\[\]^-])"
 _CONTROLS = {"t": "\t", "r": "\r", "n": "\n"}
 _CHARACTER = re.compile(rf"{_ESCAPE}|[^\\]", re.S)
@@ -35,25 +33,25 @@ _TOKENS = re.compile(
 
 
 def gbnf_grammar(text: str) -> Grammar:
-    """The grammar for llguidance of one in GBNF. Raise GrammarError, with the line, for one that cannot be read."""
+    """Return the llguidance grammar of a GBNF text. Raises GrammarError, with the line, for invalid GBNF."""
     if len(text) > MAX_TEXT:
         raise GrammarError(f"the grammar is longer than {MAX_TEXT:,} characters")
     return check_grammar(HEAD + _Translator(text).lark())
 
 
 class _Translator:
-    """One pass over the tokens of a grammar in GBNF."""
+    """One pass over the tokens of a GBNF grammar."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _tokens(text)
-        self._names = {ROOT: "start"}  # of rules, by those in GBNF
+        self._names = {ROOT: "start"}  # Lark names by GBNF names
         self._defined: set[str] = set()
-        self._used: dict[str, int] = {}  # the line that first names a rule
+        self._used: dict[str, int] = {}  # line of the first use of a rule
         self._levels = self._deepest = 0
         self._next()
 
     def lark(self) -> str:
-        written = []
+        rules = []
         self._skip_lines()
         while self._kind != "end":
             if self._kind != "name":
@@ -67,7 +65,7 @@ class _Translator:
                 raise self._wrong(f"::= is missing after {name}")
             self._next()
             self._deepest = 0
-            written.append(f"{self._rule(name)}: {self._alternatives(0)}\n")
+            rules.append(f"{self._rule(name)}: {self._alternatives(0)}\n")
             self._levels += 1 + self._deepest
             if self._levels > MAX_LEVELS:
                 raise self._wrong(f"there are more than {MAX_LEVELS} rules and levels of parentheses")
@@ -79,7 +77,7 @@ class _Translator:
         for name, line in self._used.items():
             if name not in self._defined:
                 raise _wrong(line, f"there is no rule {name}")
-        return "".join(written)
+        return "".join(rules)
 
     def _next(self) -> None:
         self._kind, self._text, self._line = next(self._tokens)
@@ -88,8 +86,8 @@ class _Translator:
     def _shown(self) -> str:
         return {"end": "the end", "line": "the end of the line"}.get(self._kind, repr(self._text[:32]))
 
-    def _wrong(self, what: str) -> GrammarError:
-        return _wrong(self._line, what)
+    def _wrong(self, problem: str) -> GrammarError:
+        return _wrong(self._line, problem)
 
     def _skip_lines(self) -> None:
         while self._kind == "line":
@@ -99,44 +97,44 @@ class _Translator:
         return self._names.setdefault(name, f"r{len(self._names)}")
 
     def _alternatives(self, depth: int) -> str:
-        """Sequences between |. A line may end after ::= and |, and within parentheses."""
-        found = []
+        """Translate sequences between |. Line breaks are allowed after ::= and |, and in parentheses."""
+        sequences = []
         while True:
             self._skip_lines()
-            found.append(self._seq_id(depth))
+            sequences.append(self._sequence(depth))
             if self._text != "|":
-                return " | ".join(found)
+                return " | ".join(sequences)
             self._next()
 
-    def _seq_id(self, depth: int) -> str:
-        found: list[str] = []
+    def _sequence(self, depth: int) -> str:
+        items: list[str] = []
         while True:
             if self._kind == "line" and depth:
                 self._skip_lines()
                 continue
             if self._kind == "repeat":
-                if not found:
+                if not items:
                     raise self._wrong(f"{self._text} repeats nothing")
-                found[-1] = (f"({found[-1]})" if found[-1][-1] in "*+?}" else found[-1]) + self._counts()
+                items[-1] = (f"({items[-1]})" if items[-1][-1] in "*+?}" else items[-1]) + self._counts()
             elif self._kind == "literal":
-                found.append(f"({' '.join(map(_lexeme, _characters(self._text))) or _EMPTY})")
+                items.append(f"({' '.join(map(_lexeme, _characters(self._text))) or _EMPTY})")
             elif self._kind == "set":
-                found.append(self._set())
+                items.append(self._set())
             elif self._kind == "name":
                 self._used.setdefault(self._text, self._line)
-                found.append(self._rule(self._text))
+                items.append(self._rule(self._text))
             elif self._text == "." and self._kind == "mark":
-                found.append("/(?s:.)/")
+                items.append("/(?s:.)/")
             elif self._text == "(" and self._kind == "mark":
                 if depth == MAX_DEPTH:
                     raise self._wrong(f"parentheses are nested more than {MAX_DEPTH} deep")
                 self._deepest = max(self._deepest, depth + 1)
                 self._next()
-                found.append(f"({self._alternatives(depth + 1)})")
+                items.append(f"({self._alternatives(depth + 1)})")
                 if self._text != ")":
                     raise self._wrong(f") is missing before {self._shown}")
             else:
-                return " ".join(found) or _EMPTY
+                return " ".join(items) or _EMPTY
             self._next()
 
     def _counts(self) -> str:
@@ -148,7 +146,7 @@ class _Translator:
         return f"{{{least}{comma}{most}}}"
 
     def _set(self) -> str:
-        """The lexeme of a set of characters."""
+        """Translate a character class to a lexeme."""
         negative = self._text.startswith("^")
         members = [match[0] for match in _CHARACTER.finditer(self._text, int(negative))]
         ranges = []
@@ -170,16 +168,16 @@ class _Translator:
 _EMPTY = '""'
 
 
-def _character(spelled: str) -> str:
-    """A character from the way it is written: itself, or an escape."""
-    if len(spelled) == 1:
-        return spelled
-    if spelled[1] in "xuU":
-        code = int(spelled[2:], 16)
+def _character(text: str) -> str:
+    """Return the character that a literal character or an escape stands for."""
+    if len(text) == 1:
+        return text
+    if text[1] in "xuU":
+        code = int(text[2:], 16)
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise GrammarError(f"{spelled} in the grammar is no character")
+            raise GrammarError(f"{text} in the grammar is no character")
         return chr(code)
-    return _CONTROLS.get(spelled[1], spelled[1])
+    return _CONTROLS.get(text[1], text[1])
 
 
 def _characters(text: str) -> Iterator[str]:
@@ -195,7 +193,7 @@ def _code(character: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """Kind, text and line of each token, and an end."""
+    """Yield kind, text and line of each token, then an end token."""
     at, line = 0, 1
     while at < len(text):
         match = _TOKENS.match(text, at)
@@ -209,5 +207,5 @@ def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
     yield "end", "", line
 
 
-def _wrong(line: int, what: str) -> GrammarError:
-    return GrammarError(f"line {line} of the grammar: {what}")
+def _wrong(line: int, problem: str) -> GrammarError:
+    return GrammarError(f"line {line} of the grammar: {problem}")

@@ -1,9 +1,8 @@
-"""Front matter: the name, the description and the fields that the file of a skill gives before its text.
+"""Parses the front matter of a skill: name, description and fields, as YAML between two lines of ---.
 
-It is YAML between two lines of ---. Much of what people write there is no valid YAML, and agents read it all the same:
-`description: Plans trips: ferries and buses.` Then `name`, `description` and `fields` are read line by line, with a
-warning that has the line. What would have to be guessed is refused: front matter without an end, and fields that cannot
-be read.
+Much front matter is invalid YAML and accepted by agents all the same: `description: Plans trips: ferries and buses.`
+Then `name`, `description` and `fields` are read line by line, with a warning that has the line. Front matter without an
+end, and fields that cannot be read, are refused instead of guessed.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ from notes_cli.text import names
 from notes_cli.text.fields import clean_value, fences, within
 from notes_cli.text.keys import FIELD_NAME, field_name, is_name
 
-MAX_HEADER = 64 << 10  # characters of front matter, because reading YAML is slow
-MAX_FIELDS = 1000  # declared in the front matter: each is searched for in the text
+MAX_HEADER = 64 << 10  # characters of front matter: PyYAML is slow
+MAX_FIELDS = 1000  # declared ones, each searched for in the text
 MAX_VALUE = 1000  # characters of one of them
 BLANK = re.compile(r"[ \t\n\ufeff]*")
 LATER = re.compile(r"^---[ \t]*\n(?:[\w-]+:.*\n){0,3}(?:name|description):[ \t]", re.M)
-MAX_BEFORE = 2000  # characters: what is further down is no front matter that came too late
-OPENS = re.compile(r"---[ \t]*\n")  # a text that begins so has front matter, or a rule as its first line
-# The line that ends it: of dashes or of dots, also if the text begins on it (---# Title).
+MAX_BEFORE = 2000  # characters: further down it is not mistaken front matter
+OPENS = re.compile(r"---[ \t]*\n")  # opens front matter, or is a rule in the first line
+# The closing line, of dashes or dots; the text may begin on it (---# Title).
 CLOSES = re.compile(r"^(?:---+[ \t]*(?:\n|\Z)|---(?=[ \t]*[^\s-])|\.\.\.[ \t]*(?:\n|\Z))", re.M)
 KEY = re.compile(r"^[\"']?(?P<key>\w[\w .-]{0,63}?)[\"']?[ \t]*[:\uff1a](?P<rest>.*)$", re.M)
 TOP_KEY = re.compile(r"[\"']?(?P<key>[A-Za-z_][\w-]{0,63})[\"']?[ \t]*(?::(?=[ \t]|$)|\uff1a)[ \t]*(?P<rest>.*)")
-WIDE = re.compile(r"^(?:name|description|fields)[ \t]*\uff1a", re.M)  # for YAML it is part of the key
+WIDE = re.compile(r"^(?:name|description|fields)[ \t]*\uff1a", re.M)  # to YAML it is part of the key
 BLOCK = re.compile(r"[|>][-+\d]*[ \t]*(?:#.*)?")
 READ = ("name", "description", "fields")
 
 
 class Header(NamedTuple):
-    """The values of front matter, and the text after it. Without front matter all is empty but the text."""
+    """Values of front matter, and the text after it. Without front matter only the text is set."""
 
     name: str = ""
     description: str = ""
-    fields: Mapping[str, str] = {}  # the declared values by name
-    hoisted: Sequence[str] = ()  # the names of those that go to the end of the text
+    fields: Mapping[str, str] = {}  # declared values by name
+    hoisted: Sequence[str] = ()  # names of those to move to the end of the text
     body: str = ""
     warnings: Sequence[str] = ()
 
 
 class _Place(NamedTuple):
-    """Where front matter is: its YAML in characters [start, end), the text from `body` on."""
+    """Place of front matter: its YAML in characters [start, end), the text from `body` on."""
 
     start: int
     end: int
@@ -54,9 +53,9 @@ class _Place(NamedTuple):
 
 
 def read_header(text: str, where: str) -> Header:
-    """The front matter of a text, whose lines end with \\n. `where`: what messages call the text.
+    """Read the front matter of a text, whose lines end with \\n. `where`: name of the text in messages.
 
-    Raise SkillError for front matter that is not closed or too long, and for fields that cannot be read.
+    Raises SkillError for front matter that is not closed or too long, and for fields that cannot be read.
     """
     first = _begin(text)
     opening = OPENS.match(text, first)
@@ -80,7 +79,7 @@ def read_header(text: str, where: str) -> Header:
         warnings.append(f"{where}: the comment before the front matter is not compiled")
     if "\ufffd" in text[place.start : place.end]:
         warnings.append(f"{where}: the front matter has bytes that are not UTF-8")
-    # The lines before it count in line numbers.
+    # Empty lines before it keep the line numbers.
     header, problem = _parse("\n" * text.count("\n", 0, place.start) + text[place.start : place.end], where)
     if problem:
         warnings.append(f"{where}: the front matter is not valid YAML: {problem}. It is read line by line instead")
@@ -95,8 +94,8 @@ def read_header(text: str, where: str) -> Header:
 
 
 def find_header(text: str) -> _Place | None:
-    """Where a text has its front matter, after blank lines and comments; None without one that is closed, or without a
-    `key: value` line in it."""
+    """Return the place of the front matter, after blank lines and comments; None without a closed one that has a `key:
+    value` line."""
     opened = OPENS.match(text, _begin(text))
     closed = opened and CLOSES.search(text, opened.end())
     if not opened or not closed:
@@ -108,7 +107,7 @@ def find_header(text: str) -> _Place | None:
 
 
 def _begin(text: str) -> int:
-    """The first character of a text that is no white space, no byte order mark and in no comment."""
+    """Return the first character that is no white space, byte order mark or comment."""
     first = 0
     while True:
         first = BLANK.match(text, first).end()  # type: ignore[union-attr]
@@ -119,9 +118,8 @@ def _begin(text: str) -> int:
 
 
 def _parse(yaml: str, where: str) -> tuple[dict[str, Any], str]:
-    """The values of the keys that are read, and the errors of the YAML. All scalars stay as they
-    are written: a date is a text, and 012 is 012."""
-    from notes_cli.documents import parse_yaml  # needed where a text is read, not where it is spliced
+    """Return the values of the keys in use, and the error of the YAML. All scalars stay text."""
+    from notes_cli.documents import parse_yaml  # not needed to splice
 
     wide = WIDE.search(yaml)
     if wide:
@@ -143,24 +141,24 @@ def _parse(yaml: str, where: str) -> tuple[dict[str, Any], str]:
 
 
 def _by_line(yaml: str, where: str) -> dict[str, Any]:
-    """The keys that are read, from front matter that YAML refuses. Of a key that is there twice the last one counts."""
+    """Read the keys in use from front matter that YAML refuses. Of a duplicate key the last one counts."""
     lines = dedent(yaml.expandtabs()).split("\n")
     keys = [(number, match) for number, line in enumerate(lines) if (match := TOP_KEY.fullmatch(line))]
     ends = [*(number for number, _ in keys[1:]), len(lines)]
-    found: dict[str, Any] = {}
-    for (number, match), following in zip(keys, ends, strict=False):  # without a key there is an end all the same
+    values: dict[str, Any] = {}
+    for (number, match), following in zip(keys, ends, strict=False):  # without keys `ends` has one entry more
         rest = lines[number + 1 : following]
         if match["key"] == "fields":
-            found["fields"] = _fields_by_line([match["rest"], *rest], number + 1, where)
+            values["fields"] = _fields_by_line([match["rest"], *rest], number + 1, where)
         elif match["key"] in READ:
-            found[match["key"]] = _text_of(match["rest"], rest)
-    if not names.name_of(found.get("name", "")):
-        found["name"] = ""  # brackets without a letter: that of the folder is better
-    return found
+            values[match["key"]] = _text_of(match["rest"], rest)
+    if not names.name_of(values.get("name", "")):
+        values["name"] = ""  # only brackets, without a letter: the folder's name is better
+    return values
 
 
 def _text_of(first: str, rest: Sequence[str]) -> str:
-    """A text as it is written: plain, quoted or as a block, over several lines."""
+    """Return a text that is written plain, quoted or as a block, over several lines."""
     text = " ".join([*([] if BLOCK.fullmatch(first) else [first]), *rest]).strip()
     if text[:1] in ("'", '"'):
         mark, text = text[0], text[1:]
@@ -169,8 +167,8 @@ def _text_of(first: str, rest: Sequence[str]) -> str:
 
 
 def _fields_by_line(lines: Sequence[str], number: int, where: str) -> Any:
-    """The fields that these lines declare, the first of which is line `number` of the file. Raise SkillError for one
-    that is none."""
+    """Read the fields that these lines declare, the first of which is line `number` of the file. Raises SkillError for
+    an invalid one."""
     from notes_cli.documents import parse_yaml
 
     try:
@@ -178,33 +176,33 @@ def _fields_by_line(lines: Sequence[str], number: int, where: str) -> Any:
     except ValueError as error:
         if lines[0].strip():
             raise SkillError(f"{where}: line {number}: fields in the front matter: {error}") from error
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for offset, line in enumerate(dedent("\n".join(["", *lines[1:]])).split("\n")):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = KEY.fullmatch(line)
-        if not match or match["key"] in found or not match["rest"].strip():
-            problem = "is there already" if match and match["key"] in found else "is no `name: value`"
+        if not match or match["key"] in values or not match["rest"].strip():
+            problem = "is there already" if match and match["key"] in values else "is no `name: value`"
             raise SkillError(f"{where}: line {number + offset}, under fields: {line.strip()[:80]!r} {problem}")
         try:
-            found[match["key"]] = parse_yaml(f"value: {match['rest']}")["value"]
+            values[match["key"]] = parse_yaml(f"value: {match['rest']}")["value"]
         except ValueError:
-            found[match["key"]] = _text_of(match["rest"].strip(), ())
-    return found
+            values[match["key"]] = _text_of(match["rest"].strip(), ())
+    return values
 
 
 def declared(header: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """The values under `fields:` in the front matter, and the names of the hoisted fields. Raise SkillError."""
-    given = header.get("fields", "")
-    if given == "":
+    """Return the values under `fields:` in the front matter, and the names of hoisted fields. Raises SkillError."""
+    entries = header.get("fields", "")
+    if entries == "":
         return {}, []
-    if not isinstance(given, dict):
+    if not isinstance(entries, dict):
         raise SkillError("fields in the front matter must be `name: value` lines")
-    if len(given) > MAX_FIELDS:
+    if len(entries) > MAX_FIELDS:
         raise SkillError(f"the front matter declares more than {MAX_FIELDS:,} fields")
     values: dict[str, str] = {}
     hoisted: list[str] = []
-    for name, value in given.items():
+    for name, value in entries.items():
         name = field_name(name)
         if not FIELD_NAME.fullmatch(name) and not is_name(name):
             raise SkillError(
@@ -223,14 +221,14 @@ def declared(header: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
     return values, hoisted
 
 
-def _mapping(name: str, given: dict[str, Any]) -> tuple[Any, bool]:
-    """The value and `hoist` of a field that is written as `{value: ..., hoist: true}`."""
-    for key in given:
+def _mapping(name: str, entry: dict[str, Any]) -> tuple[Any, bool]:
+    """Return the value and `hoist` of a field that is written as `{value: ..., hoist: true}`."""
+    for key in entry:
         if key not in ("value", "hoist"):
             raise SkillError(f"field {name!r} has an unknown key {key!r} in the front matter", "Known: value, hoist")
-    hoist = given.get("hoist", "false")
+    hoist = entry.get("hoist", "false")
     if hoist not in ("true", "false"):
         raise SkillError(f"hoist of field {name!r} must be true or false, not {hoist!r}")
-    if "value" not in given:
+    if "value" not in entry:
         raise SkillError(f"field {name!r} has no value in the front matter", f"Write {{value: ..., hoist: {hoist}}}")
-    return given["value"], hoist == "true"
+    return entry["value"], hoist == "true"

@@ -1,4 +1,4 @@
-"""Names of fields: which lines of a text give a field a value, and which fields a reference like `*.date` means."""
+"""Defines which lines of a text give a field a value, and resolves references to fields such as `*.date`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from notes_cli.config import resource
 from notes_cli.errors import SkillError
 
-# What ends a line for some reader (str.splitlines): lines end at \n alone here, and no name and no value has any of it.
+# Line breaks of str.splitlines. Lines end at \n only; names and values contain none of these.
 BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 
 FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
@@ -30,10 +30,10 @@ SETTING_LINE = re.compile(
     rf"(?P<value>[^\s`=](?:[^`{BREAKS}]{{0,78}}[^\s`.!?:;,])?)`[ \t]*$",
     re.M,
 )
-APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # what may be next to a key: nothing, a heading, a rule
+APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # lines that may be next to a key: empty, a heading, a rule
 ITEM = re.compile(r" {0,3}[-*+] ")
 MAX_WORDS = 4
-MAX_UNCASED = 10  # characters of a word in a script without capitals, which may also have no spaces
+MAX_UNCASED = 10  # characters of a word in a script without capitals, which may have no spaces
 
 # A value is one constant or several (CONSTANTS), or has no PROSE, and an amount (NUMBER) or few words (WORD).
 COMMENT = re.compile(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a value: `30 seconds (default)`
@@ -43,7 +43,7 @@ WRAPPED = re.compile(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P
 CONSTANT = r"(?:`[^`\s\"]+`|<?https?://[^<>\s\uff08\uff09]+>?)"
 CONSTANTS = re.compile(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
 NUMBER = re.compile(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
-# What a value that is no constant never has: the punctuation of sentences, of code, of templates and of arrows.
+# Excluded from values other than constants: punctuation of sentences, code and templates, and arrows.
 PROSE = re.compile(
     r"[|\[\]{}\"\u201c\u201d\u2192\u3002\uff01\uff1f\uff1b\uff0c\u3001`*]|->|(?<![<>])=|[<>](?![=\s]*\d)|[.!?;:]\s|,\s(?!\d)|//"
 )
@@ -52,7 +52,7 @@ SMALL = frozenset(["to", "of", "and", "&", "the", "for", "de", "la", "von", "van
 
 
 class KeyLine(NamedTuple):
-    """A line that gives a field a value: characters [start, end) of the text hold it, the line is [first, last)."""
+    """A line [first, last) that gives a field a value, in characters [start, end) of the text."""
 
     name: str
     value: str
@@ -63,12 +63,12 @@ class KeyLine(NamedTuple):
 
 
 def field_name(text: str) -> str:
-    """A name in the form in which names are compared: single spaces, and letters with their marks as one character."""
+    """Return a name in the form used for comparison: single spaces, in NFC."""
     return unicodedata.normalize("NFC", " ".join(text.split()))
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can name a field: up to 64 letters, digits and what joins them, beginning with a letter."""
+    """Return True if a text can name a field: up to 64 letters, digits and joining characters, a letter first."""
     return (
         0 < len(text) <= 64
         and text == field_name(text)
@@ -78,37 +78,36 @@ def is_name(text: str) -> bool:
 
 
 def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
-    """The lines of a text that give a field a value, in order, and every line whose key is declared with some value.
-    Fenced code is not left out."""
+    """Return the lines that give a field a value, and those whose key is declared, in order. Includes fenced code."""
     shaped = {match.start(): match for lines in (SETTING_LINE, KEY_LINE) for match in lines.finditer(text)}
-    given = {
+    candidates = {
         first: match
         for first, match in shaped.items()
         if field_name(match["key"]) in declared
         or (_reads_as_name(field_name(match["key"])) and is_value(match["value"]))
     }
-    if not given:
+    if not candidates:
         return []
-    found, lines = list[KeyLine](), list(_lines(text))
+    result, lines = list[KeyLine](), list(_lines(text))
     for number, (first, line) in enumerate(lines):
-        match = given.get(first)
+        match = candidates.get(first)
         if not match:
             continue
-        near = [lines[other] for other in (number - 1, number + 1) if 0 <= other < len(lines)]
-        apart = all(
-            start in shaped or APART.fullmatch(other) or (ITEM.match(other) and ITEM.match(line))
-            for start, other in near
+        neighbours = [lines[neighbour] for neighbour in (number - 1, number + 1) if 0 <= neighbour < len(lines)]
+        isolated = all(
+            start in shaped or APART.fullmatch(neighbour) or (ITEM.match(neighbour) and ITEM.match(line))
+            for start, neighbour in neighbours
         )
-        beside = any(start in given for start, _ in near)
-        plain = FIELD_NAME.fullmatch(match["key"])  # one word of ASCII, which may also be among lines of prose
-        if plain or field_name(match["key"]) in declared or (apart and (beside or _is_evident(match))):
-            found.append(_line(match, declared))
-    return found
+        adjacent = any(start in candidates for start, _ in neighbours)
+        ascii_word = FIELD_NAME.fullmatch(match["key"])  # one word of ASCII, which may be among lines of prose
+        if ascii_word or field_name(match["key"]) in declared or (isolated and (adjacent or _is_evident(match))):
+            result.append(_line(match, declared))
+    return result
 
 
 def is_value(text: str) -> bool:
-    """True if a text is data instead of prose: an amount or a date (it begins with a number, after two
-    words at most, and is short), an address, code without blanks, a word, or a name of up to three words."""
+    """Return True if a text is data instead of prose: an amount or a date (short, with a number after two words at
+    most), an address, code without blanks, a word, or a name of up to three words."""
     core = COMMENT.sub("", text)
     if CONSTANTS.fullmatch(core):
         return True
@@ -127,13 +126,13 @@ def is_value(text: str) -> bool:
 
 
 def _length(text: str) -> float:
-    """Words of a text; two characters of a script without capitals are one."""
+    """Return the words of a text; two characters of a script without capitals count as one."""
     uncased = sum(char.isalpha() and not _has_case(char) for char in text)
     return uncased / 2 + sum(_has_case(word) or any(char.isdigit() for char in word) for word in text.split())
 
 
 def _inner(value: str) -> str:
-    """A value without the marks around it: `x`, **x**, "x", <https://x>."""
+    """Return a value without the marks around it: `x`, **x**, "x", <https://x>."""
     match = WRAPPED.fullmatch(value)
     return (match["inner"] or match["link"]).strip() if match else value
 
@@ -146,7 +145,7 @@ def _line(match: re.Match[str], declared: Mapping[str, str]) -> KeyLine:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Each line of a text, and where it begins."""
+    """Yield each line of a text with its first character."""
     first = 0
     for line in text.split("\n"):
         yield first, line
@@ -171,15 +170,15 @@ def _reads_as_name(key: str) -> bool:
 
 @cache
 def _words(kind: str) -> frozenset[str]:
-    """The words of one kind in prompts/keys.yaml, which says what each kind is."""
-    from notes_cli.documents import read_yaml  # needed where a text is read, not where it is spliced
+    """Return the words of one kind in prompts/keys.yaml, which describes the kinds."""
+    from notes_cli.documents import read_yaml  # not needed to splice
 
     table = read_yaml(resource("prompts") / "keys.yaml")
     return frozenset(word for words in table[kind].values() for word in words.split())
 
 
 def _is_evident(match: re.Match[str]) -> bool:
-    """True if a line counts without a neighbour of its kind: the key is in bold or one word of a script that has
+    """Return True if a line counts without a neighbour of its kind: the key is in bold or one word of a script that has
     capitals, or the value has a digit or is a constant."""
     key, value = match["key"], match["value"]
     single = match["bold"] is not None or (" " not in key and _has_case(key))
@@ -191,20 +190,20 @@ def _has_case(word: str) -> bool:
 
 
 def known(fields: Collection[str], wanted: str) -> str:
-    """The fields that there are, for somebody who `wanted` another, and which of them is like it; where there are none,
-    what one is."""
+    """Return the remedy for an unknown field `wanted`: the known fields and the most similar one; without fields, how
+    to write one."""
     from difflib import get_close_matches
 
     names = listed(sorted(fields))
-    folded = {each.casefold(): field for field in fields for each in (field.rpartition(".")[2], field)}
-    near = get_close_matches(wanted.casefold(), folded, n=1)
-    hint = f"Did you mean {folded[near[0]]}? " if near else ""
-    what = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
-    return f"{hint}Known fields: {names}{what}"
+    folded = {name.casefold(): field for field in fields for name in (field.rpartition(".")[2], field)}
+    similar = get_close_matches(wanted.casefold(), folded, n=1)
+    hint = f"Did you mean {folded[similar[0]]}? " if similar else ""
+    help_ = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
+    return f"{hint}Known fields: {names}{help_}"
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:
-    """Names for a message of one line; `none` if there are none."""
+    """Join names for a message of one line; `none` if empty."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
 
@@ -213,7 +212,7 @@ ALL = "*"
 
 
 class Reference(NamedTuple):
-    """One field of one skill."""
+    """A field of a skill."""
 
     skill: str
     field: str
@@ -221,15 +220,15 @@ class Reference(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether other skills have a field of that name."""
+        """True if other skills have a field of that name."""
         return self.key != self.field
 
 
 class Known(Collection[str]):
-    """The fields of some skills. A reference to one or more of them is `in` it; iterating gives the keys."""
+    """Fields of some skills. `in` takes a reference to one or more of them; iterating gives the keys."""
 
     def __init__(self, skills: Iterable[tuple[str, Iterable[str]]]) -> None:
-        """`skills`: the name of each, and those of its fields."""
+        """`skills`: each skill's name with its field names."""
         self._fields: dict[str, dict[str, None]] = {}  # skill -> fields, in order
         self._owners: dict[str, dict[str, None]] = {}  # field -> skills
         for skill, fields in skills:
@@ -250,30 +249,30 @@ class Known(Collection[str]):
         return field if len(self._owners.get(field, ())) < 2 else f"{skill}.{field}"
 
     def find(self, reference: str) -> list[Reference]:
-        """All fields that a reference may mean; without a skill, that field of every skill that has it. A name may be
-        written in other case where one field alone has it so."""
+        """Return all fields that a reference may mean; without a skill, those of every skill that has the field. Case
+        is ignored if only one field matches."""
         skill, dot, field = reference.rpartition(".")
         field, skill = field_name(field), skill.strip()
         known = self._owners if not dot or skill == ALL else self._fields.get(skill, {})
         if field not in known:
-            alike = [one for one in known if one.casefold() == field.casefold()]
-            field = alike[0] if len(alike) == 1 else field
+            similar = [name for name in known if name.casefold() == field.casefold()]
+            field = similar[0] if len(similar) == 1 else field
         owners = self._owners.get(field, {})
-        named = owners if not dot or skill == ALL else [skill] if skill in owners else ()
-        return [Reference(owner, field, self.key(owner, field)) for owner in named]
+        selected = owners if not dot or skill == ALL else [skill] if skill in owners else ()
+        return [Reference(owner, field, self.key(owner, field)) for owner in selected]
 
     def resolve(self, reference: str, subject: str = "no spliced skill has") -> list[Reference]:
-        """The fields that a reference means: one, or with `*.` all of that name.
+        """Return the field that a reference means, or with `*.` all of that name.
 
-        Raise SkillError for a field that no skill has, with the known ones, and for one that several have, with each.
-        `subject` is how the former begins.
+        Raises SkillError for an unknown field, with the known ones, and for one of several skills, with each. `subject`
+        begins the former message.
         """
-        found = self.find(reference)
-        if not found:
+        references = self.find(reference)
+        if not references:
             raise SkillError(f"{subject} a field {reference!r}", known(self, reference))
-        if len(found) > 1 and "." not in reference:
-            which = listed([one.key for one in found])
+        if len(references) > 1 and "." not in reference:
+            which = listed([match.key for match in references])
             raise SkillError(
                 f"several skills have a field {reference!r}: name one of {which}, or all: {ALL}.{reference}"
             )
-        return found
+        return references

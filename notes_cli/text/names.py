@@ -1,6 +1,6 @@
-"""Names of skills and sessions: words in any script that are the same file name on every system.
+"""Makes and checks names of skills and sessions, which are file names on every system.
 
-A name consists of lower-case letters, marks and digits, with single - between them, in NFC. It knows no files.
+A name consists of lower-case letters, marks and digits of any script, with single - between them, in NFC.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_NAME = 64  # characters
-MAX_BYTES = 192  # of UTF-8: a file's name, with what is put before and after it, may have 255
-SENT = "image-"  # before the first digits of the SHA-256 of an image that a client of a server sent
-BETWEEN = "\n"  # the files of a skill that was joined of several, as its source has them
+MAX_BYTES = 192  # of UTF-8: a file name, with prefix and suffix, may have 255
+SENT = "image-"  # prefix of images from a server's clients, before digits of their SHA-256
+BETWEEN = "\n"  # separates the files in the source of a joined skill
 RULE = "lower-case letters and digits of any script, and single -"
 
 # Letters and marks that are invisible: two names would look alike.
@@ -23,48 +23,48 @@ DEVICE = re.compile("con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]")
 
 
 def files_of(source: str) -> list[str]:
-    """The files that a text came from, by its source: several if they were joined; none if it came from standard input,
-    or that is not known."""
+    """Return the files that a text came from, by its source: several if joined; none for standard input or an unknown
+    source."""
     return [] if source in ("", "-") else source.split(BETWEEN)
 
 
 def spelt(path: str | Path) -> str:
-    """A path as one of the files that a source has: a line break in it is no end of it. It cannot be opened so."""
+    """Return a path as a source has it, with line breaks escaped. It cannot be opened in this form."""
     return str(path).replace(BETWEEN, "\\x0a")
 
 
 def name_of(word: str) -> str:
-    """The name made of a word: what no name may have becomes -, and a name stays as it is. Empty if nothing is left."""
+    """Make a name of a word: characters that names exclude become -, and names do not change. Empty if none remain."""
     plain = unicodedata.normalize("NFC", UNSEEN.sub("", unicodedata.normalize("NFC", word)).lower())
-    found = ""
+    name = ""
     for char in plain:
         kind = unicodedata.category(char)[0]
-        if kind in "LN" or (kind == "M" and found and not found.endswith("-")):
-            found += char
-        elif found and not found.endswith("-"):
-            found += "-"
-    return _short(found).rstrip("-")
+        if kind in "LN" or (kind == "M" and name and not name.endswith("-")):
+            name += char
+        elif name and not name.endswith("-"):
+            name += "-"
+    return _short(name).rstrip("-")
 
 
 def of_sent(sha256: str) -> str:
-    """The name of an image that a client of a server sent, by the digest of its bytes."""
+    """Return the name of an image that a server's client sent, by the digest of its bytes."""
     return f"{SENT}{sha256[:16]}"
 
 
 def typed(word: str) -> str:
-    """A name as somebody typed it, in the Unicode form in which names are kept; systems differ in theirs."""
+    """Return a name that a user typed in NFC, as names are kept; systems differ in their form."""
     return unicodedata.normalize("NFC", word)
 
 
 def is_name(word: str) -> bool:
-    """Whether the word already is a name."""
+    """Return True if the word is a name."""
     return word != "" and name_of(word) == word
 
 
 def objection(name: str, others: Iterable[str]) -> str | None:
-    """Why nothing new should have this name, or None if it may; `others` are the names that are in use.
+    """Return why this name must not be used for something new, or None. `others`: the names in use.
 
-    Names for which `_folded` gives the same are one name to some file systems: ß and ss, ﬁ and fi.
+    Some file systems identify names for which `_folded` is equal: ß and ss, ﬁ and fi.
     """
     if DEVICE.fullmatch(name):
         return f"Windows reserves the name {name} for a device"
@@ -79,7 +79,7 @@ def _folded(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    """The name, cut to the length that a name may have, but not between a letter and its marks."""
+    """Cut a name to the maximum length, but not between a letter and its marks."""
     cut = name[:MAX_NAME].encode()[:MAX_BYTES].decode(errors="ignore")
     while len(cut) < len(name) and unicodedata.category(name[len(cut)])[0] == "M" and cut:
         cut = cut[:-1]

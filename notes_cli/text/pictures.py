@@ -1,8 +1,7 @@
-"""Images in the text of a skill: `![what it shows](photo.jpg)`, as Markdown has them.
+"""Finds the images that the text of a skill refers to, `![what it shows](photo.jpg)` as in Markdown, and loads them.
 
-The path is from the folder of the skill's file, and leads nowhere out of it: a text that somebody else wrote picks no
-file of the reader's. Nothing is fetched. In code, in a comment and after a backslash the words are words. Finding them
-reads no file; whether they are looked at is decided where there is a model that sees.
+Paths are relative to the folder of the skill's file and cannot leave it, so that an untrusted text cannot read other
+files. Nothing is fetched. Code, comments and escaped marks are text. Only `load_images` reads files.
 """
 
 from __future__ import annotations
@@ -31,18 +30,17 @@ TICKS = re.compile(r"`+")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An image that a text refers to by characters [start, end). `why`: why its file is not taken; empty if it may
-    be."""
+    """A reference to an image in characters [start, end). `why`: reason why its file is not loaded, else empty."""
 
     start: int
     end: int
-    target: str  # as it is written
+    target: str  # as written
     path: str = ""
     why: str = ""
 
     @property
     def address(self) -> bool:
-        """Whether it is elsewhere than on this machine."""
+        """True if the target is a URL."""
         return ADDRESS.match(self.target) is not None
 
 
@@ -56,35 +54,35 @@ class Shown:
 
 
 def find_images(text: str, folder: Path) -> tuple[Link, ...]:
-    """The images that a text refers to, in order."""
+    """Return the images that a text refers to, in order."""
     matches = list(IMAGE.finditer(text))
     if not matches:
         return ()
     literal = _literal(text)
-    found = []
+    links = []
     for match in matches:
         if not within(literal, match.start()):
             target = match["angled"] or match["bare"]
-            found.append(Link(*match.span(), target, *_file(target, folder)))
-    return tuple(found)
+            links.append(Link(*match.span(), target, *_file(target, folder)))
+    return tuple(links)
 
 
 def load_images(links: Sequence[Link]) -> list[Picture]:
-    """The pictures of links that may be taken; the same file is read once. Raise ImageError for what is no image, for
-    too many, and for too large ones."""
+    """Load the images of usable links, each file once. Raises ImageError for files that are no images, too many, or too
+    large."""
     if len(links) > MOST:
         raise ImageError(f"a text shows {len(links)} images, more than {MOST}", "Make several skills of it")
-    known: dict[str, Picture] = {}
+    pictures: dict[str, Picture] = {}
     for link in links:
-        if link.path not in known:
-            known[link.path] = load_picture(Path(link.path))
-            if sum(len(one.data) for one in known.values()) > MAX_BYTES:
+        if link.path not in pictures:
+            pictures[link.path] = load_picture(Path(link.path))
+            if sum(len(picture.data) for picture in pictures.values()) > MAX_BYTES:
                 raise ImageError(f"the images of a text are larger than {MAX_BYTES >> 20} MiB", "Make them smaller")
-    return [known[link.path] for link in links]
+    return [pictures[link.path] for link in links]
 
 
 def _file(target: str, folder: Path) -> tuple[str, str]:
-    """The file that a target means, and why it is not taken; one of the two is empty."""
+    """Resolve a target to a file, or to the reason why it is not loaded; the other is empty."""
     if ADDRESS.match(target):
         return "", "it is an address, and nothing is fetched"
     path = next((path for path in (folder / target, folder / unquote(target)) if _exists(path)), None)
@@ -96,7 +94,7 @@ def _file(target: str, folder: Path) -> tuple[str, str]:
             return "", "its file is outside of the skill's folder"
         if not stat.S_ISREG(real.stat().st_mode):
             return "", "it is not a regular file"
-    except (OSError, ValueError, RuntimeError):  # Python before 3.13 has RuntimeError for links in a circle
+    except (OSError, ValueError, RuntimeError):  # Python before 3.13: RuntimeError for circular links
         return "", "its file cannot be read"
     return (str(path), "") if path.suffix.lower() in SUFFIXES else ("", f"it is none of {', '.join(SUFFIXES)}")
 
@@ -109,20 +107,20 @@ def _exists(path: Path) -> bool:
 
 
 def _literal(text: str) -> list[Span]:
-    """What is no Markdown: fenced code, code between backticks, comments. In order."""
+    """Return the spans that are not Markdown: fenced code, code spans, comments. In order."""
     blocks = _merged([*fences(text), *_comments(text)])
     return _merged([*blocks, *_code(text, blocks)])
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:
-    """In order, those that overlap as one."""
-    found: list[Span] = []
+    """Sort spans, and join overlapping ones."""
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            start, last = found.pop()
+        if merged and start <= merged[-1][1]:
+            start, last = merged.pop()
             end = max(end, last)
-        found.append((start, end))
-    return found
+        merged.append((start, end))
+    return merged
 
 
 def _comments(text: str) -> Iterator[Span]:
@@ -136,7 +134,7 @@ def _comments(text: str) -> Iterator[Span]:
 
 
 def _code(text: str, blocks: Sequence[Span]) -> Iterator[Span]:
-    """Code between as many backticks on both sides, within a paragraph."""
+    """Yield code spans, within paragraphs: the same number of backticks on both sides."""
     ticks = [match.span() for match in TICKS.finditer(text) if not within(blocks, match.start())]
     lengths: dict[int, list[int]] = {}
     for start, end in ticks:

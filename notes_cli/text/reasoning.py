@@ -1,7 +1,7 @@
-"""Reasoning: how a model thinks before it answers. What differs between models is in prompts/reasoning.json.
+"""Describes how models reason before they answer, and separates reasoning from the answer in streamed text.
 
-Most put their chain of thought between marks, which their chat template knows; others are asked for it by a cue
-after the question. It knows texts only: no tokens, no sampling.
+Most models put their reasoning between marks of their chat template; others are prompted by a cue after the question.
+prompts/reasoning.json has the differences.
 """
 
 from __future__ import annotations
@@ -20,68 +20,66 @@ from notes_cli.text.template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How one model thinks. `open` and `close` are empty if it knows no marks; then there is a `cue`."""
+    """Reasoning format of a model. `open` and `close` are empty for a model without marks, which has a `cue`."""
 
     name: str = ""
-    known: Sequence[str] = ()  # texts of its chat template that tell it from others
+    known: Sequence[str] = ()  # texts of its chat template that identify it
     open: str = ""
     close: str = ""
-    answer: str = ""  # between the chain and the answer
-    direct: str = ""  # opens an answer without a chain, if the template does not
+    answer: str = ""  # between reasoning and answer
+    direct: str = ""  # opens an answer without reasoning, if the template does not
     end: str = ""  # follows the answer
-    thinking: Mapping[str, object] = field(default_factory=dict)  # variables of the template
-    otherwise: Mapping[str, object] = field(default_factory=dict)
+    thinking: Mapping[str, object] = field(default_factory=dict)  # variables of the template, with reasoning
+    otherwise: Mapping[str, object] = field(default_factory=dict)  # and without
     cue: str = ""
-    inside: re.Pattern[str] | None = None  # finds the answer in a chain that ends with it
+    inside: re.Pattern[str] | None = None  # matches the answer in reasoning that ends with it
 
     def template(self, template: ChatTemplate, think: bool) -> ChatTemplate:
-        """The template as the model's answer is to begin: with its chain of thought, or without one.
-
-        Raise ModelError if the template fails.
-        """
+        """Return the template whose generation prompt opens reasoning, or an answer without it. Raises ModelError if
+        the template fails."""
         template = template.with_options(self.thinking if think else self.otherwise)
         opened = self.opened(generation_prompt(template))
-        free = self.calling
-        answered = template.with_words(
-            self.closing if opened else self.direct, calling=free.closing if opened else free.direct
+        with_calls = self.calling
+        without_reasoning = template.with_words(
+            self.closing if opened else self.direct, calling=with_calls.closing if opened else with_calls.direct
         )
         if not think:
-            return answered
-        return template.with_words("" if opened else self.open, self.cue, answered)
+            return without_reasoning
+        return template.with_words("" if opened else self.open, self.cue, without_reasoning)
 
     @property
     def calling(self) -> Reasoning:
-        """The same where the answer may be a call of a tool, so that the model itself writes what opens it."""
+        """The format if the answer may call a tool: the model itself opens the answer."""
         return replace(self, answer="" if self.answer.strip() else self.answer, direct="") if self.open else self
 
     @property
     def closing(self) -> str:
-        """The text that ends a chain which did not end by itself, up to where the answer begins."""
+        """Text that ends unfinished reasoning, up to where the answer begins."""
         return self.close + self.answer
 
     def opened(self, text: str) -> bool:
-        """Whether the text leaves a chain open."""
+        """Return True if the text leaves reasoning open."""
         return bool(self.open) and text.rfind(self.open.strip()) > text.rfind(self.close.strip())
 
-    def found(self, chain: str) -> re.Match[str] | None:
-        """The answer at the end of the chain itself, as group 1."""
+    def found(self, reasoning: str) -> re.Match[str] | None:
+        """Return the match of the answer at the end of the reasoning itself, in group 1."""
         if self.inside is None:
             return None
-        return next(reversed([*self.inside.finditer(chain)]), None)
+        return next(reversed([*self.inside.finditer(reasoning)]), None)
 
 
-class Until:
-    """A text that comes in parts, up to the first mark: what may be the beginning of one is held back."""
+class MarkSplitter:
+    """Splits streamed text at the first mark, holding back a possible beginning of one."""
 
     def __init__(self, mark: str, also: Sequence[str] = ()) -> None:
-        """`also`: other marks, to the very blank."""
+        """`also`: other marks, matched with their blanks."""
         self.found = False
-        self.rest = ""  # what came after the mark
-        self._marks = [one for one in (mark.strip(), *also) if one]
+        self.rest = ""  # text after the mark
+        self._marks = [text for text in (mark.strip(), *also) if text]
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What is certainly before the mark."""
+        """Return the text that certainly precedes the mark."""
         if self.found or not self._marks:
             self.rest += text if self.found else ""
             return "" if self.found else text
@@ -91,47 +89,47 @@ class Until:
             place, _, mark = min(places)
             self.found, self.rest, self._held = True, text[place + len(mark) :], ""
             return text[:place]
-        begun = (n for mark in self._marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
-        kept = max(begun, default=0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        partial = (n for mark in self._marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
+        held = max(partial, default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What was held back, when nothing more comes."""
+        """Return the text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 
 
-class Begins:
-    """A text that comes in parts: does it begin with a mark? It is held back until that is known."""
+class LeadingMark:
+    """Detects a mark at the beginning of streamed text, holding the text back until that is known."""
 
     def __init__(self, mark: str) -> None:
         self.found = False
-        self.rest = ""  # what came after the mark
+        self.rest = ""  # text after the mark
         self._mark = mark.strip()
         self._waits = bool(self._mark)
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What is not the mark."""
+        """Return text that is not the mark."""
         if not self._waits:
             return text
         self._held += text
-        begun = self._held.lstrip()
-        if begun.startswith(self._mark):
-            self.found, self.rest, self._held = True, begun[len(self._mark) :], ""
-        elif not self._mark.startswith(begun):
+        start = self._held.lstrip()
+        if start.startswith(self._mark):
+            self.found, self.rest, self._held = True, start[len(self._mark) :], ""
+        elif not self._mark.startswith(start):
             self._waits = False
         return "" if self._waits else self.flush()
 
     def flush(self) -> str:
-        """What was held back, when nothing more comes."""
+        """Return the text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 
 
 def reasoning_of(source: str, name: str, table: Table | None = None) -> Reasoning:
-    """How the model with that chat template and name thinks."""
+    """Return the reasoning format of the model with this chat template and name."""
     table = table or shipped_table()
     for entry in table.marks:
         texts = [text in source for text in entry.known or (entry.open.strip(), entry.close.strip())]
@@ -142,15 +140,15 @@ def reasoning_of(source: str, name: str, table: Table | None = None) -> Reasonin
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The content of prompts/reasoning.json, in which `switches` has the template variables that all models get.
+    """The content of prompts/reasoning.json, whose `switches` are template variables for all models.
 
     Attributes:
-        marks: Models that put their chain of thought between marks. A model has the first entry all of whose `known`
-            texts (without these: `open` or `close`) its chat template contains. From the templates in llama.cpp's
-            models/templates; Hunyuan and EXAONE Deep from their model cards.
-        cues: Models without marks, by the beginning of their names; the last entry is for all others. The shipped
-            model ends its chain with the outcome, which `inside` finds: on 50 held-out decisions 49 were right with
-            the text as it is and 44 with an erratum; weighing the choices after a cue gave 34 at most.
+        marks: Formats with marks. A model has the first entry whose `known` texts (default: `open` or `close`) are all
+            in its chat template. From the templates in llama.cpp's models/templates; Hunyuan and EXAONE Deep from
+            their model cards.
+        cues: Formats without marks, by the beginning of model names; the last entry is for all others. The shipped
+            model ends its reasoning with the outcome, which `inside` matches: 49 of 50 held-out decisions were right
+            with the original text, 44 with an erratum; weighing the choices after a cue gave 34 at most.
     """
 
     marks: Sequence[Reasoning]
@@ -159,7 +157,7 @@ class Table:
 
 @cache
 def shipped_table() -> Table:
-    """The table that ships with notes."""
+    """Return the table of prompts/reasoning.json."""
     data = json.loads((resource("prompts") / "reasoning.json").read_text(encoding="utf-8"))
     marks, cues = ([_entry(entry, data["switches"]) for entry in data[kind]] for kind in ("marks", "cues"))
     return Table(marks, cues)

@@ -1,10 +1,9 @@
-"""Rendering Jinja in a separate process, within limits of time, memory and length.
+"""Renders Jinja templates in a child process, with limits on time, memory and output.
 
-A chat template is a program that comes with a model, so anybody may have written it. Jinja's sandbox keeps it from
-reaching anything; it does not keep `10**(10**7)`, nested loops or a list of lists of lists from using up all time and
-memory, some of it in one instruction that cannot be interrupted. So a child process renders: the system enforces its
-limits, and ends it beyond them. It is started with the first template and serves all that follow, one line of JSON each
-way.
+Chat templates are programs from untrusted model files. Jinja's sandbox isolates them, but does not stop `10**(10**7)`,
+nested loops or nested lists from exhausting time and memory, some of it in a single uninterruptible instruction. A
+child process renders them, so that the system enforces the limits and ends it beyond them. It starts with the first
+template and serves all others, one line of JSON in each direction.
 """
 
 from __future__ import annotations
@@ -27,75 +26,73 @@ if TYPE_CHECKING:
 
     import jinja2
 
-SECONDS = 2  # of processor time for one text; the templates that ship with llama.cpp take milliseconds
-PATIENCE = 120  # seconds of the clock for one text, however busy the machine is
-MEMORY = 512 << 20  # bytes of address space that the child may have
+SECONDS = 2  # CPU seconds a text; the templates of llama.cpp take milliseconds
+PATIENCE = 120  # wall-clock seconds a text, on a busy machine
+MEMORY = 512 << 20  # bytes of address space of the child
 MAX_SOURCE = 1 << 20  # characters of a template
-MAX_TEXT = 4 << 20  # characters of what it renders
-MAX_FORM, MAX_FORMS = 40, 8  # characters of a form of the time that is known again, and how many of them
+MAX_TEXT = 4 << 20  # characters of output
+MAX_FORM, MAX_FORMS = 40, 8  # length and number of time formats to record
 _CHILD = "import sys; sys.path[:] = {!r}; from notes_cli.text.rendering import serve; serve()"
 
 
 class RenderError(Exception):
-    """A template that cannot be read, fails, or exceeds the limits; the message is a clause of one line."""
+    """A template is invalid, fails, or exceeds the limits; the message is a clause of one line."""
 
 
 class Rendering(NamedTuple):
-    """What came of a template: a text, or what is wrong with it."""
+    """The result of a template: text or error."""
 
     text: str = ""
     error: str = ""
-    times: Mapping[str, str] = {}  # what it printed of today's time, by the form of strftime
-    steady: bool = False  # whether all else will be the same another time
+    times: Mapping[str, str] = {}  # printed dates by strftime format
+    steady: bool = False  # True if all else will render the same again
 
     @property
     def result(self) -> str:
-        """The text. Raise RenderError where there is none."""
+        """The text. Raises RenderError if there is none."""
         if self.error:
             raise RenderError(self.error)
         return self.text
 
 
 def render(source: str, variables: Mapping[str, Any], now: datetime | None = None) -> Rendering:
-    """What a template renders. `variables` are values that JSON has; `now` is the date to print, else today.
-
-    Raise RenderError where nothing can be rendered here.
-    """
+    """Render a template. `variables`: JSON values; `now`: the date to print, else today. Raises RenderError if the
+    child process cannot be started."""
     if len(source) > MAX_SOURCE:
         return Rendering(error=f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
     request = {"source": source, "variables": variables, "now": now.isoformat() if now else None}
     with _lock:
-        return Rendering(**_ask(json.dumps(request).encode() + b"\n"))
+        return Rendering(**_request(json.dumps(request).encode() + b"\n"))
 
 
 @cache
 def code_stamp() -> str:
-    """What changes when Jinja or this module is replaced by another version; "" where that cannot be told. Importing
-    Jinja for its version would take longer than most templates."""
+    """Return a stamp that changes with the versions of Jinja and this module; "" if unknown. Importing Jinja for its
+    version would take longer than most templates."""
     from importlib.util import find_spec
 
     try:
-        found = find_spec("jinja2")
-        return repr([(os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in (found.origin, __file__)])  # type: ignore[union-attr, arg-type]
+        spec = find_spec("jinja2")
+        return repr([(os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in (spec.origin, __file__)])  # type: ignore[union-attr, arg-type]
     except (OSError, AttributeError, TypeError, ValueError):  # a package without files
         return ""
 
 
-# ---- the parent's side
+# ---- parent
 
 _lock = threading.Lock()
 _child: subprocess.Popen[bytes] | None = None
-_owner = 0  # the process that started it: after a fork the child is the parent's
+_owner = 0  # process that started it; after a fork the child remains the parent's
 
 
 def start_rendering() -> None:
-    """Start the child without waiting for it. If that fails, `render` reports it."""
+    """Start the child process without waiting for it. If that fails, `render` reports it."""
     with _lock, contextlib.suppress(RenderError):
-        _started()
+        _start_child()
 
 
-def _started() -> subprocess.Popen[bytes]:
-    """The child, which is started if there is none. Raise RenderError if it cannot be started."""
+def _start_child() -> subprocess.Popen[bytes]:
+    """Return the child process, started if necessary. Raises RenderError if it cannot be started."""
     global _child, _owner
     if _child is not None and _owner == os.getpid() and _child.poll() is None:
         return _child
@@ -112,30 +109,30 @@ def _started() -> subprocess.Popen[bytes]:
     return _child
 
 
-def _ask(request: bytes) -> dict[str, Any]:
-    child = _started()
+def _request(request: bytes) -> dict[str, Any]:
+    child = _start_child()
     assert child.stdin is not None and child.stdout is not None
     late = threading.Timer(PATIENCE, child.kill)
     late.daemon = True
     late.start()
     try:
-        with contextlib.suppress(BrokenPipeError):  # then there is no line to read either
+        with contextlib.suppress(BrokenPipeError):  # readline then returns nothing
             child.stdin.write(request)
             child.stdin.flush()
         line = child.stdout.readline()
-    except BaseException:  # an interrupt: the line that is still to come must not be taken for the next reply
-        _end(child)
+    except BaseException:  # an interrupt: a late line must not become the next reply
+        _end_child(child)
         raise
     finally:
         late.cancel()
     if line.endswith(b"\n"):
         reply: dict[str, Any] = json.loads(line)
         return reply
-    return {"error": f"failed: {_why(_end(child))}"}
+    return {"error": f"failed: {_describe_exit(_end_child(child))}"}
 
 
-def _end(child: subprocess.Popen[bytes]) -> int:
-    """End the child and return its status; below 0 it is the signal that had ended it."""
+def _end_child(child: subprocess.Popen[bytes]) -> int:
+    """End the child and return its status; below 0 the signal that ended it."""
     global _child
     from subprocess import TimeoutExpired
 
@@ -145,13 +142,13 @@ def _end(child: subprocess.Popen[bytes]) -> int:
         child.stdin.close()
     child.stdout.close()
     try:
-        return child.wait(0.2)  # it has ended already, unless it was interrupted
+        return child.wait(0.2)  # it has ended, unless interrupted
     except TimeoutExpired:
         child.kill()
         return child.wait()
 
 
-def _why(status: int) -> str:
+def _describe_exit(status: int) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return f"it takes more than {SECONDS} seconds"
     if status == -getattr(signal, "SIGKILL", 0):
@@ -160,17 +157,17 @@ def _why(status: int) -> str:
 
 
 @atexit.register
-def _stop() -> None:
+def _end_at_exit() -> None:
     if _child is not None and _owner == os.getpid():
-        _end(_child)
+        _end_child(_child)
 
 
-# ---- the child's side
+# ---- child
 
 
 def serve() -> None:
-    """Answer requests until the parent is gone."""
-    grant = _bounds()
+    """Serve requests until the parent closes the pipe."""
+    grant = _limit_resources()
     for line in sys.stdin.buffer:
         grant()
         try:
@@ -183,8 +180,8 @@ def serve() -> None:
         sys.stdout.buffer.flush()
 
 
-def _bounds() -> Callable[[], None]:
-    """Limit the memory of this process; return the function that grants it SECONDS more of processor time."""
+def _limit_resources() -> Callable[[], None]:
+    """Limit the memory of this process; return a function that allows SECONDS more of CPU time."""
     try:
         import resource
     except ImportError:  # Windows: only PATIENCE limits it
@@ -201,54 +198,54 @@ def _bounds() -> Callable[[], None]:
     return grant
 
 
-class _Today:
-    """What the text at hand tells of the present time."""
+class _PrintedDates:
+    """Records the dates that a template prints."""
 
     def __init__(self) -> None:
         self.times: dict[str, str] = {}
-        self.odd = False  # in a form that nobody writes: with a number it may ask for a gigabyte of blanks
+        self.odd = False  # an unusual format: with a width it may print a gigabyte of blanks
 
-    def tell(self, form: str) -> str:
-        told = datetime.now().strftime(form)
+    def format(self, form: str) -> str:
+        printed = datetime.now().strftime(form)
         self.odd |= len(form) > MAX_FORM or any(map(str.isdigit, form)) or len(self.times) == MAX_FORMS
-        self.times[form] = told
-        return told
+        self.times[form] = printed
+        return printed
 
 
-_today = _Today()
+_dates = _PrintedDates()
 
 
 def _reply(request: dict[str, Any]) -> dict[str, Any]:
-    """A Rendering, as JSON has it."""
-    global _today
-    _today = _Today()
+    """Render a request; return a Rendering as JSON."""
+    global _dates
+    _dates = _PrintedDates()
     source = request["source"]
     try:
         template = _template(source, request["now"])
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # of jinja2, or of Python about the code that jinja2 made
+    except Exception as error:  # from jinja2, or from Python for the code that jinja2 generates
         return {"error": f"cannot be read: {_line(error)}"}
     if "datetime" in source:
         request["variables"].setdefault("datetime", template.globals["strftime_now"]("%b %d %Y"))
     steady = not any(word in source for word in ("random", "lipsum"))
     try:
-        found = {"text": template.render(request["variables"])}
+        rendering = {"text": template.render(request["variables"])}
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # the template is a program of others: whatever it raises is its own error
-        found = {"error": f"failed: {_line(error)}"}
-        import jinja2  # it is there already
+    except Exception as error:  # a template may raise anything
+        rendering = {"error": f"failed: {_line(error)}"}
+        import jinja2  # imported already
 
-        steady &= isinstance(error, jinja2.TemplateError)  # any other may be one of this installation
-    if len(found.get("text", "")) > MAX_TEXT:
+        steady &= isinstance(error, jinja2.TemplateError)  # others may depend on this installation
+    if len(rendering.get("text", "")) > MAX_TEXT:
         return {"error": f"failed: it renders more than {MAX_TEXT:,} characters"}
-    return {**found, "times": _today.times, "steady": steady and not _today.odd}
+    return {**rendering, "times": _dates.times, "steady": steady and not _dates.odd}
 
 
 @lru_cache(maxsize=8)
 def _template(source: str, now: str | None) -> jinja2.Template:
-    """The template, with the functions that llama.cpp and Hugging Face provide."""
+    """Compile a template with the functions that llama.cpp and Hugging Face provide."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension
@@ -256,7 +253,7 @@ def _template(source: str, now: str | None) -> jinja2.Template:
     from jinja2.sandbox import SandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}`: marks the text of a model, for training. Here its body is rendered as it is."""
+        """`{% generation %}`, which marks text of the model for training: its body is rendered unchanged."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance variable)
 
@@ -268,9 +265,9 @@ def _template(source: str, now: str | None) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     def strftime_now(form: str) -> str:
-        return datetime.fromisoformat(now).strftime(form) if now else _today.tell(form)
+        return datetime.fromisoformat(now).strftime(form) if now else _dates.format(form)
 
-    env = SandboxedEnvironment(  # some templates append to lists, which are those of one request
+    env = SandboxedEnvironment(  # not immutable: some templates append to lists, which belong to one request
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
     env.filters["tojson"] = _tojson
@@ -280,13 +277,14 @@ def _template(source: str, now: str | None) -> jinja2.Template:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    """As Jinja's own, which escapes HTML, but models were not trained on that; and as llama.cpp's, which takes more."""
+    """Like tojson of llama.cpp: without the HTML escapes of Jinja, which models were not trained on, and with more
+    options."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **{"default": _json, **more})
 
 
 def _json(value: Any) -> Any:
-    """JSON's stand-in for values that it lacks: null for what is undefined, lists for what filters return."""
-    import jinja2  # it is there already
+    """Convert values that JSON lacks: undefined to null, iterators of filters to lists."""
+    import jinja2  # imported already
 
     return None if isinstance(value, jinja2.Undefined) else [*value]
 

@@ -1,8 +1,9 @@
-"""JSON schemas as grammars of llguidance: each keyword is enforced, or the schema is refused with its name and place.
+"""Translates JSON schemas to llguidance grammars: each keyword is enforced, or the schema is refused by keyword and
+place.
 
-llguidance refuses most keywords that it does not enforce, but not those of other drafts or of none, and differs from
-JSON Schema in some (patterns, large numbers, February). So a schema is written anew: what restricts nothing is left
-out, what it lacks is put in other keywords where that can be done, and objects have no members that are not described.
+llguidance accepts keywords of other drafts and unknown ones without enforcing them, and differs from JSON Schema in
+some (patterns, large numbers, February). So schemas are rewritten: keywords without effect are dropped, missing ones
+expressed by others where possible, and objects have no undescribed members.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import permutations
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,58 +20,47 @@ from notes_cli.errors import GrammarError
 from notes_cli.guidance import HEAD, Grammar, check_grammar, problem_of
 
 Schema = Any  # JSON: an object, true or false
-Rule = Callable[[Any, dict[str, Any], str], None]  # of a reader: writes a keyword anew, in a copy of the schema
+Rule = Callable[[Any, dict[str, Any], str], None]  # method of a reader: rewrites a keyword in a copy of the schema
 
-MAX_DEPTH = 50  # schemas in schemas
-MAX_LEVELS = (
-    256  # of all definitions that refer to others: llguidance has them all on its stack, 8 MB of which hold 1,000
-)
+MAX_DEPTH = 50  # nested schemas
+MAX_LEVELS = 256  # of definitions with references: llguidance recurses through them, 1,000 on a stack of 8 MB
 MAX_STEPS = 50_000  # schemas, values and names: some 300 ms of work
-MAX_SEARCH = 300  # of these, in which one that cannot be enforced is looked for
-MAX_TRIES = 8  # to leave one out after the other of a tool that is not strict
+MAX_SEARCH = 300  # steps of a schema in which the refused subschema is searched for
+MAX_TRIES = 8  # to drop subschemas of a tool that is not strict, one at a time
 MAX_PATTERN = 1000  # characters
-MAX_PATTERNS = 16  # patternProperties of one object, each of which is compared with each other
+MAX_PATTERNS = 16  # patternProperties of an object, each compared with each other
 MAX_MULTIPLE = 10_000  # of multipleOf
-EXACT = 2**53  # up to which whole numbers are exact as floating point numbers, which llguidance has bounds as
-PLACE = 200  # last characters of a place in the schema that are shown
+EXACT = 2**53  # llguidance has bounds as floating point, exact for integers up to here
+PLACE = 200  # last characters of a place to show
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-OPTIONS = {  # how llguidance writes JSON: one blank, or a line and its indentation, between tokens; no \u0061 for a
+OPTIONS = {  # JSON as llguidance writes it: between tokens a blank, or a line break and indentation; no \u0061 for a
     "whitespace_pattern": " |\n( {0,12}|\t{0,4})",
     "json_allowed_escapes": 'nrbtf\\"',
 }
 
-_ANNOTATIONS = {
-    "$schema",
-    "$id",
-    "id",
-    "$anchor",
-    "$comment",
-    "$defs",
-    "definitions",
-    "title",
-    "description",
-    "default",
+_NO_EFFECT = (
+    "$schema $id id $anchor $comment $defs definitions title description default example examples deprecated readOnly "
+    "writeOnly discriminator externalDocs xml contentEncoding contentMediaType contentSchema"
+)
+_ANNOTATIONS = frozenset(_NO_EFFECT.split())
+_KEYWORDS = {
+    "object": "properties required additionalProperties patternProperties propertyNames minProperties maxProperties",
+    "array": "items prefixItems additionalItems minItems maxItems uniqueItems",
+    "string": "minLength maxLength pattern format",
+    "number": "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf",
 }
-_ANNOTATIONS |= {"example", "examples", "deprecated", "readOnly", "writeOnly", "discriminator", "externalDocs", "xml"}
-_ANNOTATIONS |= {"contentEncoding", "contentMediaType", "contentSchema"}
-_OF_TYPE = {
-    "object": ("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
-    "array": ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems"),
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-}
-_OF_TYPE["object"] += ("minProperties", "maxProperties")
+_OF_TYPE = {kind: frozenset(keywords.split()) for kind, keywords in _KEYWORDS.items()}
 _COMBINED = ("allOf", "anyOf", "oneOf", "$ref")
 _GENERAL = {"type", "enum", "const", "not", "nullable", *_COMBINED}
 _KNOWN = _GENERAL.union(*_OF_TYPE.values())
 _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
-_DAYS = r"(?:0[1-9]|1[0-9]|2[0-8])"  # that each month has
+_DAYS = r"(?:0[1-9]|1[0-9]|2[0-8])"  # in all months
 _DATE = rf"[1-9][0-9]{{3}}-(?:(?:0[1-9]|1[0-2])-{_DAYS}|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
 _HOUR = r"(?:[01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR}:[0-5][0-9])"
 _UNRESERVED = r"[A-Za-z0-9._~-]"
-_FORMATS = {  # as patterns, where llguidance has none, or takes dates that are none
+_FORMATS = {  # as patterns, where llguidance lacks the format or accepts invalid dates
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
@@ -77,41 +68,41 @@ _FORMATS = {  # as patterns, where llguidance has none, or takes dates that are 
     "json-pointer": r"(?:/(?:[^~/]|~[01])*)*",
     "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
 }
-_HELD_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # by llguidance
+_NATIVE_FORMATS = {"duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}  # enforced by llguidance
 _LIKE = {"iri": "uri", "iri-reference": "uri-reference", "idn-email": "email", "idn-hostname": "hostname"}
 _WIDTHS = {"int32": 2**31 - 1, "int64": EXACT}  # of OpenAPI
 _FREE_FORMATS = {"password", "binary", "float", "double"}  # restrict nothing
-FORMATS = sorted({*_FORMATS, *_HELD_FORMATS, *_LIKE, *_WIDTHS, *_FREE_FORMATS})
+FORMATS = sorted({*_FORMATS, *_NATIVE_FORMATS, *_LIKE, *_WIDTHS, *_FREE_FORMATS})
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 def schema_grammar(schema: Schema) -> Grammar:
-    """The grammar of JSON texts that are valid by a schema (JSON, read already). Raise GrammarError for one that is
-    none, or that cannot be enforced."""
+    """Return the grammar of JSON texts that are valid by a parsed schema. Raises GrammarError for an invalid schema,
+    and for one that cannot be enforced."""
     definitions: dict[str, Schema] = {}
     reader = _Reader(schema, definitions)
-    return _checked(reader, reader.root())
+    return _check(reader, reader.root())
 
 
 def calls_grammar(parameters: Mapping[str, Any], strict: Collection[str] = ()) -> Grammar:
-    """The grammar of one call as JSON, `{"name": ..., "arguments": {...}}`. `parameters`: schemas by names of tools.
+    """Return the grammar of a tool call as JSON, `{"name": ..., "arguments": {...}}`. `parameters`: schemas by tool.
 
-    A tool that names no parameters is called with `{}`. For the tools in `strict` each keyword is enforced, and
-    GrammarError, with the tool and the place in its schema, is raised where that cannot be done; for the others the
-    arguments are held to the keywords that can be, and the model has read the rest in the definition.
+    A tool without parameters is called with `{}`. For tools in `strict` all keywords are enforced, else GrammarError is
+    raised with the tool and the place in its schema. For others the enforceable keywords are; the model has the rest in
+    the definition.
     """
     definitions: dict[str, Schema] = {}
     calls = []
     for name, schema in parameters.items():
-        found = _arguments(name, _parameters(schema), definitions, strict=name in strict)
-        members = {"name": {"type": "string", "const": name}, "arguments": found}
+        arguments = _arguments(name, _parameters(schema), definitions, strict=name in strict)
+        members = {"name": {"type": "string", "const": name}, "arguments": arguments}
         calls.append({"type": "object", "properties": members, "required": [*members], "additionalProperties": False})
     return check_grammar(_grammar(calls[0] if len(calls) == 1 else {"anyOf": calls}, definitions))
 
 
 def read_schema(text: str) -> Any:
-    """A schema from its text. Raise GrammarError if that is not JSON."""
+    """Parse the text of a schema. Raises GrammarError if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -119,13 +110,13 @@ def read_schema(text: str) -> Any:
 
 
 def _grammar(schema: Schema, definitions: Mapping[str, Schema]) -> str:
-    """The grammar of a schema that was written anew."""
+    """Return the grammar of a rewritten schema."""
     whole = {"x-guidance": OPTIONS, "$defs": definitions, **(schema if isinstance(schema, dict) else {})}
     return f"{HEAD}start: %json {json.dumps(whole)}"
 
 
-def _checked(reader: _Reader, schema: Schema) -> Grammar:
-    """The grammar of what a reader has written. Raise GrammarError where llguidance cannot use it."""
+def _check(reader: _Reader, schema: Schema) -> Grammar:
+    """Return the grammar of a rewritten schema. Raises GrammarError if llguidance cannot use it."""
     grammar = _grammar(schema, reader.definitions)
     if problem := problem_of(grammar):
         raise _wrong(reader.failing(), f"cannot be enforced: {problem}")
@@ -133,13 +124,13 @@ def _checked(reader: _Reader, schema: Schema) -> Grammar:
 
 
 def _arguments(name: str, schema: Schema, definitions: dict[str, Schema], *, strict: bool) -> Schema:
-    """The schema of a tool's arguments, written anew; of one that is not strict as much as can be enforced."""
-    free: set[str] = set()  # places where llguidance cannot enforce something
+    """Rewrite the schema of a tool's arguments; if not strict, as much of it as can be enforced."""
+    free: set[str] = set()  # places that llguidance cannot enforce
     for _ in range(MAX_TRIES):
         reader = _Reader(schema, dict(definitions), loose=not strict, free=free)
         try:
-            found = reader.root()
-            _checked(reader, found)
+            rewritten = reader.root()
+            _check(reader, rewritten)
         except _TooLarge as error:
             raise GrammarError(f"the tool {name}: {error.what}") from error
         except GrammarError as error:
@@ -148,80 +139,79 @@ def _arguments(name: str, schema: Schema, definitions: dict[str, Schema], *, str
                 raise GrammarError(f"the tool {name}: {error.what}", remedy) from error
             free.add(reader.failing())
             continue
-        if isinstance(found, dict):
+        if isinstance(rewritten, dict):
             definitions.update(reader.definitions)
-            return found
+            return rewritten
     return ANY_OBJECT
 
 
 def _parameters(parameters: Any) -> Schema:
-    """The schema of a tool's arguments: `{}` where it names none, for what is written there would be made up."""
-    none = {"type": "object", "additionalProperties": False}
+    """Return the schema of a tool's arguments, which is `{}` for a tool without any, as the model would invent some."""
+    no_arguments = {"type": "object", "additionalProperties": False}
     if not isinstance(parameters, dict):
-        return none
-    named = {key for key, value in parameters.items() if value or key == "additionalProperties"}
-    if not named - _ANNOTATIONS - {"type"}:
-        return none
+        return no_arguments
+    keywords = {key for key, value in parameters.items() if value or key == "additionalProperties"}
+    if not keywords - _ANNOTATIONS - {"type"}:
+        return no_arguments
     return {**parameters, "type": "object"}
 
 
 class _TooLarge(GrammarError):
-    """A schema that takes more work than is allowed."""
+    """A schema that takes more work than allowed."""
 
 
 class _Reader:
-    """One schema on the way to what llguidance reads."""
+    """Rewrites a schema for llguidance."""
 
     def __init__(
-        self,
-        schema: Schema,
-        definitions: dict[str, Schema],
-        *,
-        loose: bool = False,
-        free: Collection[str] = (),
+        self, schema: Schema, definitions: dict[str, Schema], *, loose: bool = False, free: Collection[str] = ()
     ) -> None:
-        """`definitions` gets those that the schema refers to. `loose`: leave out what cannot be enforced, and all but
-        the type at the places that are `free`."""
+        """`definitions` receives those that the schema refers to. `loose`: drop keywords that cannot be enforced, and
+        all except the type at the places in `free`."""
         wrapper = (
             isinstance(schema, dict) and "schema" in schema and {*schema} <= {"name", "strict", "schema", "description"}
         )
         self._schema = schema["schema"] if wrapper else schema
         self.definitions = definitions
         self._loose, self._free = loose, free
-        self._referred: dict[tuple[str, bool], str] = {}  # names of definitions, by $ref, and whether they are open
-        self._visited: list[tuple[str, Schema]] = []  # places, and what became of the schemas there
+        self._referred: dict[tuple[str, bool], str] = {}  # names of definitions, by $ref and open_
+        self._visited: list[tuple[str, Schema]] = []  # places and their rewritten schemas
         self._steps = self._levels = 0
-        self._deepest = 0  # of the definition that is read
-        self._refers = False  # whether it refers to others
+        self._deepest = 0  # depth of the current definition
+        self._refers = False  # True if it refers to others
 
     def root(self) -> Schema:
-        """The schema, written anew."""
+        """Rewrite the whole schema."""
         try:
-            found = self._visit(self._schema, "", 0)
-            json.dumps(found).encode()
+            rewritten = self._visit(self._schema, "", 0)
+            json.dumps(rewritten).encode()
         except RecursionError:
             raise _TooLarge(f"{_START} is nested too deeply") from None
-        if found is False:
+        if rewritten is False:
             raise _wrong("", "allows no value")
-        return found
+        return rewritten
 
     def failing(self) -> str:
-        """The place of the smallest schema that llguidance cannot enforce; the head of one that is large."""
+        """Return the place of the smallest subschema that llguidance refuses; the root of a large schema."""
         if self._steps < MAX_SEARCH:
             for at, schema in self._visited:
                 if problem_of(_grammar(schema, self.definitions)):
                     return at
         return ""
 
+    def _refuse(self, at: str, problem: str) -> None:
+        """Raise GrammarError, unless the reader is loose."""
+        if not self._loose:
+            raise _wrong(at, problem)
+
     def _spend(self, steps: int) -> None:
-        """Raise GrammarError where a stranger's schema takes more work than any that is meant."""
+        """Count work on an untrusted schema. Raises GrammarError beyond the limit."""
         self._steps += steps
         if self._steps > MAX_STEPS:
             raise _TooLarge(f"{_START} is too large: it has more than {MAX_STEPS:,} schemas, values and names")
 
     def _visit(self, schema: Schema, at: str, depth: int, *, open_: bool = False) -> Schema:
-        """A schema, written anew. `at`: where it is. `open_`: objects may have members that it does not describe, since
-        others describe them."""
+        """Rewrite the schema at `at`. `open_`: objects may have undescribed members, as other schemas describe them."""
         at = at[-PLACE:]
         self._spend(1)
         self._deepest = max(self._deepest, depth)
@@ -230,9 +220,8 @@ class _Reader:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            if self._loose:
-                return True
-            raise _wrong(at, "is neither an object nor true or false")
+            self._refuse(at, "is neither an object nor true or false")
+            return True
         kept = {key: value for key, value in schema.items() if self._matters(key, at)}
         for keyword, rule in _RULES:
             if keyword in kept:
@@ -244,39 +233,37 @@ class _Reader:
                     if not self._loose:
                         raise
                     kept.pop(keyword, None)
+        if kept:
+            self._type(kept, at)
         if not kept:
             return True
-        self._type(kept, at)
-        if not kept:
-            return True
-        found = self._parts(kept, at, depth, open_)
-        self._visited.append((at, found))
-        return found
+        rewritten = self._parts(kept, at, depth, open_)
+        self._visited.append((at, rewritten))
+        return rewritten
 
     def _matters(self, keyword: str, at: str) -> bool:
-        """Whether a keyword restricts a value. Raise GrammarError for one that is not known."""
+        """Return True if a keyword restricts values. Raises GrammarError for an unknown one."""
         if keyword in _ANNOTATIONS or keyword.startswith("x-") or (at in self._free and keyword != "type"):
             return False
-        if keyword not in _KNOWN and not self._loose:
-            raise _wrong(at, f"uses {keyword[:80]!r}, which is not supported")
+        if keyword not in _KNOWN:
+            self._refuse(at, f"uses {keyword[:80]!r}, which is not supported")
         return keyword in _KNOWN
 
     def _type(self, schema: dict[str, Any], at: str) -> None:
-        """Set the types that the keywords are about where none is given: else any value of another type is valid."""
+        """Add the types that the keywords apply to if there is none: otherwise values of other types are valid."""
         if "type" not in schema and not _GENERAL & {*schema}:
-            schema["type"] = [kind for kind, keywords in _OF_TYPE.items() if {*keywords} & {*schema}]
+            schema["type"] = [kind for kind, keywords in _OF_TYPE.items() if keywords & {*schema}]
         kinds = schema.get("type", [])
         kinds = [kinds] if isinstance(kinds, str) else kinds
         if not isinstance(kinds, list) or any(kind not in TYPES for kind in kinds):
-            if not self._loose:
-                raise _wrong(at, f"has the type {schema['type']!r}, which is none")
+            self._refuse(at, f"has the type {schema['type']!r}, which is none")
             del schema["type"]
-        elif "integer" in kinds and "number" not in kinds:  # not digits without an end
+        elif "integer" in kinds and "number" not in kinds:  # else digits without end
             schema.setdefault("minimum", -EXACT)
             schema.setdefault("maximum", EXACT)
 
     def _parts(self, schema: dict[str, Any], at: str, depth: int, open_: bool) -> Schema:
-        """The schema with its parts written anew, in the order in which llguidance reads them."""
+        """Rewrite the subschemas, in the order in which llguidance reads members."""
         combined = any(key in schema for key in _COMBINED)
         own = {"properties", "required", "additionalProperties", "patternProperties"} & {*schema}
         closes = not open_ and "additionalProperties" not in schema
@@ -284,7 +271,7 @@ class _Reader:
         names = self._described(schema) if closes and (own or inner) else None
         if closes and not inner and "patternProperties" in schema:
             names = [*schema.get("properties", {}), *schema.get("required", [])]
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
 
         def visit(part: Schema, place: str, *, is_open: bool = False) -> Schema:
             return self._visit(part, f"{at}/{place}", depth + 1, open_=is_open)
@@ -292,40 +279,41 @@ class _Reader:
         for key, value in schema.items():
             if key in ("properties", "patternProperties"):
                 for name in _strings(schema.get("required")):
-                    if value.get(name) is False and not self._loose:
-                        raise _wrong(f"{at}/{key}/{name}", "allows no value")
+                    if value.get(name) is False:
+                        self._refuse(f"{at}/{key}/{name}", "allows no value")
                 members = {name: visit(part, f"{key}/{name}") for name, part in value.items()}
-                found[key] = {name: part or self._loose for name, part in members.items()}
+                result[key] = {name: part or self._loose for name, part in members.items()}
             elif key in ("allOf", "anyOf", "oneOf"):
                 parts = [visit(part, f"{key}/{number}", is_open=inner) for number, part in enumerate(value)]
                 if key == "oneOf" and not self._loose and self._overlap(value, open_=inner):
                     raise _wrong(at, "uses 'oneOf' with alternatives that a value could fit two of: write 'anyOf'")
-                if key == "oneOf" and "anyOf" in found:
-                    found["allOf"] = [*found.get("allOf", []), {"anyOf": parts}]
+                if key == "oneOf" and "anyOf" in result:
+                    result["allOf"] = [*result.get("allOf", []), {"anyOf": parts}]
                 else:
-                    found[key if key == "allOf" else "anyOf"] = parts
+                    result[key if key == "allOf" else "anyOf"] = parts
             elif key == "$ref":
                 try:
-                    found[key] = self._reference(value, at, inner)
+                    result[key] = self._reference(value, at, inner)
                 except GrammarError as error:
                     if not self._loose or isinstance(error, _TooLarge):
                         raise
             elif key in ("items", "additionalProperties"):
-                found[key] = visit(value, key)
+                result[key] = visit(value, key)
             elif key == "prefixItems":
-                found[key] = [visit(part, f"{key}/{number}") for number, part in enumerate(value)]
+                result[key] = [visit(part, f"{key}/{number}") for number, part in enumerate(value)]
             else:
-                found[key] = value
+                result[key] = value
         if names:
-            found["properties"] = dict.fromkeys(names, True) | found.get("properties", {})
+            result["properties"] = dict.fromkeys(names, True) | result.get("properties", {})
         if names or (own and names is not None):
-            found["additionalProperties"] = False
-        if "prefixItems" in found and "items" not in found and found.get("minItems", 0) <= len(found["prefixItems"]):
-            found["items"] = False
-        return found
+            result["additionalProperties"] = False
+        prefix = result.get("prefixItems")
+        if prefix is not None and "items" not in result and result.get("minItems", 0) <= len(prefix):
+            result["items"] = False
+        return result
 
     def _described(self, schema: Schema) -> list[str] | None:
-        """The names of all members; none where a reference among them cannot be followed."""
+        """Return the names of all members; None if a reference cannot be resolved."""
         try:
             return self._names(schema, set())
         except GrammarError:
@@ -334,7 +322,7 @@ class _Reader:
             return None
 
     def _names(self, schema: Schema, seen: set[int]) -> list[str] | None:
-        """The names of all members that a schema describes; None where it describes those of any name."""
+        """Return the names of all members that a schema describes; None if it allows any name."""
         self._spend(1)
         if not isinstance(schema, dict) or id(schema) in seen:
             return []
@@ -358,12 +346,12 @@ class _Reader:
     # References.
 
     def _reference(self, ref: Any, at: str, open_: bool) -> str:
-        """The reference to the definition that becomes of what a reference refers to."""
+        """Return the reference to the rewritten definition."""
         target = self._resolved(ref, at)
         name = self._referred.get((ref, open_))
         if name is None:
             name = self._referred[ref, open_] = f"d{len(self.definitions)}"
-            self.definitions[name] = True  # its place, for it may refer to itself
+            self.definitions[name] = True  # reserved, as it may refer to itself
             before, self._deepest, self._refers = (self._deepest, self._refers), 0, False
             self.definitions[name] = self._visit(target, str(ref).lstrip("#"), 0, open_=open_)
             if self._refers:
@@ -375,14 +363,16 @@ class _Reader:
         return f"#/$defs/{name}"
 
     def _resolved(self, ref: Any, at: str) -> Schema:
-        """The schema that a reference refers to."""
+        """Return the schema that a reference refers to."""
         base = self._schema.get("$id") if isinstance(self._schema, dict) else None
-        own = ref[len(base) :] if isinstance(ref, str) and isinstance(base, str) and ref.startswith(f"{base}#") else ref
-        if not isinstance(own, str) or not (own == "#" or own.startswith("#/")):
+        local = ref
+        if isinstance(ref, str) and isinstance(base, str) and ref.startswith(f"{base}#"):
+            local = ref[len(base) :]
+        if not isinstance(local, str) or not (local == "#" or local.startswith("#/")):
             raise _wrong(at, f"refers to {str(ref)[:80]!r}: only #/... is supported, a place in this schema")
         target = self._schema
-        self._spend(1 + own.count("/"))
-        for part in own.split("/")[1:]:
+        self._spend(1 + local.count("/"))
+        for part in local.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(target, dict) and key in target:
                 target = target[key]
@@ -393,48 +383,43 @@ class _Reader:
         return target
 
     def _followed(self, schema: Schema) -> Schema:
-        """A schema without a reference at its head."""
+        """Resolve references at the root of a schema."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
             schema = self._resolved(schema["$ref"], "")
         return schema
 
-    # Alternatives of which exactly one must fit.
+    # oneOf.
 
     def _overlap(self, parts: Sequence[Schema], *, open_: bool) -> bool:
-        """Whether a value that is written for one of these schemas could fit another, as far as is plain."""
+        """Return True if a value for one of these schemas might fit another."""
         heads = [self._followed(part) for part in parts]
         self._spend(len(heads) ** 2 // 10)
-        return any(
-            not self._apart(one, other, open_=open_) for one in heads for other in heads if one is not other
-        ) or len({id(head) for head in heads}) < len(heads)
-
-    def _apart(self, one: Schema, other: Schema, *, open_: bool) -> bool:
-        """Whether no value that is written for the first fits the other."""
-        if not isinstance(one, dict) or not isinstance(other, dict):
-            return False
-        values = [_listed(schema) for schema in (one, other)]
-        if values[0] is not None and values[1] is not None:
-            self._spend((len(values[0]) + len(values[1])) // 10)
-            return _keys(values[0]).isdisjoint(_keys(values[1]))
-        kinds = [_kinds(schema) for schema in (one, other)]
-        if not kinds[0] & kinds[1]:
+        if len({id(head) for head in heads}) < len(heads):
             return True
-        if kinds[0] != {"object"} or any(
-            key in schema for key in (*_COMBINED, "patternProperties") for schema in (one, other)
-        ):
+        return not all(self._disjoint(a, b, open_=open_) for a, b in permutations(heads, 2))
+
+    def _disjoint(self, first: Schema, second: Schema, *, open_: bool) -> bool:
+        """Return True if no value for the first schema fits the second."""
+        if not isinstance(first, dict) or not isinstance(second, dict):
             return False
-        mine, others = (schema.get("properties", {}) for schema in (one, other))
-        needed = _strings(other.get("required"))
-        if (
-            not open_
-            and not one.get("additionalProperties")
-            and any(name not in mine and name not in _strings(one.get("required")) for name in needed)
-        ):
-            return True  # the other needs a member that the first has not
-        tags = [name for name in needed if name in mine and name in others and name in _strings(one.get("required"))]
-        return any(self._apart(self._followed(mine[name]), self._followed(others[name]), open_=True) for name in tags)
+        values, other_values = _listed(first), _listed(second)
+        if values is not None and other_values is not None:
+            self._spend((len(values) + len(other_values)) // 10)
+            return _keys(values).isdisjoint(_keys(other_values))
+        kinds, other_kinds = _kinds(first), _kinds(second)
+        if not kinds & other_kinds:
+            return True
+        if kinds != {"object"} or {*_COMBINED, "patternProperties"} & {*first, *second}:
+            return False
+        members, other_members = (schema.get("properties", {}) for schema in (first, second))
+        required, other_required = (_strings(schema.get("required")) for schema in (first, second))
+        if not open_ and not first.get("additionalProperties") and {*other_required} - {*members, *required}:
+            return True  # the second needs a member that the first lacks
+        tags = [name for name in other_required if name in members and name in other_members and name in required]
+        heads = ((self._followed(members[name]), self._followed(other_members[name])) for name in tags)
+        return any(self._disjoint(head, other, open_=True) for head, other in heads)
 
     # Rules of keywords.
 
@@ -447,7 +432,7 @@ class _Reader:
             self._value(value, keyword, at)
 
     def _value(self, value: Any, keyword: str, at: str) -> None:
-        """Raise GrammarError for a value that cannot be written as it is."""
+        """Raise GrammarError for a value that cannot be enforced as it is."""
         self._spend(1)
         for part in [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ():
             self._value(part, keyword, at)
@@ -494,15 +479,15 @@ class _Reader:
         }
 
     def names(self, schema: dict[str, Any], at: str) -> None:
-        """`propertyNames`, in the keywords of members."""
+        """Express `propertyNames` by keywords of members."""
         rule = self._followed(schema.pop("propertyNames"))
         if rule is True or rule == {}:
             return
         listed = _listed(rule)
-        used = {key for key in rule if key not in _ANNOTATIONS and key != "type"} if isinstance(rule, dict) else {""}
-        beside = {"properties", "patternProperties"} & {*schema}
+        used = {*rule} - _ANNOTATIONS - {"type"} if isinstance(rule, dict) else {""}
+        supported: list[set[str]] = [{"enum", "const"}, {"pattern"}, {"minLength", "maxLength"}]
         more = schema.get("additionalProperties", True)
-        if beside or (used - {"enum", "const"} and used - {"pattern"} and used - {"minLength", "maxLength"}):
+        if {"properties", "patternProperties"} & {*schema} or not any(used <= keywords for keywords in supported):
             raise _wrong(at, "uses 'propertyNames' with more than a pattern, lengths or values, which is not supported")
         schema["additionalProperties"] = False
         if listed is not None:
@@ -510,11 +495,10 @@ class _Reader:
         elif "pattern" in used:
             schema["patternProperties"] = {rule["pattern"]: more}
         else:
-            lengths = dict.fromkeys(("minLength", "maxLength"), "") | {key: str(rule[key]) for key in used}
-            schema["patternProperties"] = {f"^[^]{{{lengths['minLength'] or 0},{lengths['maxLength']}}}$": more}
+            schema["patternProperties"] = {f"^[^]{{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$": more}
 
     def counts(self, schema: dict[str, Any], at: str) -> None:
-        """Numbers of characters, items and members."""
+        """Check numbers of characters, items and members."""
         for keyword in _LENGTHS:
             value = schema.get(keyword, 0)
             if not _is_whole(value) or not 0 <= value < 2**31:
@@ -529,12 +513,12 @@ class _Reader:
             raise _wrong(at, "uses 'minProperties' above 1, which is not supported: the same name could come twice")
 
     def items(self, schema: dict[str, Any], at: str) -> None:
-        """Lists of `items`, as drafts before 2020 have them."""
+        """Convert lists of `items`, of drafts before 2020, to `prefixItems`."""
         if isinstance(schema.get("items"), list):
             schema["prefixItems"] = schema.pop("items")
             if "additionalItems" in schema:
                 schema["items"] = schema["additionalItems"]
-        schema.pop("additionalItems", None)  # it says nothing without such a list
+        schema.pop("additionalItems", None)  # without effect otherwise
         if not isinstance(schema.get("prefixItems", []), list):
             raise _wrong(at, "needs a list of schemas for 'prefixItems'")
         if not schema.get("prefixItems", True):
@@ -547,7 +531,7 @@ class _Reader:
             raise _wrong(at, "uses 'uniqueItems', which is not supported")
 
     def bounds(self, schema: dict[str, Any], at: str) -> None:
-        """Bounds of numbers: those of integers within what is exact."""
+        """Check bounds of numbers, and limit those of integers to exact ones."""
         for keyword in _BOUNDS:
             if keyword in schema and not _is_number(schema[keyword]):
                 raise _wrong(at, f"needs a number for {keyword!r}, not {str(schema[keyword])[:80]}")
@@ -556,7 +540,7 @@ class _Reader:
             value = schema.get(keyword, 0)
             if abs(value) <= EXACT:
                 continue
-            if value * sign > 0 and whole:  # all that are written are within it
+            if value * sign > 0 and whole:  # integers are within it
                 schema[keyword] = EXACT * sign
             else:
                 raise _wrong(at, f"has {value} for {keyword!r}: bounds beyond {EXACT:,} are not supported")
@@ -572,7 +556,7 @@ class _Reader:
         schema["pattern"] = self._pattern(schema["pattern"], at)
 
     def _pattern(self, pattern: Any, at: str) -> str:
-        """A regular expression of ECMAScript as llguidance reads it."""
+        """Translate an ECMAScript regular expression for llguidance."""
         if not isinstance(pattern, str):
             raise _wrong(at, "needs a text for 'pattern'")
         if len(pattern) > MAX_PATTERN:
@@ -588,68 +572,68 @@ class _Reader:
         name = schema["format"]
         name = _LIKE.get(name, name) if isinstance(name, str) else name
         if name not in FORMATS:
-            what = f"uses the format {str(name)[:80]!r}, which is not supported (known: {', '.join(FORMATS)})"
-            raise _wrong(at, what)
-        if name in _HELD_FORMATS:
+            problem = f"uses the format {str(name)[:80]!r}, which is not supported (known: {', '.join(FORMATS)})"
+            raise _wrong(at, problem)
+        if name in _NATIVE_FORMATS:
             schema["format"] = name
             return
         del schema["format"]
         if name in _FORMATS:
-            own = f"^(?:{_FORMATS[name]})$"
+            pattern = f"^(?:{_FORMATS[name]})$"
             if "pattern" in schema:
-                schema["allOf"] = [*_list(schema.get("allOf")), {"pattern": own, "type": "string"}]
+                schema["allOf"] = [*_list(schema.get("allOf")), {"pattern": pattern, "type": "string"}]
             else:
-                schema["pattern"] = own
+                schema["pattern"] = pattern
         elif name in _WIDTHS and _kinds(schema) <= {"integer", "number"}:
             schema["maximum"] = min(schema.get("maximum", EXACT), _WIDTHS[name])
             schema["minimum"] = max(schema.get("minimum", -EXACT), -_WIDTHS[name])
 
     def excluded(self, schema: dict[str, Any], at: str) -> None:
-        """`not`, of types."""
-        other = schema.pop("not")
-        types = (
-            [*_list(other.get("type"), str)] if isinstance(other, dict) and {*other} <= {*_ANNOTATIONS, "type"} else []
-        )
+        """Convert `not` of types to the other types."""
+        negated = schema.pop("not")
+        only_types = isinstance(negated, dict) and {*negated} <= {*_ANNOTATIONS, "type"}
+        types = [*_list(negated.get("type"), str)] if only_types else []
         if not types or "integer" in types:
             raise _wrong(at, "uses 'not', which is not supported but for types")
         types += ["integer"] * ("number" in types)
-        kept = [kind for kind in _list(schema.get("type"), str) or set(TYPES) - {"integer"} if kind not in types]
-        if not kept:
+        allowed = [kind for kind in _list(schema.get("type"), str) or set(TYPES) - {"integer"} if kind not in types]
+        if not allowed:
             raise _wrong(at, "allows no value")
-        schema["type"] = [kind for kind in TYPES if kind in kept]
+        schema["type"] = [kind for kind in TYPES if kind in allowed]
 
     def nullable(self, schema: dict[str, Any], at: str) -> None:
-        """`nullable` of OpenAPI: null is a value, too."""
+        """Convert OpenAPI's `nullable` to the type null."""
         if schema.pop("nullable") is True and "type" in schema:
             schema["type"] = [*dict.fromkeys([*_list(schema["type"], str), "null"])]
             if None not in schema.get("enum", [None]):
                 schema["enum"] = [*schema["enum"], None]
 
 
-_RULES: Sequence[tuple[str, Rule]] = (
-    *((keyword, _Reader.lists) for keyword in ("allOf", "anyOf", "oneOf")),
-    ("const", _Reader.values),
-    ("enum", _Reader.values),
-    ("not", _Reader.excluded),
-    ("nullable", _Reader.nullable),
-    ("required", _Reader.objects),
-    ("properties", _Reader.objects),
-    ("patternProperties", _Reader.objects),
-    ("propertyNames", _Reader.names),
-    ("patternProperties", _Reader.patterned),
-    *((keyword, _Reader.counts) for keyword in _LENGTHS),
-    *((keyword, _Reader.items) for keyword in ("items", "prefixItems", "additionalItems")),
-    ("uniqueItems", _Reader.unique),
-    *((keyword, _Reader.bounds) for keyword in _BOUNDS),
-    ("multipleOf", _Reader.multiple),
-    ("pattern", _Reader.pattern),
-    ("format", _Reader.format),
-)
+_RULES: Sequence[tuple[str, Rule]] = [  # in this order
+    (keyword, rule)
+    for keywords, rule in (
+        ("allOf anyOf oneOf", _Reader.lists),
+        ("const enum", _Reader.values),
+        ("not", _Reader.excluded),
+        ("nullable", _Reader.nullable),
+        ("required properties patternProperties", _Reader.objects),
+        ("propertyNames", _Reader.names),
+        ("patternProperties", _Reader.patterned),
+        ("minLength maxLength minItems maxItems minProperties maxProperties", _Reader.counts),
+        ("items prefixItems additionalItems", _Reader.items),
+        ("uniqueItems", _Reader.unique),
+        ("minimum exclusiveMinimum maximum exclusiveMaximum", _Reader.bounds),
+        ("multipleOf", _Reader.multiple),
+        ("pattern", _Reader.pattern),
+        ("format", _Reader.format),
+    )
+    for keyword in keywords.split()
+]
 
 _PARTS = re.compile(  # of a regular expression
     r"\\u\{([0-9A-Fa-f]{1,6})\}|\\u([0-9A-Fa-f]{4})|\\x([0-9A-Fa-f]{2})|\\(.)?|\(\?(?!:|<[A-Za-z_])|\[\^?\]?|--|.", re.S
 )
-_CLASSES = {  # characters that all dialects have in a class, and those that some have
+_CLASSES = {  # characters of a class in all dialects, and in some
     "d": ("0-9", r"\p{Nd}"),
     "w": ("0-9A-Za-z_", r"\p{L}\p{M}\p{N}\p{Pc}"),
     "s": (r" \t-\r", r"\t-\r\x1C-\x1F\x{85}\x{FEFF}\p{Z}"),
@@ -658,10 +642,10 @@ _START = "the JSON schema"
 
 
 def _in_rust(pattern: str) -> str:
-    """A regular expression of ECMAScript in the notation of Rust, which llguidance reads. Raise ValueError with a part
-    that has no equal; llguidance refuses the others."""
-    found: list[str] = []
-    inside = ""  # what the class began with that the part is in
+    """Translate an ECMAScript regular expression to the syntax of Rust, which llguidance reads. Raises ValueError with
+    a part that has no equivalent; llguidance refuses others."""
+    parts: list[str] = []
+    inside = ""  # opening of the current class
     for match in _PARTS.finditer(pattern):
         part, code, letter = match[0], match[1] or match[2] or match[3], match[4]
         if code:
@@ -679,39 +663,39 @@ def _in_rust(pattern: str) -> str:
             raise ValueError(part)
         elif inside:
             inside = "" if part == "]" else inside
-            part = "".join(f"\\x{{{ord(one):X}}}" if one in "[&~" else one for one in part)
+            part = "".join(f"\\x{{{ord(char):X}}}" if char in "[&~" else char for char in part)
         elif part in ("[", "[^"):
             inside = part
         elif part in (".", "[^]"):
             part = r"(?s:.)" if part == "[^]" else r"[^\n\r\x{2028}\x{2029}]"
-        found.append(part)
-    return "".join(found)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _listed(schema: Schema) -> list[Any] | None:
-    """The values that a schema lists; None if it lists none."""
+    """Return the values that a schema enumerates; None if it does not."""
     if not isinstance(schema, dict):
         return None
     return [schema["const"]] if "const" in schema else schema["enum"] if _list(schema.get("enum")) else None
 
 
 def _keys(values: Iterable[Any]) -> set[Any]:
-    """JSON values, to be compared: true is not 1, and 1.0 is."""
+    """Return JSON values as comparable keys: true is not 1, and 1.0 is."""
     return {value if _is_number(value) else json.dumps(value, sort_keys=True) for value in values}
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """The types that the values of a schema may have, integers among the numbers."""
+    """Return the possible types of the values of a schema, integers among the numbers."""
     kinds: Iterable[Any] = _list(schema.get("type"), str)
     if not kinds and (listed := _listed(schema)) is not None:
         kinds = map(_kind, listed)
     elif not kinds:
-        kinds = [kind for kind, keywords in _OF_TYPE.items() if {*keywords} & {*schema}] or TYPES
+        kinds = [kind for kind, keywords in _OF_TYPE.items() if keywords & {*schema}] or TYPES
     return {"number" if kind == "integer" else str(kind) for kind in kinds}
 
 
 def _kind(value: Any) -> str:
-    """The type of a JSON value."""
+    """Return the type of a JSON value."""
     if isinstance(value, bool):
         return "boolean"
     names: dict[type, str] = {str: "string", dict: "object", list: "array", int: "number", float: "number"}
@@ -719,18 +703,18 @@ def _kind(value: Any) -> str:
 
 
 def _list(value: Any, single: type | None = None) -> list[Any]:
-    """A value if it is a list, or a list of it if it is a `single`."""
+    """Return a list, or a list of a value that is a `single`, else an empty list."""
     if single and isinstance(value, single):
         return [value]
     return value if isinstance(value, list) else []
 
 
 def _strings(value: Any) -> list[str]:
-    return [one for one in _list(value) if isinstance(one, str)]
+    return [item for item in _list(value) if isinstance(item, str)]
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one, and not one beyond all floating point numbers, which JSON can write (1e999)."""
+    """Return True for numbers, except those beyond floating point, which JSON can spell (1e999)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
@@ -745,5 +729,5 @@ def _check_text(text: str, at: str) -> None:
         raise _wrong(at, f"has the text {text[:80]!a}, with half of a UTF-16 surrogate pair") from None
 
 
-def _wrong(at: str, what: str) -> GrammarError:
-    return GrammarError(f"{_START} {what} (at {at or '/'})")
+def _wrong(at: str, problem: str) -> GrammarError:
+    return GrammarError(f"{_START} {problem} (at {at or '/'})")

@@ -1,4 +1,4 @@
-"""Sizes and ages as people read and write them: 12.3 MB, 20GB, 30d."""
+"""Formats and parses sizes, ages and durations for users: 12.3 MB, 20GB, 30d."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "
 
 
 def human_size(count: float) -> str:
-    """Bytes as people read them: 12.3 MB."""
+    """Format bytes: 12.3 MB."""
     for unit, digits in (("B", 0), ("kB", 1), ("MB", 1)):
         if round(count, digits) < 1000:
             return f"{count:.{digits}f} {unit}"
@@ -22,7 +22,7 @@ def human_size(count: float) -> str:
 
 
 def human_age(seconds: float) -> str:
-    """A time as people read it: 3 d."""
+    """Format an age in seconds: 3 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
@@ -30,7 +30,7 @@ def human_age(seconds: float) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """A duration as people read it: 0.021 s, 8.1 s, 2 min 5 s, 1 h 12 min."""
+    """Format a duration in seconds: 0.021 s, 8.1 s, 2 min 5 s, 1 h 12 min."""
     if seconds < 59.5:
         digits = 3 if seconds < 0.0995 else 2 if seconds < 0.995 else 1 if seconds < 9.95 else 0
         return f"{seconds:.{digits}f} s"
@@ -45,7 +45,7 @@ def human_time(seconds: float) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `20GB`, `1.5 GiB`, `800MB` or a number of bytes. Raise NotesError."""
+    """Return the bytes of `20GB`, `1.5 GiB`, `800MB` or a number of bytes. Raises NotesError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or (match[3] and not match[2]):
         raise NotesError(f"{text!r} is not a size", "Write it like 20GB, 500MB or 1.5GiB")
@@ -54,7 +54,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_age(text: str) -> float:
-    """Seconds of `30d`, `12h`, `2w`. Raise NotesError."""
+    """Return the seconds of `30d`, `12h`, `2w`. Raises NotesError."""
     match = _AGE.fullmatch(text.strip())
     if match is None:
         raise NotesError(f"{text!r} is not an age", "Write it like 30d, 12h or 2w")

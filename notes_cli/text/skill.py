@@ -1,7 +1,7 @@
-"""Skills: reading a text file, a SKILL.md with YAML front matter, a folder that holds one, or standard input.
+"""Reads skills from a text file, a folder with SKILL.md and YAML front matter, an image, or standard input.
 
-The reader is lenient where a skill is still usable (an odd name, no description) and warns in `Skill.warnings`; it
-refuses what it would have to guess. fields.py finds the fields. It knows no tokens.
+Where a skill remains usable (an odd name, no description) it warns in `Skill.warnings`; it refuses instead of guessing.
+fields.py finds the fields.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from notes_cli.text.header import MAX_HEADER, find_header, read_header
 from notes_cli.text.keys import listed
 from notes_cli.text.pictures import Link, Shown, find_images, load_images
 
-MAX_BYTES = 64 << 20  # far more than any context holds; a model file given by mistake is refused, not read
+MAX_BYTES = 64 << 20  # more than any context holds; a model file is refused unread
 MAX_DESCRIPTION = 1024
 UTF16 = (b"\xff\xfe", b"\xfe\xff")  # byte order marks
-SURROGATE = re.compile(r"[\ud800-\udfff]")  # a byte that is not UTF-8, in a text that was decoded around it
-TEXTS = (".md", ".markdown", ".txt")  # files of a folder that is compiled without a SKILL.md
-SETTLED = 2.0  # seconds: a file may change again within one tick of a coarse clock, and keep its size and times
+SURROGATE = re.compile(r"[\ud800-\udfff]")  # a byte that is not UTF-8, decoded with surrogateescape
+TEXTS = (".md", ".markdown", ".txt")  # compiled from folders without SKILL.md
+SETTLED = 2.0  # seconds: within a tick of a coarse clock a file may change and keep its size and times
 
-# Files that a text refers to: [text](target), and paths into the usual folders of Agent Skills.
+# References to files: [text](target), and paths into the usual folders of Agent Skills.
 LINK = re.compile(
     r"\[[^\]\n]{0,200}\]\([ \t]*<?(?P<target>[^()\s<>]{1,200})"
     r"|(?<![\w./-])(?P<path>(?:references|scripts|assets)/[\w./-]{1,200})"
@@ -56,21 +56,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """A text to compile. `fields` has one entry for each place that holds a value, in order."""
+    """A text to compile. `fields` has an entry for each place of a value, in order."""
 
     name: str
     description: str
     text: str
     fields: tuple[Field, ...]
-    source: str  # the file it was read from (each of several on a line), "-" for standard input
+    source: str  # file (several: a line each), "-" for standard input
     warnings: tuple[str, ...] = field(default=(), compare=False)
-    # What a template tells of tools: the text in runs, each with whether control tokens in it are such (prompt.Run).
+    # A template's block of tools as (text, True if control tokens are parsed in it), as in prompt.Run.
     runs: tuple[tuple[str, bool], ...] = ()
-    # What of the file does not stay if it changes (stamp_of), as it was when the text was read; empty: not known.
+    # stamp_of the file when it was read; empty: unknown.
     stamp: tuple[int, ...] = field(default=(), compare=False)
-    # Images that the text refers to; none of them has been looked at (`with_images`).
+    # Images that the text refers to, not loaded (`with_images`).
     links: tuple[Link, ...] = ()
-    # Images in the place of what stands for them in the text: equal texts are equal bytes.
+    # Images in the places of their placeholders in the text.
     pictures: tuple[Shown, ...] = ()
 
     def __repr__(self) -> str:
@@ -78,23 +78,22 @@ class Skill:
 
     @property
     def picture(self) -> Picture | None:
-        """The image that all of it is, None of a text."""
+        """The image if the skill is one; None for a text."""
         whole = self.pictures and (self.pictures[0].start, self.pictures[0].end) == (0, len(self.text))
         return self.pictures[0].picture if whole else None
 
     @property
     def values(self) -> dict[str, str]:
         """Value of each field, by name."""
-        return {found.name: found.value for found in self.fields}
+        return {place.name: place.value for place in self.fields}
 
 
 def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO | None = None) -> Skill:
-    """Read a skill from a file, a folder with SKILL.md, or "-" (then from `stdin`). A pipe that has a name, as a shell
-    gives one for <(command), is read like standard input.
+    """Read a skill from a file, a folder with SKILL.md, or "-" (then from `stdin`). A named pipe, as in shells
+    <(command), is read like standard input.
 
-    The name is `name`, else that of the front matter, else that of the folder (for SKILL.md) or the file's stem.
-    Raise SkillError in one line if the file cannot be read, is not UTF-8, is empty, or has broken front matter or
-    fields.
+    The name is `name`, else that of the front matter, else that of the folder (for SKILL.md) or the file's stem. Raises
+    SkillError in one line if the file cannot be read, is not UTF-8, is empty, or has broken front matter or fields.
     """
     if str(source) == "-":
         if stdin is None:
@@ -122,7 +121,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
         skill = replace(skill, warnings=(*skill.warnings, warning))
     links = find_images(skill.text, path.parent)
     skill = replace(skill, links=links)
-    shown = {link.target for link in links}  # of these is told where it is known whether the model sees
+    shown = {link.target for link in links}  # reported where it is known whether the model has a vision encoder
     linked = [target for target in linked_files(skill.text, path.parent) if target not in shown]
     if linked:
         warning = f"{path} links to {listed(linked, most=3)}: linked files are not compiled with it"
@@ -131,7 +130,7 @@ def load_skill(source: str | Path, *, name: str | None = None, stdin: BinaryIO |
 
 
 def _read_pipe(pipe: BinaryIO, where: str, name: str | None) -> Skill:
-    """The skill in what can be read once and came from no file. `where`: what messages call it."""
+    """Read a skill from a stream without a file. `where`: its name in messages."""
     data = pipe.read(MAX_BYTES + 1)
     if looks_like_image(data):
         return read_image(data, "-", name or "stdin")
@@ -139,48 +138,48 @@ def _read_pipe(pipe: BinaryIO, where: str, name: str | None) -> Skill:
 
 
 def read_image(data: bytes, source: str, name: str) -> Skill:
-    """A skill that is the image in these bytes. Raise ImageError, and SkillError for a name that can be none."""
-    return image_skill(read_picture(data, source), _called(name, source), source)
+    """Return the image in these bytes as a skill. Raises ImageError, and SkillError for an invalid name."""
+    return image_skill(read_picture(data, source), _valid_name(name, source), source)
 
 
 def image_skill(picture: Picture, name: str, source: str = "") -> Skill:
-    """A skill that is an image, by a name that is one."""
+    """Return an image as a skill of a valid name."""
     return Skill(name, "", picture.text, (), source, pictures=(Shown(0, len(picture.text), picture),))
 
 
 def with_images(skill: Skill) -> Skill:
-    """The skill with the images that its text refers to in their places; what stands for each names its bytes.
+    """Load the images that the text refers to, and put their placeholders, which contain digests, into the text.
 
-    A field whose value would be in such a place is none. Raise ImageError for a file that is no image, or is refused.
+    Fields inside of such a place are dropped. Raises ImageError for a file that is no image, or is refused.
     """
     if not skill.links:
         return skill
-    taken = [link for link in skill.links if not link.why]
-    text, fields, shown = "", list[Field](), list[Shown]()
+    usable = [link for link in skill.links if not link.why]
+    text, fields, pictures = "", list[Field](), list[Shown]()
     at = 0
 
-    def told(end: int) -> None:
+    def copy_until(end: int) -> None:
         nonlocal text
-        by = len(text) - at
-        inside = (one for one in skill.fields if at <= one.start and one.end <= end)
-        fields.extend(one._replace(start=one.start + by, end=one.end + by) for one in inside)
+        offset = len(text) - at
+        inside = (place for place in skill.fields if at <= place.start and place.end <= end)
+        fields.extend(place._replace(start=place.start + offset, end=place.end + offset) for place in inside)
         text += skill.text[at:end]
 
-    for link, picture in zip(taken, load_images(taken), strict=True):
-        told(link.start)
-        shown.append(Shown(len(text), len(text) + len(picture.text), picture))
+    for link, picture in zip(usable, load_images(usable), strict=True):
+        copy_until(link.start)
+        pictures.append(Shown(len(text), len(text) + len(picture.text), picture))
         text += picture.text
         at = link.end
-    told(len(skill.text))
-    # No stamp: the text's own file does not tell whether one of the images has changed.
-    return replace(skill, text=text, fields=tuple(fields), links=(), pictures=tuple(shown), stamp=())
+    copy_until(len(skill.text))
+    # No stamp: that of the text's file does not cover the images.
+    return replace(skill, text=text, fields=tuple(fields), links=(), pictures=tuple(pictures), stamp=())
 
 
 def joined(skills: Sequence[Skill], name: str) -> Skill:
-    """One skill of several: their texts in this order, so that what comes later is read after what comes before.
+    """Join skills into one: their texts in this order.
 
-    A field to which two of them give different values is none of the whole, as in any text, with a warning. Raise
-    SkillError for a name that is none.
+    A field with different values is none of the whole, as in any text, with a warning. Raises SkillError for an invalid
+    name.
     """
     values: dict[str, set[str]] = {}
     for skill in skills:
@@ -188,25 +187,24 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
             raise SkillError(f"{skill.source} is an image, and texts are joined", "Compile it on its own")
         for key, value in skill.values.items():
             values.setdefault(key, set()).add(value)
-    several = sorted(one for one, found in values.items() if len(found) > 1)
+    conflicting = sorted(key for key, different in values.items() if len(different) > 1)
     text, fields, links = "", list[Field](), list[Link]()
     for skill in skills:
         text += "\n\n" if text else ""
         at = len(text)
         links += [replace(link, start=link.start + at, end=link.end + at) for link in skill.links]
-        fields += [
-            one._replace(start=one.start + at, end=one.end + at) for one in skill.fields if one.name not in several
-        ]
+        kept = [place for place in skill.fields if place.name not in conflicting]
+        fields += [place._replace(start=place.start + at, end=place.end + at) for place in kept]
         text += skill.text
     warnings = [
-        f"{one!r} has different values in {listed([s.name for s in skills])}: it is no field" for one in several
+        f"{key!r} has different values in {listed([s.name for s in skills])}: it is no field" for key in conflicting
     ]
-    called = _called(name, name)
-    if called != names.typed(name.lower()):
-        warnings.append(f"the name {name!r} may only have {names.RULE}; it becomes {called!r}")
+    valid_name = _valid_name(name, name)
+    if valid_name != names.typed(name.lower()):
+        warnings.append(f"the name {name!r} may only have {names.RULE}; it becomes {valid_name!r}")
     sources = [skill.source for skill in skills]
     return Skill(
-        called,
+        valid_name,
         " ".join(skill.description for skill in skills if skill.description),
         text,
         tuple(fields),
@@ -217,13 +215,13 @@ def joined(skills: Sequence[Skill], name: str) -> Skill:
 
 
 def load_source(source: str, name: str | None = None) -> Skill:
-    """The skill whose text came from this source: a file, or several that were joined. Raise SkillError."""
+    """Read the skill of a source: a file, or several that were joined. Raises SkillError."""
     files = names.files_of(source)
     return joined([load_skill(file) for file in files], name or "") if len(files) > 1 else load_skill(source, name=name)
 
 
 def read_card(folder: Path) -> tuple[str, str]:
-    """Name and description of the skill in a folder with a SKILL.md, without its text. Raise SkillError."""
+    """Read name and description of the skill in a folder with a SKILL.md, without its text. Raises SkillError."""
     path = _skill_file(folder)
     try:
         with path.open("rb") as file:
@@ -231,85 +229,85 @@ def read_card(folder: Path) -> tuple[str, str]:
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     encoding = "utf-16" if data.startswith(UTF16) else "utf-8"
-    header = read_header(_lines(data.decode(encoding, errors="replace")), str(path))
-    return _called(header.name or folder.absolute().name, str(path)), header.description
+    header = read_header(_normalize_lines(data.decode(encoding, errors="replace")), str(path))
+    return _valid_name(header.name or folder.absolute().name, str(path)), header.description
 
 
-def stamp_of(found: os.stat_result) -> tuple[int, ...]:
-    """Size and times of a file, and a fourth number where it has changed so lately that it may change again and keep
-    them."""
-    young = time.time() - max(found.st_mtime, found.st_ctime) < SETTLED
-    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, *((1,) if young else ()))
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return size and times of a file, and a fourth number if it changed so recently that it may change again without a
+    new time."""
+    recent = time.time() - max(status.st_mtime, status.st_ctime) < SETTLED
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, *((1,) if recent else ()))
 
 
 def skill_file(source: str | Path) -> Path:
-    """The file of a skill that is named by it or by its folder. Raise SkillError for a folder without one."""
+    """Return the file of a skill, from its path or its folder. Raises SkillError for a folder without one."""
     path = Path(source)
     return _skill_file(path) if path.is_dir() else path
 
 
 def skill_sources(word: str) -> list[str]:
-    """The sources that a word of the user means: itself, or each skill and each image in a folder, sorted by name. A
-    folder without skills and images has each text in it instead, but none of those in the folders below.
+    """Return the sources of an argument: itself, or all skills and images in a folder, sorted by name. A folder without
+    any gives its text files instead, without subfolders.
 
-    Raise SkillError for a folder that is no skill and contains none.
+    Raises SkillError for a folder that contains none.
     """
     folder = Path(word)
-    if word == "-" or not folder.is_dir() or _file_in(folder):
+    if word == "-" or not folder.is_dir() or _find_skill_file(folder):
         return [word]
     try:
         entries = list(folder.iterdir())
         files = [path for path in entries if path.is_file() and not path.name.startswith(".")]
-        found = sorted(str(inside) for inside in entries if inside.is_dir() and _file_in(inside))
-        found += sorted(str(path) for path in files if path.suffix.lower() in SUFFIXES)
-        found = found or sorted(str(path) for path in files if path.suffix.lower() in TEXTS)
+        sources = sorted(str(inside) for inside in entries if inside.is_dir() and _find_skill_file(inside))
+        sources += sorted(str(path) for path in files if path.suffix.lower() in SUFFIXES)
+        sources = sources or sorted(str(path) for path in files if path.suffix.lower() in TEXTS)
     except OSError as error:
         raise SkillError(f"cannot read {folder}: {reason(error)}") from error
-    if not found:
+    if not sources:
         texts = ", ".join(TEXTS)
         raise SkillError(f"the folder {folder} has no SKILL.md, no folder with one, no text ({texts}) and no image")
-    return found
+    return sources
 
 
 def parse_skill(text: str, *, source: str, default: str, name: str | None = None, where: str = "") -> Skill:
-    """Make a skill from the text of a file. `default` is its name if the front matter has none; `where` is what
-    messages call the text, if not by its source."""
+    """Parse a skill from the text of a file. `default`: its name if the front matter has none; `where`: its name in
+    messages, if not the source."""
     where = where or source
-    header = read_header(_lines(text), where)
+    header = read_header(_normalize_lines(text), where)
     warnings = list(header.warnings)
     body = header.body.strip()
     if not body:
         raise SkillError(f"{where} has no text", "A skill needs something to say")
     wanted = name or header.name or default
-    called = _called(wanted, where)
-    if called != names.typed(wanted.lower()):  # a change to lower case needs no warning
-        warnings.append(f"{where}: the name {wanted!r} may only have {names.RULE}; it becomes {called!r}")
+    valid_name = _valid_name(wanted, where)
+    if valid_name != names.typed(wanted.lower()):  # changes of case need no warning
+        warnings.append(f"{where}: the name {wanted!r} may only have {names.RULE}; it becomes {valid_name!r}")
     if len(header.description) > MAX_DESCRIPTION:
         warnings.append(f"{where}: the description is longer than {MAX_DESCRIPTION} characters")
     try:
-        body, fields, more = find_fields(body, header.fields, header.hoisted)
+        body, fields, field_warnings = find_fields(body, header.fields, header.hoisted)
     except SkillError as error:
         raise SkillError(f"{where}: {error.what}", error.remedy) from None
-    warnings += [f"{where}: {warning}" for warning in more]
-    return Skill(called, header.description, body, fields, source, tuple(warnings))
+    warnings += [f"{where}: {warning}" for warning in field_warnings]
+    return Skill(valid_name, header.description, body, fields, source, tuple(warnings))
 
 
 def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
-    """The corrected skill: new values in every place of their fields, and spans to match. The old one is not changed.
+    """Return the skill with new values in all places of their fields, and updated spans.
 
-    Raise SkillError for a field that the skill does not have, and for a value that is empty or has several lines.
+    Raises SkillError for an unknown field, and for a value that is empty or has several lines.
     """
-    had = skill.values
+    old = skill.values
     for name in values:
-        if name not in had:
-            raise SkillError(f"{skill.name} has no field {name!r}", f"Its fields: {listed(list(had))}")
-    new = had | {name: clean_value(name, value) for name, value in values.items()}
-    text, fields = fill(skill.text, [Hole(found.start, found.end, found.name) for found in skill.fields], new)
+        if name not in old:
+            raise SkillError(f"{skill.name} has no field {name!r}", f"Its fields: {listed(list(old))}")
+    new = old | {name: clean_value(name, value) for name, value in values.items()}
+    text, fields = fill(skill.text, [Hole(place.start, place.end, place.name) for place in skill.fields], new)
     return replace(skill, text=text, fields=fields)
 
 
-def _called(wanted: str, source: str) -> str:
-    """The name of a skill. Raise SkillError if no part of the word can be one."""
+def _valid_name(wanted: str, source: str) -> str:
+    """Make a valid name. Raises SkillError if no character of the word can be used."""
     name = names.name_of(wanted)
     if not name:
         raise SkillError(f"{source}: the name {wanted!r} has no letter and no digit", Help.OTHER_NAME())
@@ -330,36 +328,36 @@ def _decode(data: bytes, source: str) -> str:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         text = data.decode("utf-8", errors="surrogateescape")
-        header = find_header(_lines(text))
-        if header and not SURROGATE.search(_lines(text), header.body):
-            return data.decode("utf-8", errors="replace")  # in the front matter alone, which is not compiled
-        what = f"{source} is not UTF-8 text: invalid byte at offset {error.start}"
-        raise SkillError(what, "Convert it first") from None
+        header = find_header(_normalize_lines(text))
+        if header and not SURROGATE.search(_normalize_lines(text), header.body):
+            return data.decode("utf-8", errors="replace")  # only in the front matter, which is not compiled
+        problem = f"{source} is not UTF-8 text: invalid byte at offset {error.start}"
+        raise SkillError(problem, "Convert it first") from None
 
 
-def _lines(text: str) -> str:
-    """The text with \\n at the ends of its lines."""
+def _normalize_lines(text: str) -> str:
+    """Normalise line breaks to \\n."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _skill_file(folder: Path) -> Path:
-    path = _file_in(folder)
+    path = _find_skill_file(folder)
     if path is None:
         raise SkillError(f"the folder {folder} has no SKILL.md")
     return path
 
 
-def _file_in(folder: Path) -> Path | None:
+def _find_skill_file(folder: Path) -> Path | None:
     return next((folder / name for name in ("SKILL.md", "skill.md") if (folder / name).is_file()), None)
 
 
 def linked_files(text: str, folder: Path) -> list[str]:
-    """The files beside a skill that its text refers to: targets of links, and paths like `scripts/x` if they exist."""
-    code, found = fences(text), []
+    """Return the files that a text refers to: targets of links, and paths like `scripts/x` if they exist."""
+    code, files = fences(text), []
     for match in LINK.finditer(text):
         target = (match["target"] or "").partition("#")[0]
         linked = target and not target.startswith("/") and ":" not in target and not within(code, match.start())
         path = (match["path"] or "").rstrip(".")
         if linked or (path and (folder / path).is_file()):
-            found.append(target or path)
-    return list(dict.fromkeys(found))
+            files.append(target or path)
+    return list(dict.fromkeys(files))

@@ -1,8 +1,7 @@
-"""Chat templates: messages rendered in the form that the model was trained on, and cut where texts belong.
+"""Renders chat templates, and splits the result at markers so that the text of users never passes through Jinja.
 
-`cut` renders markers in the place of texts and cuts the result at them: what remains is the template's own. So no text
-of a user passes through Jinja, is trimmed by it, or is mistaken for a special token. (The strings of tools do pass
-through it, between marks: messages.py.) It knows no tokens and no skills.
+Jinja therefore cannot trim it, and nothing in it is read as a special token. (Strings of tools do pass through Jinja,
+between marks: messages.py.)
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from typing import Any, Protocol
 
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import (
-    Way,
+    Encode,
     as_given,
-    blurred,
-    checked_tools,
+    count_markers,
+    is_only_markers,
     marked,
+    marked_neutral,
     marked_where_different,
     marker,
-    markers_in,
-    neutral,
-    no_text,
-    sealed,
-    stretches,
+    normalize_tools,
+    seal_marks,
+    split_marked,
     unmarked,
-    unsealed,
+    unmarked_neutral,
+    unseal_marks,
     without_marks,
 )
 from notes_cli.text.rendering import RenderError, Rendering, code_stamp, render
 
-Rendered = Mapping[str, Any]  # a message as templates take it: role, content, and what tools need
+Rendered = Mapping[str, Any]  # a message for a template: role, content, calls
 
-# For a model without a template: a base model, which knows no roles, gets a short text that asks for an answer.
+# For a model without a template: a base model knows no roles, and gets a short text that asks for an answer.
 PLAIN = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if m.role == 'system' %}{{ m.content + '\n\n' }}"
@@ -52,28 +51,28 @@ _PLAIN = {"role", "content"}  # of a message without calls and results
 
 
 class LeftOutError(ModelError):
-    """The template shows the model no tools."""
+    """The template does not show tools to the model."""
 
 
 class Memory(Hashable, Protocol):
-    """What templates have rendered, from one process to the next (library/facts.py)."""
+    """Rendered templates that are kept between processes (library/facts.py)."""
 
     def find(self, key: str) -> Rendering | None:
-        """What is known by that key, and would be the same now."""
+        """Return the stored rendering of a key if rendering again would give the same."""
 
     def keep(self, key: str, rendering: Rendering) -> None:
-        """Remember one more."""
+        """Store a rendering."""
 
 
 class ChatTemplate:
-    """The chat template of one model.
+    """The chat template of a model.
 
-    `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of
-    those tokens; `options` are variables a template may know (such as enable_thinking); `now` fixes the
-    date that some templates print; `name` is used in errors; `memory` saves rendering the same again.
+    `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of those
+    tokens; `options` are variables of the template (such as enable_thinking); `now` fixes the date that some templates
+    print; `name` is for errors; `memory` caches renderings.
 
-    Methods that render raise ModelError, in one line, if the source is not valid Jinja, fails, or takes more than
-    rendering.py allows.
+    Methods that render raise ModelError, in one line, if the source is not valid Jinja, fails, or exceeds the limits of
+    rendering.py.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class ChatTemplate:
         self._memory = memory
         self.eos = eos
         self._source, self._now = source or PLAIN, now
-        self._known = {
+        self._variables = {
             "tools": None,
             "functions": "",
             "documents": None,
@@ -100,122 +99,122 @@ class ChatTemplate:
             "eos_token": eos,
         }
         self.cue = ""  # follows the question
-        self.reply = ""  # opens the answer, after the template's own words
-        self.calling: str | None = None  # opens it where it may be a call of a tool, if that is something else
-        self.earlier = self  # the template for earlier turns, whose answers are opened in another way
-        self._tools: Sequence[Mapping[str, Any]] = []  # as they were given
+        self.reply = ""  # opens the answer, after the template's text
+        self.calling: str | None = None  # opens an answer that may call a tool, if different
+        self.earlier = self  # the template for earlier turns, whose answers open differently
+        self._tools: Sequence[Mapping[str, Any]] = []  # as passed by the caller
 
     def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
-        """The same template with other variables."""
+        """Return the template with other variables."""
         other = copy.copy(self)
         other.__dict__.pop("folds_system", None)
-        other._known = {**self._known, **options}
+        other._variables = {**self._variables, **options}
         other.earlier = other
         return other
 
     def with_words(
         self, reply: str, cue: str = "", earlier: ChatTemplate | None = None, calling: str | None = None
     ) -> ChatTemplate:
-        """The same template with our words after the question and before the answer (`calling`: one that may call a
-        tool); `earlier` is that of earlier turns."""
+        """Return the template with additional text after the question (`cue`) and before the answer (`reply`; `calling`
+        where the answer may call a tool). `earlier`: the template for earlier turns."""
         other = copy.copy(self)
         other.cue, other.reply, other.calling = cue, reply, calling
         other.earlier = earlier or other
         return other
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """The same template with definitions of these tools, in the form that Conversation takes.
+        """Return the template with definitions of these tools, in the format of Conversation.
 
-        Raise NotesError for tools that are not valid, and LeftOutError if the template leaves one out.
+        Raises NotesError for invalid tools, and LeftOutError if the template leaves one out.
         """
         if not tools:
             return self
-        given = [as_given(tool) for tool in checked_tools(tools)]
-        safe = [marked(tool) for tool in given]
-        named = {marker(number, "tool"): tool["function"]["name"] for number, tool in enumerate(safe)}
+        definitions = [as_given(tool) for tool in normalize_tools(tools)]
+        encoded = [marked(tool) for tool in definitions]
+        names = {marker(number, "tool"): tool["function"]["name"] for number, tool in enumerate(encoded)}
         probes = [
-            tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(safe, named, strict=True)
+            tool | {"function": tool["function"] | {"name": mark}} for tool, mark in zip(encoded, names, strict=True)
         ]
-        shown = self._knowing(probes)._render([{"role": "user", "content": marker(0)}], True)
-        there = markers_in(shown)
-        left_out = [name for mark, name in named.items() if mark not in there]
+        rendered = self._with_definitions(probes)._render([{"role": "user", "content": marker(0)}], True)
+        counts = count_markers(rendered)
+        left_out = [name for mark, name in names.items() if mark not in counts]
         if left_out:
             raise LeftOutError(
                 f"{self.name} does not tell the model of tools (left out: {', '.join(left_out)})",
                 "Describe them in the system text, or use a model that was trained to call tools",
             )
-        other = self._with_tools(given).for_calls()
+        other = self._with_tools(definitions).for_calls()
         if self.earlier is not self:
-            other.earlier = self.earlier._with_tools(given)
+            other.earlier = self.earlier._with_tools(definitions)
         return other
 
     def for_calls(self) -> ChatTemplate:
-        """The same template with the words before an answer that may call a tool."""
+        """Return the template with the text before an answer that may call a tool."""
         other = copy.copy(self)
         other.reply = self.reply if self.calling is None else self.calling
         return other
 
-    def _with_tools(self, tools: Sequence[Mapping[str, Any]], way: Way = marked) -> ChatTemplate:
+    def _with_tools(self, tools: Sequence[Mapping[str, Any]], encode: Encode = marked) -> ChatTemplate:
         if not tools:
             return self
-        other = self._knowing([way(tool) for tool in tools])
+        other = self._with_definitions([encode(tool) for tool in tools])
         other._tools = tools
         return other
 
-    def _knowing(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """The same template with these tools, also by the name that Firefunction's has for them."""
+    def _with_definitions(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """Return the template with these tools, also under Firefunction's name for them."""
         functions = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
         return self.with_options({"tools": tools, "functions": functions})
 
     def render(self, messages: Sequence[Rendered], add_generation_prompt: bool = True) -> str:
-        """The whole conversation as text. Raise ModelError if the template refuses or fails.
+        """Render a conversation. Raises ModelError if the template refuses or fails.
 
-        A template without a system role gets the system content at the head of the first user message.
+        Without a system role the system content goes to the beginning of the first user message.
         """
         text = self._render(_folded(messages) if self.folds_system else messages, add_generation_prompt)
         return text + self.reply if add_generation_prompt else text
 
-    def render_marked(self, messages: Callable[[Way], Sequence[Rendered]]) -> str:
-        """The text of messages, with marks around strings of tools, calls and results (messages.py). `messages` makes
-        the messages, with such strings passed in one of three ways.
+    def render_marked(self, messages: Callable[[Encode], Sequence[Rendered]]) -> str:
+        """Render messages with marks around strings of tools, calls and results (messages.py). `messages` makes the
+        messages with such strings encoded.
 
-        Raise ModelError also where it cannot be found out which characters of the text are from such strings.
+        Raises ModelError also if the characters of such strings cannot be distinguished from the template's.
         """
         text = self.render(messages(marked))
         if marked(self._tools) == self._tools and messages(marked) == messages(as_given):
             return text
 
-        def passed(way: Way) -> str:
-            return self._with_tools(self._tools, way).render(messages(way))
+        def passed(encode: Encode) -> str:
+            return self._with_tools(self._tools, encode).render(messages(encode))
 
-        given = passed(as_given)
-        found, expected = stretches(text), stretches(passed(neutral))
-        own, others = ([part for part, own in each or () if own] for each in (found, expected))
-        if found is not None and without_marks(text) == given and own == others:
+        plain = passed(as_given)
+        parts, expected = split_marked(text), split_marked(passed(marked_neutral))
+        own, own_expected = ([part for part, own in split or () if own] for split in (parts, expected))
+        if parts is not None and without_marks(text) == plain and own == own_expected:
             return text
-        # A template that looks at the ends of a text, or takes it apart, prints something else where there are marks.
-        plain = passed(unmarked)
-        apart = marked_where_different(plain, passed(blurred)) if without_marks(plain) == given else None
-        if apart is None:
+        # Marks change the output of a template that tests the ends of a text or splits it.
+        text = passed(unmarked)
+        with_marks = marked_where_different(text, passed(unmarked_neutral)) if without_marks(text) == plain else None
+        if with_marks is None:
             raise ModelError(
                 f"{self.name} takes apart what is in tools, calls or results, so it cannot be told from its own words"
             )
-        return apart
+        return with_marks
 
     def cut(self, messages: Sequence[Rendered], markers: Sequence[str]) -> list[str]:
-        """Render messages whose contents are the markers; return the template's texts before, between and after them.
+        """Render messages whose contents are the markers, and return the template's text before, between and after
+        them: one entry more than `markers`.
 
-        The result has one entry more than `markers`. Raise ModelError if the template drops, changes,
-        repeats or reorders a marker.
+        Raises ModelError if the template drops, changes, repeats or reorders a marker.
         """
         return self.cut_text(self.render(messages), markers)
 
     @cached_property
     def folds_system(self) -> bool:
-        """Whether system content must be put into the first user message, because the template has no place for it.
+        """True if system content must go to the first user message, as the template has no place for it.
 
-        So it is if the template fails or drops the content, and also if it moves it away from the beginning of the
-        conversation (as some Mistral templates do after the first turn): a spliced skill must stay where it is.
+        This is so if the template fails or drops the content, and also if it moves it from the beginning of the
+        conversation (as some of Mistral do after the first turn): a spliced skill must keep its place.
         """
         contents = [marker(i) for i in range(4)]
         roles = ("system", "user", "assistant", "user")
@@ -223,33 +222,34 @@ class ChatTemplate:
         try:
             self.cut_text(self._render(messages, True), contents)
         except ModelError:
-            # Folding can only help if the system message is at fault: any other error is raised from here.
+            # Folding helps only if the system message is at fault: other errors are raised here.
             self.cut_text(self._render(_folded(messages), True), contents)
             return True
         return False
 
     def _render(self, messages: Sequence[Rendered], add_generation_prompt: bool) -> str:
-        talk = {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
-        # Markers alone are remembered: tools, calls and results are texts of somebody.
-        plain = self._known["tools"] is None and all(m.keys() == _PLAIN and no_text(m["content"]) for m in messages)
-        memory = self._memory if plain else None
+        known = self._variables
+        variables = known | {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
+        # Only markers are stored: tools, calls and results contain text of users.
+        only_markers = all(m.keys() == _PLAIN and is_only_markers(m["content"]) for m in messages)
+        memory = self._memory if only_markers and known["tools"] is None else None
         try:
-            return self._text(self._known | talk, memory)
+            return self._text(variables, memory)
         except RenderError as error:
-            if self._known["tools"] is None and "tools" in self._source:  # some loop over them
+            if known["tools"] is None and "tools" in self._source:  # some templates loop over them
                 with contextlib.suppress(RenderError):
-                    return self._text(self._known | talk | {"tools": []}, memory)
+                    return self._text(variables | {"tools": []}, memory)
             raise ModelError(f"{self.name} {error}") from error
 
     def _text(self, variables: Mapping[str, object], memory: Memory | None) -> str:
         return _rendered(self._source, json.dumps(variables), self._now, int(time.time()), memory)
 
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
-        """As `cut`, for a text that is rendered already."""
+        """As `cut`, for text that is already rendered."""
         chunks: list[str] = []
-        known, at = markers_in(rendered), 0
+        counts, at = count_markers(rendered), 0
         for mark in markers:
-            count = known[mark] or rendered.count(mark)  # most are known: there may be very many of them
+            count = counts[mark] or rendered.count(mark)  # most are counted: there may be very many
             place = rendered.find(mark, at) if count == 1 else -1
             if place < 0:
                 fault = {0: "drops or changes", 1: "reorders"}.get(count, "repeats")
@@ -263,23 +263,23 @@ class ChatTemplate:
 
 @lru_cache(maxsize=32)
 def _rendered(source: str, variables: str, now: datetime | None, _second: int, memory: Memory | None) -> str:
-    """What a template renders of variables in JSON. As markers stand for texts, it is the same for many questions;
-    after a second it is rendered again, as some templates tell the time."""
-    seal = sealed(variables) if memory and code_stamp() else None
+    """Render a template with variables in JSON. Markers replace texts, so many questions share a rendering; it is
+    repeated after a second, as some templates print the time."""
+    seal = seal_marks(variables) if memory and code_stamp() else None
     if memory is None or seal is None:
         return render(source, json.loads(variables), now).result
     key = hashlib.sha256(repr((code_stamp(), source, seal, now)).encode(errors="replace")).hexdigest()
-    if found := memory.find(key):
-        return found._replace(text=unsealed(found.text), error=unsealed(found.error)).result
-    found = render(source, json.loads(variables), now)
-    text, error = sealed(found.text), sealed(found.error)
-    if found.steady and text is not None and error is not None:
-        memory.keep(key, found._replace(text=text, error=error))
-    return found.result
+    if rendering := memory.find(key):
+        return rendering._replace(text=unseal_marks(rendering.text), error=unseal_marks(rendering.error)).result
+    rendering = render(source, json.loads(variables), now)
+    text, error = seal_marks(rendering.text), seal_marks(rendering.error)
+    if rendering.steady and text is not None and error is not None:
+        memory.keep(key, rendering._replace(text=text, error=error))
+    return rendering.result
 
 
 def _folded(messages: Sequence[Rendered]) -> Sequence[Rendered]:
-    """The messages with the content of a leading system message at the beginning of the first user message."""
+    """Move the content of a leading system message to the beginning of the first user message."""
     if not messages or messages[0]["role"] != "system":
         return messages
     head, *rest = messages

@@ -1,7 +1,7 @@
-"""Calls of tools in answers, read back from the forms that chat templates teach.
+"""Parses tool calls in answers, in the formats that chat templates teach.
 
-A template shows past calls in one form, and models were trained to write theirs in it. FORMS has an entry for each,
-told by what is in the template's source; where none is known answers stay texts. It knows texts only.
+Models generate calls in the format in which their template shows past calls. FORMS has an entry for each, identified by
+text of the template; for unknown templates, answers stay text.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from notes_cli.errors import NotesError
-from notes_cli.text.messages import NAME, ToolCall, checked_tools
+from notes_cli.text.messages import NAME, ToolCall, normalize_tools
 
-Found = tuple[str, Mapping[str, Any], str]  # the name, the arguments, and an id, if the model gives one
-Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its name
+Found = tuple[str, Mapping[str, Any], str]  # name, arguments, id if the model writes one
+Schemas = Mapping[str, Mapping[str, Any]]  # parameters by name of the tool
 Reader = Callable[[str, Schemas], Iterator[Found]]
 
 _M3 = "]<]minimax[>["
@@ -26,129 +26,128 @@ _SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One form of calls. `known`: texts of a template that has it. `begin`: what calls begin with, after any text."""
+class ToolCallFormat:
+    """A format of tool calls. `known`: texts of a template that has it. `begin`: begins the calls, after any text."""
 
     name: str
     known: Sequence[str]
     begin: str
     read: Reader
-    bare: str = ""  # a pattern of the beginning of an answer that is a call without `begin`
-    waits: str = ""  # a pattern of an answer that may still become one
-    prefix: str = ""  # what the template has written of it, before the model goes on
-    drop: str = ""  # a pattern of what is around a text that is no call
-    also: str = ""  # marks beside `begin` that it may consist of, one after the other
+    bare: str = ""  # pattern: begins an answer that is a call without `begin`
+    waits: str = ""  # pattern: an answer that may still become one
+    prefix: str = ""  # part of the call that the generation prompt contains
+    drop: str = ""  # pattern: surrounds text that is no call
+    also: str = ""  # further marks, concatenated
 
     @property
     def marks(self) -> str:
-        """What must be seen of an answer to read it, also where the vocabulary has control tokens for it."""
+        """Text that must be visible in an answer to parse it, even if control tokens spell it."""
         return self.begin + self.also
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What an answer says: its text, and the tools that it calls."""
+class ParsedAnswer:
+    """A parsed answer: its text and its tool calls."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
 
 
-def form_of(source: str) -> Form | None:
-    """The form of calls that a chat template teaches; None where it is not known."""
+def form_of(source: str) -> ToolCallFormat | None:
+    """Return the format of tool calls of a chat template; None if unknown."""
     return next((form for form in FORMS if all(text in source for text in form.known)), None)
 
 
-def calls_in(answer: str, form: Form | None, tools: Sequence[Mapping[str, Any]]) -> Said:
-    """The calls in an answer and the text beside them. What cannot be read, or names no tool, stays text."""
+def calls_in(answer: str, form: ToolCallFormat | None, tools: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
+    """Parse the calls in an answer and the text before them. Calls that are malformed or name no tool stay text."""
     if form is None or not tools:
-        return Said(answer)
+        return ParsedAnswer(answer)
     functions = [tool.get("function", tool) for tool in tools]
     schemas = {function["name"]: function.get("parameters") or {} for function in functions}
-    place = _place(answer, form)
+    place = _calls_position(answer, form)
     if place < 0:
-        return Said(_bare_text(answer, form))
+        return ParsedAnswer(_strip_frame(answer, form))
     try:
-        found = [*form.read((form.prefix if place == 0 else "") + answer[place:], schemas)]
+        parsed = [*form.read((form.prefix if place == 0 else "") + answer[place:], schemas)]
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError):
-        return Said(answer)
-    found = [(name, {} if given is None else given, key) for name, given, key in found]
-    if not found or not all(_is_call(name, given, schemas) for name, given, _ in found):
-        return Said(answer)
-    ids = [key for _, _, key in found if NAME.fullmatch(key)]
-    if len({*ids}) < len(found):  # nine letters and digits are an id for every template
-        ids = [secrets.token_hex(5)[:9] for _ in found]
-    calls = tuple(ToolCall(key, name, given) for key, (name, given, _) in zip(ids, found, strict=True))
-    return Said(_bare_text(answer[:place], form).strip(), calls)
+        return ParsedAnswer(answer)
+    parsed = [(name, {} if arguments is None else arguments, key) for name, arguments, key in parsed]
+    if not parsed or not all(_is_call(name, arguments, schemas) for name, arguments, _ in parsed):
+        return ParsedAnswer(answer)
+    ids = [key for _, _, key in parsed if NAME.fullmatch(key)]
+    if len({*ids}) < len(parsed):  # nine letters and digits are a valid id for every template
+        ids = [secrets.token_hex(5)[:9] for _ in parsed]
+    calls = tuple(ToolCall(key, name, arguments) for key, (name, arguments, _) in zip(ids, parsed, strict=True))
+    return ParsedAnswer(_strip_frame(answer[:place], form).strip(), calls)
 
 
-def _is_call(name: Any, given: Any, schemas: Schemas) -> bool:
-    return isinstance(name, str) and name in schemas and isinstance(given, Mapping)
+def _is_call(name: Any, arguments: Any, schemas: Schemas) -> bool:
+    return isinstance(name, str) and name in schemas and isinstance(arguments, Mapping)
 
 
-def _bare_text(text: str, form: Form) -> str:
-    """A text without the words that the form has around it."""
+def _strip_frame(text: str, form: ToolCallFormat) -> str:
+    """Remove the text that the format puts around an answer without calls."""
     return re.sub(form.drop, "", text) if form.drop else text
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Answers that are calls of some tools, in a form, and nothing else."""
+    """Recognises answers that consist only of calls of these tools."""
 
-    form: Form
+    form: ToolCallFormat
     tools: Sequence[Mapping[str, Any]]
 
     def may_be(self, answer: str) -> bool:
-        """Whether an answer that begins so may be calls."""
+        """Return True if an answer with this beginning may be calls."""
         return not may_call(answer.lstrip(), self.form)
 
     def are(self, answer: str) -> bool:
-        """Whether a whole answer is."""
-        said = calls_in(answer, self.form, self.tools)
-        return bool(said.calls) and not said.text
+        """Return True if a whole answer is."""
+        parsed = calls_in(answer, self.form, self.tools)
+        return bool(parsed.calls) and not parsed.text
 
 
-class Listening:
-    """An answer that may call tools, as it comes."""
+class ToolCallStream:
+    """Separates text from tool calls in a streamed answer."""
 
-    def __init__(self, form: Form, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, form: ToolCallFormat, tools: Sequence[Mapping[str, Any]]) -> None:
         self._form, self._tools = form, tools
         self._answer = ""
-        self._told = 0  # characters
+        self._emitted = 0  # characters
 
     def feed(self, text: str) -> str:
-        """What is certainly text, and new."""
+        """Return new text that is certainly not part of a call."""
         self._answer += text
-        return self._new(_bare_text(self._answer[: may_call(self._answer, self._form)], self._form).rstrip())
+        return self._new(_strip_frame(self._answer[: may_call(self._answer, self._form)], self._form).rstrip())
 
     def end(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """What of the text was held back, and the calls."""
-        said = calls_in(self._answer, self._form, self._tools)
-        return self._new(said.text), said.calls
+        """Return the text held back, and the calls."""
+        parsed = calls_in(self._answer, self._form, self._tools)
+        return self._new(parsed.text), parsed.calls
 
     def _new(self, text: str) -> str:
-        new = text[self._told :]
-        self._told += len(new)
+        new = text[self._emitted :]
+        self._emitted += len(new)
         return new
 
 
 def parameters_of(tools: Sequence[Mapping[str, Any]], name: str = "") -> Schemas:
-    """The parameters of the tools that may be called, or of the one that must be. Raise NotesError if it is not
-    there."""
-    functions = [tool["function"] for tool in checked_tools(tools) if name in ("", tool["function"]["name"])]
+    """Return the parameters of the callable tools, or of `name` alone. Raises NotesError if it does not exist."""
+    functions = [tool["function"] for tool in normalize_tools(tools) if name in ("", tool["function"]["name"])]
     if not functions:
         raise NotesError(f"there is no tool {name!r} to call" if name else "there is no tool to call")
-    return {one["name"]: one["parameters"] for one in functions}
+    return {function["name"]: function["parameters"] for function in functions}
 
 
 def strict_ones(tools: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The names of the tools whose parameters must be enforced as they are, as OpenAI's interface has it."""
+    """Return the names of tools with OpenAI's `strict`: their parameters must be enforced in full."""
     functions = [tool.get("function", tool) for tool in tools]
     return {function["name"] for function in functions if function.get("strict") is True}
 
 
-def may_call(answer: str, form: Form) -> int:
-    """How much of the beginning of an answer is certainly text, while more of it comes."""
-    place = _place(answer, form)
+def may_call(answer: str, form: ToolCallFormat) -> int:
+    """Return the length of the beginning of an unfinished answer that is certainly text."""
+    place = _calls_position(answer, form)
     if place >= 0:
         return place
     if form.waits and re.fullmatch(form.waits, answer, re.S):
@@ -157,24 +156,24 @@ def may_call(answer: str, form: Form) -> int:
     return len(answer) - kept
 
 
-def _place(answer: str, form: Form) -> int:
-    """Where the calls of an answer begin; -1 without any."""
+def _calls_position(answer: str, form: ToolCallFormat) -> int:
+    """Return the position of the calls in an answer; -1 without any."""
     if form.bare and re.match(form.bare, answer):
         return 0
     return answer.find(form.begin)
 
 
-# What calls consist of.
+# Readers of calls.
 
 
 def _json_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at a place, blanks before it left out, and where it ends."""
+    """Return the JSON value at a position, after blanks, and its end."""
     start = _SPACE.match(text, at)
     return json.JSONDecoder().raw_decode(text, start.end() if start else at)
 
 
 def _objects(*marks: str) -> Reader:
-    """JSON objects, single, in a list, or one after the other, between and after these marks."""
+    """Read JSON objects, single, in a list or in sequence, with these marks between or around them."""
     skipped = re.compile(r"(?:\s|,|;|" + "|".join(map(re.escape, marks)) + ")*")
 
     def read(text: str, _: Schemas) -> Iterator[Found]:
@@ -185,44 +184,45 @@ def _objects(*marks: str) -> Reader:
             if text[at : at + 1] not in ("{", "["):
                 return
             value, at = _json_at(text, at)
-            for one in value if isinstance(value, list) else [value]:
-                yield _object(one)
+            for call in value if isinstance(value, list) else [value]:
+                yield _object(call)
 
     return read
 
 
-def _object(one: Any) -> Found:
-    """A call as an object: with names of its keys that differ, or the name as the only key."""
+def _object(call: Any) -> Found:
+    """Return a call from an object with a key for the name, or with the name as its only key."""
     for name in ("name", "tool_name"):
-        if name in one:
-            given: Any = next((one[key] for key in ("arguments", "parameters") if key in one), {})
-            if isinstance(given, str):
-                given = json.loads(given) if given.strip() else None
-            return one[name], given, str(one.get("id") or "")
-    (only,) = one.items()
-    return only[0], only[1], ""
+        if name in call:
+            arguments: Any = next((call[key] for key in ("arguments", "parameters") if key in call), {})
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments) if arguments.strip() else None
+            return call[name], arguments, str(call.get("id") or "")
+    (item,) = call.items()
+    return item[0], item[1], ""
 
 
 def _named(pattern: str, strip: str = "") -> Reader:
-    """A name (and an id) in a pattern, which ends where the arguments begin, as JSON."""
-    found = re.compile(pattern)
+    """Read names (and ids) by a pattern that ends where the arguments begin, as JSON."""
+    compiled = re.compile(pattern)
 
     def read(text: str, _: Schemas) -> Iterator[Found]:
         at = 0
-        while match := found.search(text, at):
+        while match := compiled.search(text, at):
             at = match.end()
-            if text[at:].lstrip()[:1] == "<":  # the next mark comes at once: there are no arguments
-                given: Any = None
+            if text[at:].lstrip()[:1] == "<":  # the next mark follows: no arguments
+                arguments: Any = None
             else:
-                given, at = _json_at(text, at)
+                arguments, at = _json_at(text, at)
             groups = match.groupdict()
-            yield match["name"].removeprefix(strip), given, groups.get("id") or ""
+            yield match["name"].removeprefix(strip), arguments, groups.get("id") or ""
 
     return read
 
 
 def _tagged(call: str, argument: str) -> Reader:
-    """Names in one pattern with a body, arguments in another: texts, unless the tool's schema says otherwise."""
+    """Read names with bodies by one pattern, and arguments in the bodies by another: text, unless the schema of the
+    tool has another type."""
     calls, arguments = re.compile(call, re.S), re.compile(argument, re.S)
     opens = re.compile(call.partition("(?P<name>")[0])
 
@@ -231,21 +231,21 @@ def _tagged(call: str, argument: str) -> Reader:
             raise ValueError("a call is not whole")
         for match in calls.finditer(text):
             types = schemas.get(match["name"], {}).get("properties", {})
-            given: dict[str, Any] = {
-                one["key"]: _value(one["value"], types.get(one["key"], {}), one.groupdict().get("text"))
-                for one in arguments.finditer(match["body"])
+            values: dict[str, Any] = {
+                pair["key"]: _value(pair["value"], types.get(pair["key"], {}), pair.groupdict().get("text"))
+                for pair in arguments.finditer(match["body"])
             }
-            yield match["name"].strip(), given, ""
+            yield match["name"].strip(), values, ""
 
     return read
 
 
 def _value(text: str, schema: Any, is_text: str | None) -> Any:
-    """An argument: a text where the schema or the call says so, else JSON if it is."""
+    """Return an argument: text if the schema or the call has that type, else JSON if valid."""
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     if is_text in ("true", "string") or (is_text is None and kind == "string"):
         return text
-    for read in (json.loads, ast.literal_eval):  # some templates print True, and lists as Python does
+    for read in (json.loads, ast.literal_eval):  # some templates print Python literals
         try:
             return read(text)
         except (ValueError, SyntaxError, RecursionError):
@@ -254,63 +254,63 @@ def _value(text: str, schema: Any, is_text: str | None) -> Any:
 
 
 def _python(text: str, _: Schemas) -> Iterator[Found]:
-    """A list of calls as Python writes them, with keywords."""
+    """Read a list of Python calls with keyword arguments."""
     match = re.search(r"\[.*\]", text, re.S)
     source = match[0] if match else ""
     try:
         tree = ast.parse(source, mode="eval").body
-    except SyntaxError:  # line ends in texts are not escaped
+    except SyntaxError:  # unescaped line breaks in strings
         tree = ast.parse(source.replace("\n", "\\n"), mode="eval").body
     for call in tree.elts if isinstance(tree, ast.List) else []:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("no call")
-        yield ast.unparse(call.func), {str(one.arg): _literal(one.value) for one in call.keywords}, ""
+        yield ast.unparse(call.func), {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}, ""
 
 
 def _literal(node: ast.expr) -> Any:
-    """A value, with the words of JSON, too."""
+    """Evaluate a Python literal, also with true, false and null."""
     if isinstance(node, ast.Name):
         return {"true": True, "false": False, "null": None}[node.id]
     if isinstance(node, ast.Dict):
-        return {ast.literal_eval(key): _literal(one) for key, one in zip(node.keys, node.values, strict=True) if key}
-    return [_literal(one) for one in node.elts] if isinstance(node, ast.List) else ast.literal_eval(node)
+        return {ast.literal_eval(key): _literal(item) for key, item in zip(node.keys, node.values, strict=True) if key}
+    return [_literal(value) for value in node.elts] if isinstance(node, ast.List) else ast.literal_eval(node)
 
 
 def _gemma(text: str, _: Schemas) -> Iterator[Found]:
-    """call:name{key:value,...}, where <|"|> is around texts, and keys are bare."""
+    """Read call:name{key:value,...}, with <|"|> around strings and bare keys."""
     for match in re.finditer(r"<\|tool_call>call:(?P<name>[\w.:/-]+)\{(?P<body>.*?)\}<tool_call\|>", text, re.S):
         parts = re.split(r'(<\|"\|>.*?<\|"\|>)', "{" + match["body"] + "}", flags=re.S)
-        spelled = [
+        encoded = [
             json.dumps(part[5:-5]) if number % 2 else re.sub(r"([{,]\s*)([^\s{}\[\],:\"]+)\s*:", r'\1"\2":', part)
             for number, part in enumerate(parts)
         ]
-        yield match["name"], json.loads("".join(spelled)), ""
+        yield match["name"], json.loads("".join(encoded)), ""
 
 
 def _minimax(text: str, schemas: Schemas) -> Iterator[Found]:
-    """Tags after a mark, also within arguments: <item> for each of a list, names for an object's."""
+    """Read tags after a mark, nested for arguments: <item> for list entries, names for an object's members."""
     for match in re.finditer(f'{re.escape(_M3)}<invoke name="([^"]+)">(.*?){re.escape(_M3)}</invoke>', text, re.S):
-        open_: list[tuple[str, list[tuple[str, Any]], str]] = [("", [], "")]
+        stack: list[tuple[str, list[tuple[str, Any]], str]] = [("", [], "")]
         for part in match[2].split(_M3)[1:]:
-            tag, _, said = part.partition(">")
+            tag, _, content = part.partition(">")
             if not tag.startswith("</"):
-                open_.append((tag[1:], [], said))
+                stack.append((tag[1:], [], content))
                 continue
-            key, inner, said = open_.pop()
-            types = schemas.get(match[1], {}).get("properties", {}).get(key, {}) if len(open_) == 1 else {}
-            value = _value(said, types, None) if not inner else [one for _, one in inner]
+            key, inner, content = stack.pop()
+            types = schemas.get(match[1], {}).get("properties", {}).get(key, {}) if len(stack) == 1 else {}
+            value = _value(content, types, None) if not inner else [member for _, member in inner]
             if inner and any(name != "item" for name, _ in inner):
                 value = dict(inner)
-            open_[-1][1].append((key, value))
-        yield match[1], dict(open_[0][1]), ""
+            stack[-1][1].append((key, value))
+        yield match[1], dict(stack[0][1]), ""
 
 
 _INVOKE = r'<{0}invoke name="(?P<name>[^"]+)">(?P<body>.*?)</{0}invoke>'
 _FUNCTION = r"<function=(?P<name>[^>]+)>(?P<body>.*?)</function>"
 _GLM = r"<tool_call{0}>(?P<name>[^<\n]+)(?P<body>.*?)</tool_call{0}>"
 _GLM_ARGUMENT = r"<arg_key{0}>(?P<key>.*?)</arg_key{0}>\s*<arg_value{0}>(?P<value>.*?)</arg_value{0}>"
-FORMS: tuple[Form, ...] = (
-    Form(
+FORMS: tuple[ToolCallFormat, ...] = (
+    ToolCallFormat(
         "DeepSeek V3.2 and V4",
         ("DSML", "invoke name="),
         "<\uff5cDSML\uff5c",
@@ -320,25 +320,20 @@ FORMS: tuple[Form, ...] = (
             "(?P<value>.*?)</\uff5cDSML\uff5cparameter>",
         ),
     ),
-    Form(
+    ToolCallFormat(
         "muse",
         ("atem:invoke",),
         "<atem:function_calls>",
         _tagged(_INVOKE.format("atem:"), r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>'),
     ),
-    Form(
-        "MiniMax M3",
-        ("]<]minimax[>[",),
-        f"{_M3}<tool_call>",
-        _minimax,
-    ),
-    Form(
+    ToolCallFormat("MiniMax M3", ("]<]minimax[>[",), f"{_M3}<tool_call>", _minimax),
+    ToolCallFormat(
         "MiniMax M2",
         ("minimax:tool_call",),
         "<minimax:tool_call>",
         _tagged(_INVOKE.format(""), r'<parameter name="(?P<key>[^"]+)">(?P<value>.*?)</parameter>'),
     ),
-    Form(
+    ToolCallFormat(
         "Hy3",
         ("arg_key{}", "tool_sep{}"),
         "<tool_calls:opensource>",
@@ -347,20 +342,22 @@ FORMS: tuple[Form, ...] = (
             _GLM_ARGUMENT.format(":opensource"),
         ),
     ),
-    Form("GLM, Laguna, Ling, Spark", ("<arg_key>",), "<tool_call>", _tagged(_GLM.format(""), _GLM_ARGUMENT.format(""))),
-    Form(
+    ToolCallFormat(
+        "GLM, Laguna, Ling, Spark", ("<arg_key>",), "<tool_call>", _tagged(_GLM.format(""), _GLM_ARGUMENT.format(""))
+    ),
+    ToolCallFormat(
         "Qwen3 Coder, Qwen3.5, Nemotron 3, StepFun",
         ("<function=", "<parameter=", "<tool_call>"),
         "<tool_call>",
         _tagged(_FUNCTION, r"<parameter=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</parameter>"),
     ),
-    Form(
+    ToolCallFormat(
         "Seed-OSS",
         ("<seed:tool_call>",),
         "<seed:tool_call>",
         _tagged(_FUNCTION, r"<parameter=(?P<key>[^>]+)>(?P<value>.*?)</parameter>"),
     ),
-    Form(
+    ToolCallFormat(
         "MiniCPM5",
         ('<param name="',),
         '<function name="',
@@ -369,7 +366,7 @@ FORMS: tuple[Form, ...] = (
             r'<param name="(?P<key>[^"]+)">(?:<!\[CDATA\[)?(?P<value>.*?)(?:\]\]>)?</param>',
         ),
     ),
-    Form(
+    ToolCallFormat(
         "Kimi K3",
         ("open_tag('call'", "open_tag('argument'"),
         "<|open|>tools<|sep|>",
@@ -379,26 +376,24 @@ FORMS: tuple[Form, ...] = (
             r"(?P<value>.*?)<\|close\|>argument<\|sep\|>",
         ),
     ),
-    Form(
+    ToolCallFormat(
         "Kimi K2",
         ("<|tool_call_argument_begin|>",),
         "<|tool_calls_section_begin|>",
         _named(r"<\|tool_call_begin\|>functions\.(?P<name>[^<:]+):\d+<\|tool_call_argument_begin\|>"),
         also="<|tool_call_begin|><|tool_call_argument_begin|><|tool_call_end|><|tool_calls_section_end|>",
     ),
-    Form(
+    ToolCallFormat(
         "Solar Open",
         ("<|tool_call:args|>",),
         "<|tool_calls|>",
-        _named(
-            r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]+)<\|tool_call:args\|>",
-        ),
-        bare=r"\s*<\|begin\|>assistant\s*<\|tool_calls\|>",  # after a chain of thought, as the template has it
+        _named(r"<\|tool_call:begin\|>(?P<id>[^<]*)<\|tool_call:name\|>(?P<name>[^<]+)<\|tool_call:args\|>"),
+        bare=r"\s*<\|begin\|>assistant\s*<\|tool_calls\|>",  # after reasoning
         waits=r"\s*(?:<\|?b?e?g?i?n?\|?|<\|begin\|>a?s?s?i?s?t?a?n?t?\s*(?:<\|?t?o?o?l?_?c?a?l?l?s?\|?)?)",
         drop=r"^\s*(?:<\|begin\|>assistant)?\s*<\|content\|>",
         also="<|begin|><|tool_call:begin|><|tool_call:name|><|tool_call:args|><|tool_call:end|><|content|>",
     ),
-    Form(
+    ToolCallFormat(
         "gpt-oss",
         ("<|channel|>", "functions."),
         "to=functions.",
@@ -408,7 +403,7 @@ FORMS: tuple[Form, ...] = (
         drop=r"^\s*(?:<\|start\|>assistant)?(?:<\|channel\|>\w+\s*<\|message\|>)?",
         also="<|start|><|channel|><|constrain|><|message|>",
     ),
-    Form(
+    ToolCallFormat(
         "functionary 3.2",
         (">>>all",),
         ">>>",
@@ -418,18 +413,20 @@ FORMS: tuple[Form, ...] = (
         prefix=">>>",
         drop=r"^all\n",
     ),
-    Form("functionary 3.1", ("<function=", "</function>"), "<function=", _named(r"<function=(?P<name>[^>]+)>")),
-    Form(
+    ToolCallFormat(
+        "functionary 3.1", ("<function=", "</function>"), "<function=", _named(r"<function=(?P<name>[^>]+)>")
+    ),
+    ToolCallFormat(
         "Mistral, with arguments apart",
         ("[TOOL_CALLS]", "[ARGS]"),
         "[TOOL_CALLS]",
         _named(r"\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}]+?)\s*(?:\[CALL_ID\](?P<id>[^\[\]]*))?\[ARGS\]"),
         also="[CALL_ID][ARGS]",
     ),
-    Form("Mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", _objects("[TOOL_CALLS]")),
-    Form("Gemma 4", ("<|tool_call>call:",), "<|tool_call>", _gemma),
-    Form("LFM2.5", ("<|tool_call_start|>",), "<|tool_call_start|>", _python, also="<|tool_call_end|>"),
-    Form(
+    ToolCallFormat("Mistral", ("[TOOL_CALLS]",), "[TOOL_CALLS]", _objects("[TOOL_CALLS]")),
+    ToolCallFormat("Gemma 4", ("<|tool_call>call:",), "<|tool_call>", _gemma),
+    ToolCallFormat("LFM2.5", ("<|tool_call_start|>",), "<|tool_call_start|>", _python, also="<|tool_call_end|>"),
+    ToolCallFormat(
         "Command R7B, Command A",
         ("<|START_ACTION|>",),
         "<|START_ACTION|>",
@@ -437,25 +434,22 @@ FORMS: tuple[Form, ...] = (
         drop=r"^\s*<\|START_(?:RESPONSE|TEXT)\|>|<\|END_(?:RESPONSE|TEXT)\|>\s*$",
         also="<|END_ACTION|><|START_RESPONSE|><|END_RESPONSE|><|START_TEXT|><|END_TEXT|>",
     ),
-    Form("Command R+", ("Action:", '"tool_name"'), "Action:", _objects("Action:", "```json", "```")),
-    Form("Granite 3.3", ("respond only with <|tool_call|>",), "<|tool_call|>", _objects("<|tool_call|>")),
-    Form("Apertus", ("<|tools_prefix|>",), "<|tools_prefix|>", _objects("<|tools_prefix|>"), also="<|tools_suffix|>"),
-    Form("Nemotron Nano 2", ("<TOOLCALL>",), "<TOOLCALL>", _objects("<TOOLCALL>", "</TOOLCALL>")),
-    Form("Apriel, MiniMax M1", ("<tool_calls>",), "<tool_calls>", _objects("<tool_calls>", "</tool_calls>")),
-    Form(
-        "GigaChat 3.1",
-        ("<|function_call|>",),
-        "<|function_call|>",
-        _objects("<|function_call|>"),
+    ToolCallFormat("Command R+", ("Action:", '"tool_name"'), "Action:", _objects("Action:", "```json", "```")),
+    ToolCallFormat("Granite 3.3", ("respond only with <|tool_call|>",), "<|tool_call|>", _objects("<|tool_call|>")),
+    ToolCallFormat(
+        "Apertus", ("<|tools_prefix|>",), "<|tools_prefix|>", _objects("<|tools_prefix|>"), also="<|tools_suffix|>"
     ),
-    Form(
+    ToolCallFormat("Nemotron Nano 2", ("<TOOLCALL>",), "<TOOLCALL>", _objects("<TOOLCALL>", "</TOOLCALL>")),
+    ToolCallFormat("Apriel, MiniMax M1", ("<tool_calls>",), "<tool_calls>", _objects("<tool_calls>", "</tool_calls>")),
+    ToolCallFormat("GigaChat 3.1", ("<|function_call|>",), "<|function_call|>", _objects("<|function_call|>")),
+    ToolCallFormat(
         "GigaChat 3",
         ("function call'", "role_sep"),
         "function call<|role_sep|>",
         _objects("function call<|role_sep|>"),
         also="<|message_sep|>",
     ),
-    Form(
+    ToolCallFormat(
         "DeepSeek R1 and V3",
         ("<\uff5ctool\u2581calls\u2581begin\uff5c>",),
         "<\uff5ctool\u2581calls\u2581begin\uff5c>",
@@ -466,13 +460,8 @@ FORMS: tuple[Form, ...] = (
         also="<\uff5ctool\u2581call\u2581begin\uff5c><\uff5ctool\u2581sep\uff5c>"
         "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
     ),
-    Form(
-        "Hermes, Qwen, Granite 4",
-        ("<tool_call>",),
-        "<tool_call>",
-        _objects("<tool_call>", "</tool_call>"),
-    ),
-    Form(
+    ToolCallFormat("Hermes, Qwen, Granite 4", ("<tool_call>",), "<tool_call>", _objects("<tool_call>", "</tool_call>")),
+    ToolCallFormat(
         "Llama 3",
         ('"parameters": ', "<|start_header_id|>"),
         "<|python_tag|>",
@@ -482,5 +471,5 @@ FORMS: tuple[Form, ...] = (
     ),
 )
 
-# An answer that must be a call is written in this form, whatever the template's is.
-FORCED = Form("JSON", (), "{", _objects(), waits=".*")
+# The format of an answer that must be a call, for every template.
+FORCED = ToolCallFormat("JSON", (), "{", _objects(), waits=".*")

@@ -1,6 +1,6 @@
-"""Sets of tools as texts to be compiled: the block in which a chat template tells the model of them.
+"""Makes a set of tools a text to compile: the block in which a chat template shows the tools.
 
-Tools are taken in the order of their names, so that the order in which a client lists them costs nothing.
+Tools are sorted by name, so that the order in which a client lists them does not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from notes_cli.errors import ModelError, SkillError, reason
 from notes_cli.text import names
-from notes_cli.text.messages import checked_tools, is_left, marker, stretches
+from notes_cli.text.messages import has_mark_remains, marker, normalize_tools, split_marked
 from notes_cli.text.prompt import Chunk, Run
 from notes_cli.text.skill import MAX_BYTES, Skill, stamp_of
 from notes_cli.text.template import ChatTemplate
@@ -25,22 +25,22 @@ SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """Tools that are to be compiled, under a name."""
+    """Tools to compile under a name."""
 
     name: str
     tools: Tools
-    source: str  # the file that they were read from
-    stamp: tuple[int, ...] = ()  # of that file (Skill.stamp)
+    source: str  # file
+    stamp: tuple[int, ...] = ()  # of the file (Skill.stamp)
 
 
 def in_order(tools: Iterable[Mapping[str, Any]]) -> Tools:
-    """The tools by their names. Raise NotesError for one that is none."""
-    return tuple(sorted(checked_tools(tools), key=lambda tool: str(tool["function"]["name"])))
+    """Return the tools sorted by name. Raises NotesError for an invalid one."""
+    return tuple(sorted(normalize_tools(tools), key=lambda tool: str(tool["function"]["name"])))
 
 
 def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
-    """Read tools from a file: a JSON list of them, in any form of `checked_tools`, or an object that has it under
-    `tools`, also in the `result` of an MCP server's reply to tools/list. Raise SkillError."""
+    """Read tools from a file: a JSON list in any format of `normalize_tools`, or an object with it under `tools`, also
+    in the `result` of an MCP server's reply to tools/list. Raises SkillError."""
     path = Path(source)
     try:
         with path.open("rb") as file:
@@ -49,66 +49,71 @@ def load_tools(source: str | Path, name: str | None = None) -> ToolSet:
     except OSError as error:
         raise SkillError(f"cannot read {path}: {reason(error)}") from error
     try:
-        found = json.loads(data.decode("utf-8-sig"))
+        value = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise SkillError(f"{path} is not JSON: {' '.join(str(error).split())[:200]}") from error
-    if isinstance(found, dict) and isinstance(found.get("result"), dict):
-        found = found["result"]
-    listed = found.get("tools") if isinstance(found, dict) else found
+    if isinstance(value, dict) and isinstance(value.get("result"), dict):
+        value = value["result"]
+    listed = value.get("tools") if isinstance(value, dict) else value
     if not isinstance(listed, list) or not listed:
         raise SkillError(f"{path} holds no tools", 'Write a JSON list of them, or {"tools": [...]}')
-    called = names.name_of(name or path.stem)
-    if not called:
+    valid_name = names.name_of(name or path.stem)
+    if not valid_name:
         raise SkillError(f"{path}: the name {(name or path.stem)!r} has no letter and no digit", "Give it another name")
-    return ToolSet(called, in_order(listed), str(path), stamp)
+    return ToolSet(valid_name, in_order(listed), str(path), stamp)
 
 
-def tools_skill(template: ChatTemplate, found: ToolSet) -> Skill:
-    """What a template tells the model of these tools, as a text to be compiled. Raise ModelError where it does not tell
-    of them, or not in one place."""
+def tools_skill(template: ChatTemplate, tool_set: ToolSet) -> Skill:
+    """Return a template's block for these tools as a skill. Raises ModelError if the template shows them in no single
+    place."""
     messages = [{"role": role, "content": marker(number)} for number, role in enumerate(("system", "user"))]
     marks = [marker(0), marker(1)]
-    telling = template.with_tools(found.tools)
+    with_tools = template.with_tools(tool_set.tools)
     plain = template.cut(messages, marks)
-    told = telling.cut_text(telling.render_marked(lambda _: messages), marks)
-    runs = stretches(max((_added(*both) for both in zip(plain, told, strict=True)), key=len)) or []
+    rendered = with_tools.cut_text(with_tools.render_marked(lambda _: messages), marks)
+    runs = split_marked(max((_added(*both) for both in zip(plain, rendered, strict=True)), key=len)) or []
     text = "".join(part for part, _ in runs)
-    called = [tool["function"]["name"] for tool in found.tools]
-    if is_left(text) or not all(name in text for name in called):
+    tool_names = [tool["function"]["name"] for tool in tool_set.tools]
+    if has_mark_remains(text) or not all(name in text for name in tool_names):
         raise ModelError(f"{template.name} does not tell the model of tools in one place, so they cannot be compiled")
-    return Skill(found.name, f"Tools: {', '.join(called)}", text, (), found.source, runs=tuple(runs), stamp=found.stamp)
+    description = f"Tools: {', '.join(tool_names)}"
+    return Skill(tool_set.name, description, text, (), tool_set.source, runs=tuple(runs), stamp=tool_set.stamp)
 
 
-def _added(plain: str, told: str) -> str:
-    """What one text has more than another, in one stretch, without blanks around it."""
-    first = _alike(plain, told)
-    last = _alike(plain[first:][::-1], told[first:][::-1])
-    return told[first : len(told) - last].strip()
+def _added(plain: str, longer: str) -> str:
+    """Return the part of one text that another lacks, without surrounding blanks."""
+    first = _common_prefix(plain, longer)
+    last = _common_prefix(plain[first:][::-1], longer[first:][::-1])
+    return longer[first : len(longer) - last].strip()
 
 
-def _alike(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def _common_prefix(one: str, two: str) -> int:
+    """Return the length of the common prefix."""
+    return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
 def with_splice(chunks: Sequence[Chunk], text: str, name: str) -> tuple[list[Chunk], tuple[Run, ...]] | None:
-    """The chunks with a splice in the place of a text that is not only a user's words, and the runs of that text; None
-    where it is not in there."""
+    """Replace a text in the chunks by a splice, unless it is only a user's. Returns the chunks and the runs of that
+    text; None if it is not in there."""
     for number, chunk in enumerate(chunks):
         place = -1 if chunk.kind == "splice" else chunk.text.find(text)
         if place < 0:
             continue
-        before, rest = _cut(chunk.runs, place)
-        inside, after = _cut(rest, len(text))
+        before, rest = _split_runs(chunk.runs, place)
+        inside, after = _split_runs(rest, len(text))
         if not any(run.special for run in inside):
             continue
-        splice = [Chunk("text", before), Chunk("splice", name=name), replace(chunk, runs=after)]
-        return [*chunks[:number], *(one for one in splice if one.runs or one.name), *chunks[number + 1 :]], inside
+        pieces = [Chunk("text", before), Chunk("splice", name=name), replace(chunk, runs=after)]
+        return [
+            *chunks[:number],
+            *(piece for piece in pieces if piece.runs or piece.name),
+            *chunks[number + 1 :],
+        ], inside
     return None
 
 
-def _cut(runs: Sequence[Run], place: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """Runs before and after so many characters."""
+def _split_runs(runs: Sequence[Run], place: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """Split runs after so many characters."""
     before: list[Run] = []
     for number, run in enumerate(runs):
         if place < len(run.text):

@@ -134,8 +134,8 @@ def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypa
     (tmp_path / "skill.txt").write_text(TEXT)
     assert run_here("compile", tmp_path / "skill.txt").code == 0
     begun: list[object] = []
-    start = rendering._started
-    monkeypatch.setattr(rendering, "_started", lambda: begun.append(1) or start())
+    start = rendering._start_child
+    monkeypatch.setattr(rendering, "_start_child", lambda: begun.append(1) or start())
     for question in ("May I?", "And then?"):
         assert run_here("ask", question, "--splice", "skill", "-n", "2", "--server", "off").code == 0
         assert bool(begun) is (question == "May I?")

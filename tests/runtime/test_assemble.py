@@ -1,4 +1,4 @@
-"""Laying out a prompt: the same token ids spliced or prefilled, rows where they belong, and nothing silently wrong."""
+"""Tests assembling prompts: the same tokens spliced or prefilled, KV entries in their places, and no silent error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins wit
 def test_the_same_tokens_either_way(
     make_workspace: MakeWorkspace, skill: Skill, system: str | None, template: str | None, bos: bool
 ) -> None:
-    """Spliced, prefilled and dry sequences hold the same ids, after BOS where the model wants one; logits agree."""
+    """Spliced, prefilled and dry sequences hold the same ids, after BOS if the model needs it; logits agree."""
     settings = {} if template == "chatml" else {"template": template}
     workspace = make_workspace(bos=bos, **settings)
     other = Skill("fees", "", "fee: 12", (), "-")
@@ -60,7 +60,7 @@ def test_the_same_tokens_either_way(
 
 @pytest.mark.parametrize("cut", [4, 5, 20])
 def test_a_skill_that_is_decoded_goes_on_where_it_was_left(workspace: Workspace, skill: Skill, cut: int) -> None:
-    """What was read before may end in the middle of it: the rest comes, and nothing twice."""
+    """The decoded prefix may end inside of it: the rest follows, without repetition."""
     prefixes, prompt = PrefixCache(), Prompt("Why?", [compile_skill(workspace, skill)])
     for decoded in (False, True):
         if decoded:
@@ -81,7 +81,7 @@ def test_a_skill_that_is_decoded_goes_on_where_it_was_left(workspace: Workspace,
 def test_no_seam_where_the_left_context_is_that_of_the_compile(
     make_workspace: MakeWorkspace, skill: Skill, kind: str
 ) -> None:
-    """The first skill of a prompt without system text is where it was compiled: all of it is reused, exactly."""
+    """The first skill of a prompt without system text has its original left context: all of it is reused, exactly."""
     workspace = make_workspace(kind)
     segment = compile_skill(workspace, skill)
     at_home = assemble(workspace, Prompt("Why?", [segment]))
@@ -94,7 +94,7 @@ def test_no_seam_where_the_left_context_is_that_of_the_compile(
 
 
 def test_a_seam_over_all_of_the_skill_is_the_full_prefill(workspace: Workspace, skill: Skill) -> None:
-    """Recomputing every token gives the logits of the recompute; fewer tokens come less near."""
+    """Recomputing every token gives the logits of the recompute; fewer tokens give larger errors."""
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], system="Be kind.")
     wanted = assemble(workspace, prompt, splice=False).logits()
@@ -104,7 +104,7 @@ def test_a_seam_over_all_of_the_skill_is_the_full_prefill(workspace: Workspace, 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Skill, kind: str) -> None:
-    """The control: rows left at their angles are farther from the recompute than rotated ones."""
+    """The control: unrotated keys are farther from the recompute than rotated ones."""
     workspace = make_workspace(kind)
     segment = compile_skill(workspace, skill)
     prompt = Prompt("Why?", [segment], system="Be kind to everyone who asks.")
@@ -118,14 +118,14 @@ def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Sk
 def test_a_segment_that_does_not_fit_is_never_laid(
     workspace: Workspace, make_workspace: MakeWorkspace, skill: Skill
 ) -> None:
-    """A segment that came past the library is checked again."""
+    """A segment from outside of the library is checked again."""
     foreign = compile_skill(make_workspace(seed=1), skill)
     with pytest.raises(SegmentError, match="this model is"):
         assemble(workspace, Prompt("Why?", [foreign]))
 
 
 def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """LongRoPE: where a long prompt makes the context grow past the limit, rows of a short one no longer fit."""
+    """LongRoPE: if a long prompt makes the context grow past the limit, rows of a short one no longer fit."""
     workspace = make_workspace("phi3", n_ctx=1024, name="long")  # llama.cpp knows "phi3" in a name
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
@@ -138,7 +138,7 @@ def test_a_larger_context_that_rotates_otherwise_is_noticed(make_workspace: Make
 
 
 def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
-    """Refused: its errata could not tell which is meant."""
+    """It is refused: its errata would be ambiguous."""
     segment = compile_skill(workspace, skill)
     with pytest.raises(NotesError, match="spliced twice"):
         assemble(workspace, Prompt("Why?", [segment, replace(segment)]))
@@ -148,7 +148,7 @@ def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
-    """Its rows are copied to both places, and each is as the other."""
+    """Its KV entries are copied to both places, with equal results."""
     segment = compile_skill(workspace, skill)
     asked = user_message("Why?", skills=[skill.name])
     answer = Message("assistant", (TextPart("Because."),))
@@ -165,7 +165,7 @@ def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> None:
-    """An earlier question and answer come between the skill and the question; the skill is still reused whole."""
+    """Earlier turns are between the skill and the question; the skill is still reused whole."""
     segment = compile_skill(workspace, skill)
     seq = assemble(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
     text = workspace.model.text(seq.tokens)
@@ -178,10 +178,8 @@ def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> N
 def test_placed_late(
     make_workspace: MakeWorkspace, skill: Skill, template: str | None, turns: Sequence[tuple[str, str]]
 ) -> None:
-    """The skill comes after all but the question: the same tokens as a recompute, nearly the same logits.
-
-    Its rows come from after another text; computed again they are those of the recompute.
-    """
+    """The skill precedes only the question: the same tokens as a recompute, nearly the same logits. Its rows come from
+    another left context; recomputed they equal the recompute's."""
     settings = {} if template == "chatml" else {"template": template}
     workspace = make_workspace(**settings)
     segment = compile_skill(workspace, skill)
@@ -214,7 +212,8 @@ def test_late_is_where_it_was_compiled_without_a_system_role(make_workspace: Mak
 
 
 def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Field and erratum if nothing is known; where few tokens follow the change all of them; what this model can."""
+    """Field and erratum without a profile; a recompute if few tokens follow the change; otherwise the best that the
+    model supports."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     method, why = method_for(workspace, Prompt("Why?", [segment], fields={"tier": "basic"}))
@@ -229,7 +228,7 @@ def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> No
 
 
 def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
-    """A name, a file, and a text that is compiled now, said once; a dry run only says it."""
+    """A name, a file, or a text that is compiled now, with one notice; a dry run has only the notice."""
     said: list[Notice] = []
     path = compile_to_library(workspace, skill).path
     text = tmp_path / "fees.txt"
@@ -247,7 +246,7 @@ def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Pat
 def test_the_remedy_compiles_the_text_in_the_segment(
     workspace: Workspace, make_workspace: MakeWorkspace, tmp_path: Path
 ) -> None:
-    """What an error suggests can be run as it is, whether the file of the text is still there or not."""
+    """The suggested command runs as printed, whether the text's file still exists or not."""
     source = tmp_path / "my rules.txt"
     source.write_text("date: 1")
     compile_to_library(workspace, load_skill(source))
@@ -259,7 +258,7 @@ def test_the_remedy_compiles_the_text_in_the_segment(
 
 
 def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
-    """It is asked with all the same, by its own rows; the library keeps the other, and both are said."""
+    """The question is answered with the text's own rows; the library keeps the other, and both are reported."""
     for folder, words in (("a", "date: 1"), ("b", "date: 2")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "returns.txt").write_text(words)
@@ -276,7 +275,7 @@ def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tm
 
 
 def test_errata_know_the_fields_of_all_skills(workspace: Workspace, skill: Skill) -> None:
-    """A field of any spliced skill will do; another name is refused; words without = are free."""
+    """A field of any spliced skill is accepted; another name is refused; text without = is free."""
     segment = compile_skill(workspace, skill)
     field, free = parse_errata(["date=2026-07-01", "It snows."], [segment])
     assert (field.field, field.value) == ("date", "2026-07-01") and free.field is None
@@ -293,8 +292,8 @@ TOOLS = (
 
 
 def test_a_conversation_of_parts(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """System text, a skill in a user's message, a call and its result: spliced where it is, the tokens those of a
-    recompute, and the text that of the template."""
+    """System text, a skill in a user message, a call and its result: spliced in place, with the tokens of a recompute
+    and the text of the template."""
     workspace = make_workspace(template=TOOLS)
     segment = compile_skill(workspace, skill)
     tool = {"type": "function", "function": {"name": "clock", "description": "", "parameters": {"type": "object"}}}

@@ -1,4 +1,5 @@
-"""Many questions at once answer as each by itself, in order, in shared cells, and leave nothing behind."""
+"""Tests that batched questions get the same answers as single ones, in order, in shared cells, and leave nothing
+behind."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ QUESTIONS = ["Why?", "And how many of them, if any?", "Où ça, 日本?", "When"
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Workspace]:
-    """The model that ships."""
+    """Return the shipped model."""
     with Workspace(config.shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         yield workspace
 
@@ -41,7 +42,7 @@ def returns(shipped: Workspace) -> Segment:
 
 
 def told(answer: Answer | NotesError) -> Any:
-    """What must be the same, asked alone or with others."""
+    """Return the part of an answer that must not depend on the batch."""
     if isinstance(answer, NotesError):
         return str(answer)
     counts, probabilities = replace(answer.counts, shared=0), {}
@@ -63,7 +64,7 @@ def alone(workspace: Workspace, requests: Sequence[Request]) -> list[Any]:
 
 
 def together(workspace: Workspace, requests: Sequence[Request | NotesError], parallel: int = 8) -> list[Any]:
-    """The outcomes, after checking that they come in order and that nothing is left in the context."""
+    """Return the outcomes, after checking their order and that the context is empty."""
     used, held = workspace.context.used, workspace.context.n_leased
     outcomes = list(ask_many(workspace, requests, parallel))
     assert [number for number, _ in outcomes] == list(range(len(requests)))
@@ -76,7 +77,7 @@ def together(workspace: Workspace, requests: Sequence[Request | NotesError], par
 def test_answers_are_those_of_single_questions(
     make_workspace: MakeWorkspace, skill: Skill, kind: str, parallel: int
 ) -> None:
-    """Spliced, restored or recurrent, greedy and drawn, written and chosen, with less room than they need at first."""
+    """Spliced, restored or recurrent, greedy and sampled, generated and chosen, with too few cells at first."""
     workspace = make_workspace(kind, n_ctx=512, name="tiny")  # llama.cpp knows "phi3" in a name
     spliced = [compile_skill(workspace, skill)]
     drawn = SamplerOptions(temperature=1.0, seed=7)
@@ -98,7 +99,7 @@ def test_in_other_caches(make_model: Any, skill: Skill, cache: str) -> None:
 
 
 def test_reading_is_the_same_as_alone(shipped: Workspace, returns: Segment) -> None:
-    """Answers that mean something: direct, after a chain of thought, corrected, amended, with other system texts."""
+    """Meaningful answers: direct, after reasoning, corrected, amended, with other system texts."""
     asked = Request("May I return this?", [returns])
     shipping = replace(asked, question="What is the shipping?", choices=["free", "reduced", "full"])
     requests = [asked, replace(asked, think=True), replace(asked, errata=["date=2026-07-01"]), shipping]
@@ -112,7 +113,7 @@ def test_reading_is_the_same_as_alone(shipped: Workspace, returns: Segment) -> N
 
 
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens that llama.cpp is going to decode, in the order of its calls."""
+    """Return the tokens that llama.cpp decodes, by call."""
     found: list[int] = []
     append = Context.append
 
@@ -127,8 +128,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_no_token_of_a_skill_is_decoded_or_placed_twice(
     make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What precedes the skill and its rows are there once, and what follows is decoded with each question; cells at the
-    peak are those."""
+    """The left context and the KV entries of the skill exist once, and the rest is decoded with each question; peak
+    cells match."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     requests = [Request(f"Why {number:02}?", [segment], system="Be kind.", max_tokens=1) for number in range(20)]
@@ -157,7 +158,7 @@ def test_no_token_of_a_skill_is_decoded_or_placed_twice(
 
 
 def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Errors stand where their questions were, and say what they would say alone."""
+    """Errors are in the places of their questions, with the same message as alone."""
     workspace = make_workspace(n_ctx=512, fixed_size=True)
     good = Request("Why?", [compile_skill(workspace, skill)], max_tokens=5)
     requests: list[Request | NotesError] = [
@@ -202,7 +203,7 @@ def test_logits_that_are_not_numbers_fail_their_question_alone(
 
 @pytest.mark.parametrize("size", [256, 512])
 def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skill: Skill, size: int) -> None:
-    """With a size that somebody chose nothing fails that alone would not, and it stays as it is."""
+    """With a fixed size nothing fails that would not alone, and the size does not change."""
     workspace = make_workspace(n_ctx=size, fixed_size=True)
     spliced = [compile_skill(workspace, skill)]
     requests = [
@@ -215,7 +216,7 @@ def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skil
 
 
 def test_endless_answers_end_with_their_room(make_workspace: MakeWorkspace) -> None:
-    """No limit: one answer takes no other one's room, nor goes on beyond what the model was trained for."""
+    """Without a limit no answer takes another's cells, or exceeds the trained context."""
     workspace = make_workspace(n_ctx=256, trained=700)
     requests = [Request(question, max_tokens=UNLIMITED) for question in QUESTIONS]
     answers = [answer for _, answer in ask_many(workspace, requests, 3)]
@@ -225,7 +226,7 @@ def test_endless_answers_end_with_their_room(make_workspace: MakeWorkspace) -> N
 
 
 def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """LongRoPE: there is no room for all beside each other below the bound, so that fewer are asked at once."""
+    """LongRoPE: below the limit there are not enough cells for all, so that fewer run at once."""
     workspace = make_workspace("phi3", n_ctx=4096, name="tiny")
     spliced = [compile_skill(workspace, skill)]
     requests = [Request(question, spliced, max_tokens=1000, choices=["yes", "no"]) for question in QUESTIONS]
@@ -238,7 +239,7 @@ def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: M
 
 
 def test_beside_a_live_notebook(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """What somebody else has in the context stays, bit for bit, also where the context grows."""
+    """Other sequences in the context stay, bit for bit, also if the context grows."""
     workspace = make_workspace(n_ctx=256)
     spliced = [compile_skill(workspace, skill)]
     with workspace.sequence() as other:
@@ -253,7 +254,8 @@ def test_beside_a_live_notebook(make_workspace: MakeWorkspace, skill: Skill) -> 
 
 
 def test_stems_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Each line its own system text: as many stems as may be kept, and all cells free in the end."""
+    """With a system text for each line, at most the allowed number of prefixes is kept, and all cells are free at the
+    end."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     requests = [Request("Why?", [segment], system=f"Be {number}.", max_tokens=2) for number in range(3 * STEMS)]
@@ -261,7 +263,7 @@ def test_stems_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
 
 
 def test_input_is_read_as_it_is_needed(make_workspace: MakeWorkspace) -> None:
-    """No more requests are taken than are asked at a time, and one that takes long holds back only so many."""
+    """No more requests are read than run at a time, and a slow one holds back only so many."""
     workspace = make_workspace()
     read: list[int] = []
 
@@ -286,7 +288,7 @@ def test_what_is_no_number_of_questions_is_refused(make_workspace: MakeWorkspace
 
 
 def test_each_thing_is_told_once(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """A skill that cannot be spliced is said of the batch, not of each question."""
+    """A skill that cannot be spliced is reported once for the batch."""
     workspace = make_workspace("lfm2")
     segment = compile_skill(workspace, skill)
     notices: list[Notice] = []

@@ -1,4 +1,4 @@
-"""Skills on recurrent models, after another text than at their compile: carried where that is trusted, else decoded."""
+"""Tests skills on recurrent models after other left contexts: state carried if trusted, else decoded."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.patches("recurrent")
 
 @pytest.fixture(params=["lfm2", "mamba"])
 def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:
-    """A hybrid, and a model of recurrent layers alone."""
+    """Return workspaces of a hybrid and a purely recurrent model."""
     return make_workspace(request.param)
 
 
 def compiled(workspace: Workspace, skill: Skill) -> Segment:
-    """With what carrying a state through it takes."""
+    """Compile with state transitions."""
     with workspace.with_carry(True):
         return compile_skill(workspace, skill)
 
@@ -60,7 +60,7 @@ def off(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
 
 
 def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
-    """The seam is decoded and the rest placed, with the words for it; without trust all of it is decoded."""
+    """The seam is decoded and the rest placed, with its reason; without trust all of it is decoded."""
     assert segment.carry is not None and segment.carry.nbytes > 0
     prompt = Prompt("Why?", [segment], system=SYSTEM)
     with assemble(workspace, prompt) as seq:
@@ -76,7 +76,7 @@ def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
 
 
 def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    """The pieces of a carried skill are those of the real run."""
+    """The pieces of a carried skill equal those of the real run."""
     prompt = Prompt(
         "Why?", [segment, compiled(workspace, FEES)], [Erratum("date", "2026-07-01", "date=2026-07-01")], SYSTEM
     )
@@ -88,7 +88,7 @@ def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segmen
 
 
 def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segment) -> None:
-    """After a system text: nearer to the recompute than with the state before it dropped, or the skill's left out."""
+    """After a system text: nearer to the recompute than with the earlier state dropped, or the skill's left out."""
     assert segment.carry is not None
     prompt = Prompt("Why?", [segment], system=SYSTEM)
     wanted = logits(workspace, prompt, splice=False)
@@ -103,7 +103,7 @@ def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segm
 
 
 def test_the_second_skill_is_carried_after_the_first(workspace: Workspace, segment: Segment) -> None:
-    """The first one is restored, the second carried, and the answer goes on from there."""
+    """The first is restored, the second carried, and the answer continues from there."""
     fees = compiled(workspace, FEES)
     with workspace.with_carry(True), assemble(workspace, Prompt("Why?", [segment, fees])) as seq:
         how = [(piece.name, piece.reason) for piece in seq.pieces if piece.kind == "splice"]
@@ -112,7 +112,7 @@ def test_the_second_skill_is_carried_after_the_first(workspace: Workspace, segme
 
 
 def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
-    """What is read back carries as what was captured, also when its rows are looked at first."""
+    """A segment from its file carries like the captured one, also if its rows were read first."""
     write_segment(tmp_path / "a.gguf", segment)
     prompt = Prompt("Why?", [segment], system=SYSTEM)
     with workspace.with_carry(True):
@@ -123,7 +123,7 @@ def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tm
 
 
 def test_a_skill_of_a_few_tokens_is_decoded(workspace: Workspace) -> None:
-    """There is nothing between its seam and its end."""
+    """Nothing is between its seam and its end."""
     yes = Skill("yes", "", "y", (), "-")
     segment = compiled(workspace, yes)
     assert segment.carry is None
@@ -135,7 +135,7 @@ def test_a_skill_of_a_few_tokens_is_decoded(workspace: Workspace) -> None:
 
 
 def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill) -> None:
-    """A compile takes the time and the bytes of capturing where that is of use; once it is, what has none is stale."""
+    """A compile captures transitions only if they are used; once they are, segments without them are stale."""
     first = compile_to_library(workspace, skill)
     assert peek(first.path).carried == 0 and not compile_to_library(workspace, skill).reasons
     with workspace.with_carry(True):
@@ -147,7 +147,7 @@ def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill)
 
 
 def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segment) -> None:
-    """With trust, after a text; without, at the start, where it was compiled."""
+    """With trust, after a text; without, at the start, at its original place."""
     with workspace.with_carry(True):
         report = verify(workspace, Prompt("", [segment], system=SYSTEM), ["Why?"], choices=["yes", "no"])
     (case,) = report.cases
@@ -159,7 +159,7 @@ def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segme
 def test_an_interrupted_carry_is_not_gone_on_with(
     workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A state has been written over that nobody can bring back: the sequence refuses what would follow it."""
+    """The overwritten state cannot be recovered: the sequence refuses to continue."""
     carry = recurrent.carry
 
     def interrupted(*given: Any) -> None:

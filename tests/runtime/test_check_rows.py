@@ -1,4 +1,4 @@
-"""The rows of a segment, compared with a recompute: wrong ones are named, right ones never are."""
+"""Tests comparing the rows of a segment with a recompute: wrong ones are named, right ones never are."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def opened(model_file: Callable[[str], Path]) -> Open:
-    """A workspace of a model by its name."""
+    """Return a workspace of a model by name."""
 
     def make(name: str, **options: object) -> Workspace:
         given = {"n_ctx": 1024, "n_threads": 1, **options}
@@ -59,8 +59,8 @@ def opened(model_file: Callable[[str], Path]) -> Open:
     ["notes-tiny", "qwen3moe-moe", "gemma3-dense", "deepseek2-moe", "gptneox-dense", "jamba-dense", "hrm_text-dense"],
 )
 def test_broken_rows_are_named(opened: Open, tmp_path: Path, model: str) -> None:
-    """Every kind in the first, middle and last layer and in all, in K, V or both: the tensors that were broken, and no
-    others. The intact one has none."""
+    """Every kind in the first, middle and last layer and in all, in K, V or both: exactly the broken tensors are named,
+    and none of the intact segment."""
     path, seen = tmp_path / "a.gguf", 0
     with opened(model) as workspace:
         segment = compile_skill(workspace, SKILL)
@@ -78,7 +78,7 @@ def test_broken_rows_are_named(opened: Open, tmp_path: Path, model: str) -> None
 @pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense", "minicpm3-dense", "falcon-h1-dense"])
 @pytest.mark.parametrize("flash", ["on", "off"])
 def test_another_order_of_the_same_computation_is_right(opened: Open, model: str, flash: str) -> None:
-    """Other micro-batches, threads and flash attention than the check has; and rows spliced at other positions."""
+    """Other micro-batches, threads and flash attention than in the check; and rows spliced at other positions."""
     with opened(model, flash_attention="off", n_ubatch=33, n_threads=2) as workspace:
         segment = compile_skill(workspace, SKILL)
     with opened(model, flash_attention=flash) as workspace:
@@ -89,7 +89,7 @@ def test_another_order_of_the_same_computation_is_right(opened: Open, model: str
 
 @pytest.mark.parametrize("model", ["notes-tiny", "hrm_text-dense"])
 def test_blocks_are_computed_as_they_are_compiled(opened: Open, model: str) -> None:
-    """Each after the left context alone and then moved: decoded where it is, its rows would differ by more."""
+    """Each after the left context alone and then moved: decoded in place, its rows would differ by more."""
     with opened(model, n_ubatch=50) as workspace:
         segment = compile_skill(workspace, parse_skill(TEXTS[1], source="x", default="x"), blocks=2)
     with opened(model) as workspace:
@@ -102,7 +102,7 @@ def test_blocks_are_computed_as_they_are_compiled(opened: Open, model: str) -> N
 @pytest.mark.parametrize("cache", [("q8_0", "q8_0"), ("q4_0", "f16"), ("f32", "f32")])
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 def test_quantized_rows_are_right(opened: Open, cache: tuple[str, str], kv: str) -> None:
-    """Rows that are rounded in their file or in the cache: rounding is no error, in no place."""
+    """Rounding in the file or in the cache is no error, at any place."""
     with opened("notes-tiny", type_k=cache[0], type_v=cache[1]) as workspace:
         segment = compile_skill(workspace, SKILL, kv=kv)
         check = check_rows(workspace, segment, (segment.base, 300))
@@ -110,7 +110,7 @@ def test_quantized_rows_are_right(opened: Open, cache: tuple[str, str], kv: str)
 
 
 def test_what_is_wrong_is_told_in_one_line(workspace: Workspace) -> None:
-    """The layer, the tensor and the tokens, and how far off."""
+    """The line has the layer, the tensor, the tokens, and the error."""
     segment = compile_skill(workspace, SKILL)
     wrong = broken(segment, 1, lambda rows: scaled(rows, slice(5, 8)))
     check = check_rows(workspace, wrong)
@@ -125,8 +125,7 @@ def test_what_is_wrong_is_told_in_one_line(workspace: Workspace) -> None:
 def test_a_rotation_that_is_wrong_is_found_where_it_is_used(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows in the library are right; keys that a splice leaves as they are, or turns by one position too many, are
-    not."""
+    """Rows in the library are right; keys that a splice leaves unrotated, or rotates by a position too many, are not."""
     segment = compile_skill(workspace, SKILL)
     splice = Context.splice
     for turned in ("not at all", "by one too many"):
@@ -153,8 +152,8 @@ def test_a_rotation_that_is_wrong_is_found_where_it_is_used(
 
 
 def test_a_position_without_a_comparison_is_said(make_workspace: MakeWorkspace, opened: Open) -> None:
-    """Before the left context fits, beyond the context, where keys may not move, where a window is all that is kept,
-    and in a recurrent model."""
+    """Before the left context fits, beyond the context, where keys may not move, where only a window is kept, and in a
+    recurrent model."""
     with opened("gemma3-dense", swa_full=False) as workspace:
         check = check_rows(workspace, compile_skill(workspace, SKILL), (100,))
     assert check.right and "its sliding window" in check.unchecked[0]
@@ -171,8 +170,8 @@ def test_a_position_without_a_comparison_is_said(make_workspace: MakeWorkspace, 
 def test_noise_of_another_device_is_right_and_a_mutant_on_top_is_not(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that are as far from both prefills as these are from each other, in every layer, were computed elsewhere.
-    Keys one position off, and one wrecked row, are found among them all the same."""
+    """Rows as far from both prefills as these are from each other, in every layer, were computed elsewhere. Keys one
+    position off, and one wrecked row, are still found among them."""
     with opened("notes-tiny") as workspace:
         segment = compile_skill(workspace, SKILL)
         elsewhere = replace(
@@ -195,7 +194,7 @@ def test_noise_of_another_device_is_right_and_a_mutant_on_top_is_not(
 
 
 def test_channels_of_another_size_hide_nothing(workspace: Workspace) -> None:
-    """Beside numbers a hundred times as large, as K of some models has them, the others are compared as well."""
+    """Beside channels a hundred times as large, as in K of some models, the others are compared as well."""
     segment = compile_skill(workspace, SKILL)
     rows = segment.layers[0]
     large = rows.k.astype(np.float32)
@@ -229,7 +228,7 @@ def scaled(rows: LayerRows, part: slice) -> LayerRows:
 
 
 def noisy(rows: LayerRows, part: float, seed: int) -> LayerRows:
-    """Each row moved by a part of its length."""
+    """Move each row by a fraction of its norm."""
     chance = np.random.default_rng(seed)
 
     def moved(old: np.ndarray) -> np.ndarray:

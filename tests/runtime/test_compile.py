@@ -1,4 +1,4 @@
-"""Compiling: the segment holds the skill's own rows, as decoding makes them after its left context."""
+"""Tests compiling: the segment holds the skill's own rows, as decoded after its left context."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..conftest import MakeWorkspace
 
 
 def test_rows_are_those_behind_the_left_context(workspace: Workspace, skill: Skill) -> None:
-    """Tokens are the skill's alone, base is the left context's length, and the rows are those of decoding there."""
+    """Tokens are the skill's alone, base is the left context's length, and the rows equal those of decoding there."""
     segment = compile_skill(workspace, skill)
     left = workspace.left_context
     assert segment.tokens.tolist() == workspace.model.tokenize(skill.text).tolist()
@@ -51,7 +51,7 @@ def test_field_spans_point_at_the_values(workspace: Workspace, skill: Skill) -> 
 
 
 def test_a_plan_is_the_segment_without_rows(workspace: Workspace, skill: Skill) -> None:
-    """What a dry run knows of a skill is what compiling it gives."""
+    """The plan of a dry run equals the compiled segment."""
     planned, compiled = plan(workspace, skill), compile_skill(workspace, skill)
     assert planned.layers == () and planned.tokens.tolist() == compiled.tokens.tolist()
     for part in ("name", "description", "text", "base", "fields", "identity"):
@@ -59,8 +59,8 @@ def test_a_plan_is_the_segment_without_rows(workspace: Workspace, skill: Skill) 
 
 
 def test_progress_counts_to_the_end(make_workspace: MakeWorkspace) -> None:
-    """It rises to the number of tokens of the skill, a physical batch at a time, after two small ones: who watches sees
-    a speed, and so when it will be over, early."""
+    """It rises to the number of tokens of the skill, a physical batch at a time, after two small ones: speed and
+    remaining time are visible early."""
     workspace = make_workspace(n_ubatch=128)
     seen: list[tuple[int, int]] = []
     long = Skill("long", "", "word " * 100, (), "-")
@@ -69,14 +69,14 @@ def test_progress_counts_to_the_end(make_workspace: MakeWorkspace) -> None:
 
 
 def test_a_growing_context_does_not_change_the_file(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """The size of the context is no part of the identity of a model that rotates the same in all of them."""
+    """The size of the context is no part of the identity of a model whose rotation does not depend on it."""
     small, large = make_workspace(n_ctx=256), make_workspace(n_ctx=2048)
     first = compile_to_library(small, skill)
     assert first.reasons and not compile_to_library(large, skill).reasons
 
 
 def test_a_skill_beyond_the_context_that_was_asked_for(make_workspace: MakeWorkspace) -> None:
-    """A fixed size is kept to; one that is free grows."""
+    """A fixed size stays; a free one grows."""
     long = Skill("long", "", "word " * 200, (), "-")
     with pytest.raises(Exception, match="tokens do not fit 256"):
         compile_skill(make_workspace(n_ctx=256, fixed_size=True), long)
@@ -84,7 +84,7 @@ def test_a_skill_beyond_the_context_that_was_asked_for(make_workspace: MakeWorks
 
 
 def test_refused_for_an_architecture_that_cannot(make_workspace: MakeWorkspace, skill: Skill, home: Path) -> None:
-    """The reason is said; the library is not even begun."""
+    """The error has the reason; the library is not created."""
     workspace = make_workspace("llama-embed")
     for action in (compile_skill, plan, compile_to_library):
         with pytest.raises(UnsupportedError, match="keeps no K/V cache"):
@@ -93,7 +93,7 @@ def test_refused_for_an_architecture_that_cannot(make_workspace: MakeWorkspace, 
 
 
 def test_output_over_something_else(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
-    """Only a segment is written over, or whatever it is if that is asked for."""
+    """Only a segment is overwritten, or any file with force."""
     target = tmp_path / "mine.txt"
     target.write_text("mine")
     with pytest.raises(SegmentError, match="not a sound segment"):
@@ -115,14 +115,14 @@ def of(*parts: str) -> Skill:
 
 
 def rows_near(one: Segment, other: Segment) -> bool:
-    """Rows that differ by no more than an f16 rounds."""
+    """Return True if rows differ by no more than the rounding of f16."""
     pairs = [(a, b) for x, y in zip(one.layers, other.layers, strict=True) for a, b in ((x.k, y.k), (x.v, y.v))]
     return all(np.allclose(a, b, atol=0.01) for a, b in pairs)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3"])
 def test_blocks_are_compiled_apart_and_moved(make_workspace: MakeWorkspace, kind: str) -> None:
-    """The tokens are those of the whole; each block has the rows it has as a text of its own, K turned to its place."""
+    """The tokens are those of the whole; each block has its rows as a separate text, K rotated to its place."""
     workspace = make_workspace(kind)
     skill = of(*PARTS)
     whole, cut = compile_skill(workspace, skill), compile_skill(workspace, skill, blocks="headings")
@@ -141,7 +141,7 @@ def test_blocks_are_compiled_apart_and_moved(make_workspace: MakeWorkspace, kind
 
 
 def test_a_plan_has_the_blocks(workspace: Workspace) -> None:
-    """What a dry run lays is cut as the segment is; one block is none."""
+    """A dry run divides as the compile does; a single block is none."""
     skill = of(*PARTS)
     for blocks in ("headings", 2, 5):
         assert plan(workspace, skill, blocks).blocks == compile_skill(workspace, skill, blocks=blocks).blocks
@@ -151,7 +151,7 @@ def test_a_plan_has_the_blocks(workspace: Workspace) -> None:
 
 
 def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
-    """Those of the file that is there are taken over, also to another place: near to those of a compile of all."""
+    """Unchanged blocks are taken from the existing file, also at another place: near to those of a full compile."""
     seen: list[tuple[int, int]] = []
 
     def compiled(skill: Skill, **more: bool) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
 
 
 def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Of another model, or compiled after another left context: all are prefilled."""
+    """With another model or another left context all are prefilled."""
     target = tmp_path / "s.gguf"
     bare = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
     for workspace in (make_workspace(), make_workspace("qwen2"), make_workspace("qwen2", template=bare)):
@@ -195,13 +195,13 @@ def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp
 def test_other_blocks_are_a_change(
     workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]
 ) -> None:
-    """A segment is compiled again where it was cut otherwise than is asked for now, and that is said."""
+    """A segment with another division than requested is compiled again, with a notice."""
     compile_to_library(workspace, of(*PARTS), blocks=first)
     assert compile_to_library(workspace, of(*PARTS), blocks=then).reasons == reasons
 
 
 def test_what_is_said_of_blocks(workspace: Workspace) -> None:
-    """Parts that speak of a field of another one, and that there are fewer than were asked for."""
+    """Notices about references to fields of other blocks, and about fewer blocks than requested."""
     refers = "block 3 refers to date, whose value is in block 1: decisions may suffer; keep them in one block"
     assert block_warnings(workspace, of(*PARTS), "headings") == [refers]
     assert block_warnings(workspace, of("a\n\nb"), 3) == ["2 blocks, not 3: there is no other line to cut the text at"]
@@ -210,7 +210,7 @@ def test_what_is_said_of_blocks(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize(("kind", "says"), [("lfm2", "recurrent"), ("gpt2", "learned"), ("mistral3", "stretch|scaled")])
 def test_blocks_need_rows_that_can_be_moved(make_workspace: MakeWorkspace, kind: str, says: str) -> None:
-    """Refused with the reason, before anything is computed: where no row can be moved, and where not so far."""
+    """Refused with the reason before anything is computed: where rows cannot move, or not so far."""
     workspace = make_workspace(kind)
     skill = of("word " * 80 + "\n\n" + "word " * 80)
     for action in (compile_skill, plan):
@@ -220,7 +220,7 @@ def test_blocks_need_rows_that_can_be_moved(make_workspace: MakeWorkspace, kind:
 
 
 def test_blocks_that_moved_often_are_computed_anew(workspace: Workspace) -> None:
-    """Each move rounds once more: after so many the rows are again those of a prefill, and the count begins again."""
+    """Each move rounds once more: after a number of moves the rows are prefilled again, and the count restarts."""
     fresh = []
     for step in range(MOVES + 2):
         skill = of("# One\n\n" + "x" * (step + 1) + "\n\n", *PARTS[1:])
@@ -233,7 +233,7 @@ def test_blocks_that_moved_often_are_computed_anew(workspace: Workspace) -> None
 
 
 def test_a_text_in_blocks_stays_so(workspace: Workspace) -> None:
-    """Compiled again without a word on blocks, as `ask --splice FILE` does, it keeps as many."""
+    """Compiled again without an option on blocks, as `ask --splice FILE` does, it keeps their number."""
     compile_to_library(workspace, of(*PARTS), blocks=3)
     found = compile_to_library(workspace, of(*PARTS[:2], "# Three\n\nOther words."))
     assert (found.blocks, found.fresh) == (3, 1)
@@ -249,7 +249,7 @@ def written(path: Path, text: str) -> Skill:
 
 
 def test_a_name_belongs_to_where_its_text_came_from(workspace: Workspace, tmp_path: Path) -> None:
-    """Another file's text of the same name is refused, saying which is which; the file's own new text is not."""
+    """Another file's text of the same name is refused with both sources; the file's own new text is not."""
     mine, other = tmp_path / "a" / "returns.txt", tmp_path / "b" / "other.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     assert peek(path).source == str(mine)
@@ -266,7 +266,7 @@ def test_a_name_belongs_to_where_its_text_came_from(workspace: Workspace, tmp_pa
 
 
 def test_other_words_on_standard_input_are_another_source(workspace: Workspace) -> None:
-    """Nobody knows whether they are the same text's: the same words are up to date, others are refused."""
+    """Its source is unknown: the same text is up to date, another is refused."""
     first = parse_skill("date: 1", source="-", default="stdin")
     path = compile_to_library(workspace, first).path
     assert compile_to_library(workspace, first).reasons == ()
@@ -290,7 +290,7 @@ def test_the_same_file_by_another_path(workspace: Workspace, tmp_path: Path, mon
 
 
 def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> None:
-    """The same words at another path are up to date, and its own from then on where the old file is gone."""
+    """The same text at another path is up to date, and belongs to the new path once the old file is gone."""
     old, new = tmp_path / "old" / "returns.txt", tmp_path / "new" / "returns.txt"
     path = compile_to_library(workspace, written(old, "date: 1")).path
     assert compile_to_library(workspace, written(new, "date: 1")).reasons == ()  # a copy: it stays the old one's
@@ -304,7 +304,7 @@ def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> No
 
 
 def test_a_segment_of_an_earlier_notes(workspace: Workspace, tmp_path: Path) -> None:
-    """It does not say where its text came from: it opens, and is the source's that has the same words."""
+    """It has no source: it opens, and belongs to the source with the same text."""
     mine = tmp_path / "returns.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     write_segment(path, replace(open_segment(path), source="", stamp=()))
@@ -316,7 +316,7 @@ def test_a_segment_of_an_earlier_notes(workspace: Workspace, tmp_path: Path) -> 
 
 
 def test_a_name_is_one_for_all_models(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Two texts of one name, a model each, would be told apart by nothing."""
+    """Two texts of one name, a model each, would be indistinguishable."""
     compile_to_library(make_workspace(), written(tmp_path / "a" / "returns.txt", "date: 1"))
     with pytest.raises(TakenError):
         compile_to_library(make_workspace("qwen2"), written(tmp_path / "b" / "returns.txt", "date: 2"))
@@ -334,7 +334,7 @@ def test_an_output_keeps_what_came_from_elsewhere(workspace: Workspace, tmp_path
 
 
 def test_a_path_that_is_not_utf8(workspace: Workspace, tmp_path: Path) -> None:
-    """It is kept as it can be spelt, and is the same source again."""
+    """It is stored as far as it can be spelled, and remains the same source."""
     mine = Path(os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.txt"))
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     assert peek(path).source.endswith("caf\\xe9.txt")
@@ -342,7 +342,7 @@ def test_a_path_that_is_not_utf8(workspace: Workspace, tmp_path: Path) -> None:
 
 
 def test_a_text_that_has_other_tokens_now(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment from before marks in a text were words is consistent in itself, and is compiled again."""
+    """A segment from before special tokens in a text were plain text is consistent in itself, and is compiled again."""
     workspace = make_workspace(added=["</think>"])
     skill = parse_skill("date: 1\nSay </think> first.", source="s", default="s")
     with monkeypatch.context() as before:
@@ -365,13 +365,13 @@ def text_of(words: str) -> Skill:
 
 
 def same_rows(one: Segment, other: Segment, count: int) -> bool:
-    """Whether the first tokens have the same rows, bit for bit."""
+    """Return True if the first tokens have the same rows, bit for bit."""
     pairs = zip(one.layers, other.layers, strict=True)
     return all(np.array_equal(a.k[:count], b.k[:count]) and np.array_equal(a.v[:count], b.v[:count]) for a, b in pairs)
 
 
 def test_a_change_near_the_end_decodes_the_end(make_workspace: MakeWorkspace) -> None:
-    """The first tokens keep their rows, bit for bit; the others are those of a compile of the whole."""
+    """The first tokens keep their rows, bit for bit; the others equal those of a full compile."""
     workspace = make_workspace(n_ctx=4096)
     path = compile_to_library(workspace, text_of(TEXT)).path
     before = open_segment(path)
@@ -409,7 +409,7 @@ def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorks
 
 @pytest.fixture
 def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> tuple[Workspace, Path]:
-    """A workspace in which a compile was interrupted near its end, and the file that it did not write."""
+    """Return a workspace after a compile was interrupted near its end, and the path of its file."""
     monkeypatch.setattr(compiling_module, "KEEP", 0.0)
     monkeypatch.setattr(compiling_module, "COST", 0.0)
     workspace = make_workspace(n_ctx=4096, n_ubatch=128)
@@ -424,7 +424,7 @@ def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> None:
-    """What was kept is taken as it is, the next compile decodes the rest, and nothing is left over."""
+    """The checkpoint is used as it is, the next compile decodes the rest, and nothing is left over."""
     workspace, path = interrupted
     assert not path.exists() and not workspace.library.names()
     part = open_segment(checkpoints.checkpoint_path(path))
@@ -434,7 +434,7 @@ def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> 
 
 
 def test_an_interrupted_compile_counts_the_time_of_all_its_parts(interrupted: tuple[Workspace, Path]) -> None:
-    """So that the file does not say that a prefill takes as long as its end."""
+    """Otherwise the file would have the prefill time of its last part."""
     workspace, path = interrupted
     part = open_segment(checkpoints.checkpoint_path(path))
     done = compile_to_library(workspace, text_of(TEXT))
@@ -445,7 +445,7 @@ def test_an_interrupted_compile_counts_the_time_of_all_its_parts(interrupted: tu
 
 
 def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -> None:
-    """A change near the end: else three tokens by themselves would stand for all. Of other threads nothing is known."""
+    """A change near the end: otherwise three tokens would stand for all. Times with other threads are unknown."""
     path = compile_to_library(workspace, text_of(TEXT)).path
     write_segment(path, replace(open_segment(path), prefill=Prefill(100.0, len(open_segment(path)), 1)))
     compile_to_library(workspace, text_of(f"{TEXT} One more."))
@@ -469,7 +469,7 @@ def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "link to itself", "nothing"])
 def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspace, Path], what: str) -> None:
-    """It would only have saved time, so nothing fails, and nothing waits for it."""
+    """A checkpoint only saves time, so nothing fails, and nothing waits for it."""
     workspace, path = interrupted
     part = checkpoints.checkpoint_path(path)
     moved = part.rename(part.with_name("moved"))
@@ -485,7 +485,7 @@ def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspac
 
 
 def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], tmp_path: Path) -> None:
-    """Nobody would remove it from a folder of the user's, and in one of everybody's another user may have put it."""
+    """It would stay in a user's folder, and in a shared one another user may have written it."""
     workspace, path = interrupted
     output = tmp_path / "out" / "rules.gguf"
     part = checkpoints.checkpoint_path(path)

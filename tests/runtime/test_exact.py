@@ -1,4 +1,4 @@
-"""`exact`: rows are reused only where a prefill would compute the same, so an answer is that of a prefill."""
+"""Tests `exact`: rows are reused only if a prefill would compute the same, so that the answer is that of a prefill."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LATE = Erratum("date", "2026-07-01", "date=2026-07-01")
 
 
 def error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """Squared error over the square of what is wanted."""
+    """Return the squared error over the square of the expected values."""
     return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
 
 
@@ -51,7 +51,7 @@ def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> tuple[KVSequenc
 def test_logits_are_those_of_a_prefill(
     make_workspace: MakeWorkspace, skill: Skill, kind: str, system: str | None, order: Sequence[str]
 ) -> None:
-    """Wherever a skill is, exact rows give a prefill's logits. Control: a plain splice that moves does not."""
+    """At any place, exact rows give a prefill's logits. Control: a plain splice that moves does not."""
     workspace = make_workspace(kind)
     compiled = {one.name: compile_skill(workspace, one) for one in (skill, FEES)}
     prompt = Prompt("Why?", [compiled[name] for name in order], [LATE], system)
@@ -89,7 +89,7 @@ def test_what_mixes_rows_is_not_exact() -> None:
 
 
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A measured method that leaves rows of the old value gives way to the erratum, and says why."""
+    """A measured method that leaves rows of the old value is replaced by the erratum, with the reason."""
     monkeypatch.setattr("notes_cli.runtime.resolve.method_for", lambda *_, **__: (Method("field"), "measured"))
     request = Request("Why?", [compile_skill(workspace, skill)], fields={"date": "2026-07-01"}, exact=True)
     settings = explain(workspace, request).settings
@@ -114,7 +114,7 @@ def test_rows_that_a_prefill_would_not_compute(
     compiled: Callable[[Workspace, Skill], Segment],
     told: str,
 ) -> None:
-    """Blocks that have not seen each other, and rows of another type than the cache's, are decoded, also in place."""
+    """Blocks without attention to each other, and rows of another type than the cache's, are decoded, also in place."""
     with Workspace(make_model("qwen3"), ContextOptions(n_ctx=512, n_threads=1, **options)) as workspace:  # type: ignore[arg-type]
         found = explain(workspace, Request("Why?", [compiled(workspace, skill)], exact=True)).sequence.pieces
         piece = next(one for one in found if one.kind == "splice")
@@ -123,8 +123,8 @@ def test_rows_that_a_prefill_would_not_compute(
 
 @pytest.mark.parametrize(("compiled", "asked"), [("on", "off"), ("off", "on"), ("off", "off")])
 def test_rows_of_other_arithmetic(make_model: MakeModel, skill: Skill, compiled: str, asked: str) -> None:
-    """With flash attention the other way rows round otherwise: such are decoded, and the logits are those of a
-    prefill to the last bit."""
+    """With flash attention switched, rows round otherwise: they are decoded, and the logits equal those of a prefill to
+    the last bit."""
     file = make_model("qwen3")
     sizes = {"n_ctx": 512, "n_threads": 1}
     with Workspace(file, ContextOptions(**sizes, flash_attention=compiled)) as workspace:  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def test_rows_of_other_arithmetic(make_model: MakeModel, skill: Skill, compiled:
 
 
 def test_rows_of_another_machine(workspace: Workspace, skill: Skill) -> None:
-    """What computed them is not known of rows that were exported and imported: nobody says that they are exact."""
+    """The backend of exported and imported rows is unknown, so that they do not count as exact."""
     segment = replace(compile_skill(workspace, skill), backend="")
     found = explain(workspace, Request("Why?", [segment], exact=True)).sequence.pieces
     [piece] = [one for one in found if one.kind == "splice"]
@@ -149,7 +149,7 @@ def test_rows_of_another_machine(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_strict_refuses_what_is_not_exact(workspace: Workspace, skill: Skill) -> None:
-    """Both together: a skill is reused as it is, or the question is refused."""
+    """With both, a skill is reused as it is, or the question is refused."""
     segment = compile_skill(workspace, skill)
     ask(workspace, Request("Why?", [segment], exact=True, strict=True, max_tokens=1))
     with pytest.raises(UnsupportedError, match="preceded by a different context"):
@@ -157,8 +157,7 @@ def test_strict_refuses_what_is_not_exact(workspace: Workspace, skill: Skill) ->
 
 
 def test_many_questions(workspace: Workspace, skill: Skill) -> None:
-    """Of a batch each question says whether it is exact, and those that are do not share the rows of those that are
-    not."""
+    """In a batch each question may be exact, and exact ones do not share rows with others."""
     segment = compile_skill(workspace, skill)
     requests = [
         Request(question, [segment], system="Be kind.", exact=exact, max_tokens=2)
@@ -172,7 +171,7 @@ def test_many_questions(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_a_session_begins_exactly(workspace: Workspace, skill: Skill) -> None:
-    """The first turn may be exact, and those after it go on from its rows; asked for later it is refused."""
+    """The first turn may be exact, and later ones continue from its rows; requested later it is refused."""
     segment = compile_skill(workspace, skill)
     with Sessions(workspace.paths.sessions).locked("mine", new=True) as stored:
         session = Session(workspace, stored)

@@ -1,4 +1,4 @@
-"""Watching files: each change once, after it is complete, and no change that there was not."""
+"""Tests watching files: each change is reported once, when complete, and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from notes_cli.runtime.file_watch import Files, Watched, file_stamp
 
 
 def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:
-    """Not while it is being written, and not a second time."""
+    """A change is not reported while the file is being written, and not twice."""
     file, watched = tmp_path / "a.txt", Watched()
     file.write_text("one")
     watched.mark_handled(file, file_stamp(file))
@@ -24,7 +24,7 @@ def test_a_change_is_told_once_it_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_replaced_or_removed(tmp_path: Path) -> None:
-    """Editors rename a new file over the old one; what is removed is told, and what comes back."""
+    """Editors rename a new file over the old one; removal and return are reported."""
     file, watched = tmp_path / "a.txt", Watched()
     file.write_text("one")
     watched.mark_handled(file, file_stamp(file))
@@ -44,7 +44,7 @@ def test_a_file_that_is_replaced_or_removed(tmp_path: Path) -> None:
 
 
 def test_a_file_that_appears(tmp_path: Path) -> None:
-    """New files count as changed, missing ones do not; one file under two words is one."""
+    """New files count as changed, missing ones do not; a file under two names is one."""
     watched, file = Watched(), tmp_path / "later.txt"
     assert [watched.changed([file]) for _ in range(3)] == [[], [], []]
     file.write_text("x")
@@ -53,7 +53,7 @@ def test_a_file_that_appears(tmp_path: Path) -> None:
 
 
 def test_a_change_while_the_last_one_is_handled_is_not_lost(tmp_path: Path) -> None:
-    """What is handled is what was seen, not what is there afterwards."""
+    """A change counts from the reported state, not from the state afterwards."""
     file, watched = tmp_path / "a.txt", Watched()
     file.write_text("one")
     watched.changed([file])

@@ -1,4 +1,4 @@
-"""What is out of date: every reason is told, nothing else is, and little is read for it."""
+"""Tests what makes segments stale: every reason is reported, nothing else, and few files are read for it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def library(tmp_path: Path) -> Library:
 
 @pytest.fixture
 def compiled(tmp_path: Path, library: Library, identity: Identity, make_segment: MakeSegment) -> Callable[..., Path]:
-    """Write a text, and the segment that a compile would have made of it; the file was left alone since."""
+    """Write a text, and its segment; the file has not changed since."""
 
     def compiled(name: str = "returns", text: str = "date: 1\nfee: 2\n", settled: bool = True) -> Path:
         file = tmp_path / f"{name}.txt"
@@ -48,14 +48,14 @@ def compiled(tmp_path: Path, library: Library, identity: Identity, make_segment:
 
 
 def why(library: Library, name: str = "returns", **more: object) -> list[tuple[Stale, str]]:
-    """The reasons of the one file of that name."""
+    """Return the reasons of the only file of that name."""
     entries = library.entries(name)
     (entry,) = entries
     return [(reason.kind, reason.what) for reason in stale_reasons(entry, entries, **more)]  # type: ignore[arg-type]
 
 
 def test_tools_that_were_compiled_at_once(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """A file that had changed too lately for its times to tell: a later change of it is seen all the same."""
+    """A file that changed too recently for its times to count: a later change is still detected."""
     file = library.folder.parent / "tools.json"
     file.write_text("[]")
     segment = make_segment(name="tools", text="none", fields=(), description="", source=str(file))
@@ -70,7 +70,7 @@ def test_tools_that_were_compiled_at_once(library: Library, identity: Identity, 
 def test_a_file_that_was_left_alone_is_not_even_read(
     library: Library, compiled: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Size and times are enough; where they differ the text is read, and only the text counts."""
+    """Equal size and times are enough; else the text is read, and only the text counts."""
     file = compiled()
     read: list[str] = []
 
@@ -85,7 +85,7 @@ def test_a_file_that_was_left_alone_is_not_even_read(
 
 
 def test_a_change_that_keeps_size_and_time_is_seen(library: Library, compiled: Callable[..., Path]) -> None:
-    """`touch -r`, `cp -p`: the time of the change itself cannot be set."""
+    """`touch -r`, `cp -p`: the time of the status change cannot be set."""
     file = compiled()
     before = file.stat()
     time.sleep(0.02)
@@ -96,7 +96,7 @@ def test_a_change_that_keeps_size_and_time_is_seen(library: Library, compiled: C
 
 
 def test_a_file_that_was_just_written_is_not_trusted_by_its_times(tmp_path: Path) -> None:
-    """It may change again within a tick of the clock: its stamp says so; that of one that was left alone does not."""
+    """It may change again within a tick of the clock, which its stamp records; that of an older file does not."""
     file = tmp_path / "a.txt"
     file.write_text("x")
     found = file.stat()
@@ -141,7 +141,7 @@ def test_every_reason(
 def test_what_the_profile_of_a_model_asks_for(
     library: Library, compiled: Callable[..., Path], identity: Identity, tmp_path: Path
 ) -> None:
-    """Edits by influence want it measured; a profile of another model, or of another method, asks for nothing."""
+    """Edits by influence need it measured; a profile of another model, or of another method, needs nothing."""
     compiled()
     profiles = Profiles(tmp_path / "profiles")
     measured = [Measured("method", "field", "direct", 40, 39, 38, 0.99, 30.0, 10.0)]
@@ -161,7 +161,7 @@ def test_what_the_profile_of_a_model_asks_for(
 def test_a_profile_that_carries_states_wants_them_captured(
     library: Library, identity: Identity, make_segment: MakeSegment, tmp_path: Path
 ) -> None:
-    """Of models with recurrent layers, and where it holds alone; a skill of a few tokens is decoded anyway."""
+    """This holds only for models with recurrent layers and such a profile; a skill of a few tokens is decoded anyway."""
     profiles = Profiles(tmp_path / "profiles")
     counts, ways = {"direct": 40, "reasoned": 40}, {"direct": "erratum", "reasoned": "erratum"}
     profile = Profile(identity, "f16/f16", 40, counts, ways, "now", 1, "early", [], carry=Carried("holds", "because"))
@@ -185,7 +185,7 @@ def test_a_profile_that_carries_states_wants_them_captured(
 def test_a_skill_of_the_library_comes_from_its_file_or_from_its_segment(
     library: Library, compiled: Callable[..., Path]
 ) -> None:
-    """The file as it is now; where it is gone, the text that was compiled, under the same name."""
+    """The current file is used; if it is gone, the compiled text under the same name."""
     file = compiled()
     file.write_text("date: 7\n")
     skill, _, where = from_library(library, "returns")

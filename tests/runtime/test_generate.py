@@ -1,4 +1,4 @@
-"""A chain of thought: told from the answer, ended where it must be, and decided after, mostly of scripted words."""
+"""Tests reasoning: separated from the answer, ended at limits, and followed by decisions, mostly with scripted tokens."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ Script = Callable[[Workspace, str], None]
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """What the model is going to write, end token last, whatever it would have said itself."""
+    """Make the model generate this text, end token last."""
     return lambda workspace, text: monkeypatch.setattr(room, "Sampler", Scripted(workspace.model, text))
 
 
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[Workspace]:
-    """The model that ships."""
+    """Return the shipped model."""
     with Workspace(config.shipped_model(), ContextOptions(n_ctx=1024, n_threads=1)) as workspace:
         yield workspace
 
@@ -69,7 +69,7 @@ def run_deciding(*given: Any) -> Decision:
 
 
 def spoken(speaker: ReplyGenerator, sequence: KVSequence, request: Callable[[int], dict[int, float]]) -> Reply:
-    """What is said where a token at a place gets other logits: `wish` has them, by token."""
+    """Return the output if tokens at some places get other logits: `wish` has them, by token."""
     task = speaker.reply(sequence)
     requests = next(task)
     while True:
@@ -84,7 +84,7 @@ def spoken(speaker: ReplyGenerator, sequence: KVSequence, request: Callable[[int
 
 
 def shown(sequence: KVSequence) -> str:
-    """Everything that is in the sequence."""
+    """Return the text of the sequence."""
     model = sequence.context.model
     return b"".join(model.token_bytes(int(token), special=True) for token in sequence.tokens).decode()
 
@@ -108,7 +108,7 @@ def shown(sequence: KVSequence) -> str:
 def test_the_answer_is_told_from_the_chain(
     make_workspace: MakeWorkspace, script: Script, template: str, chain: str, answer: str, between: str
 ) -> None:
-    """For every kind of marks, here plain text cut into bytes: neither holds a mark, both are said as they come."""
+    """For every kind of marks, here plain text split into bytes: neither contains a mark, both are streamed."""
     workspace = make_workspace(template=template)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     prompt = len(sequence)
@@ -131,7 +131,7 @@ def test_the_answer_is_told_from_the_chain(
 def test_at_the_limit_the_mark_is_put_in(
     make_workspace: MakeWorkspace, script: Script, template: str, limit: int
 ) -> None:
-    """A chain that does not end is ended, at once if there is no limit to speak of, and the answer can begin."""
+    """Endless reasoning is ended, at once with a limit of zero, and the answer can begin."""
     workspace = make_workspace(template=template)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     before = shown(sequence)
@@ -144,7 +144,7 @@ def test_at_the_limit_the_mark_is_put_in(
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "mamba", "gpt2"])
 def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Script, kind: str) -> None:
-    """The model stops without its mark: that is put in, and the chain counts as whole. Any kind of cache will do."""
+    """If the model stops without its mark, it is inserted, and the reasoning counts as complete, in any kind of cache."""
     workspace = make_workspace(kind, template=SWITCH)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "Done </thi")
@@ -155,7 +155,7 @@ def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Scri
 
 
 def test_a_mark_that_is_a_special_token(make_workspace: MakeWorkspace, script: Script) -> None:
-    """Its text is seen though it prints as nothing; other special tokens stay unseen."""
+    """Its text is matched though it prints as nothing; other special tokens stay hidden."""
     workspace = make_workspace(template=PLAIN)
     workspace.__dict__["reasoning"] = Reasoning(open="<|im_start|>", close="<|im_start|>", answer="\n")
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
@@ -168,7 +168,7 @@ def test_a_mark_that_is_a_special_token(make_workspace: MakeWorkspace, script: S
 
 
 def test_what_comes_in_one_token_with_the_mark(make_workspace: MakeWorkspace, script: Script) -> None:
-    """The end of such a token belongs to the answer, and nothing is put between."""
+    """The end of such a token belongs to the answer, and nothing is inserted."""
     workspace = make_workspace(template=SWITCH)
     workspace.__dict__["reasoning"] = Reasoning(open="<think>", close="<", answer="\n\n")
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
@@ -183,7 +183,7 @@ def test_what_comes_in_one_token_with_the_mark(make_workspace: MakeWorkspace, sc
 
 
 def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, script: Script) -> None:
-    """Without --think a model may begin one itself: it is not said, and has a limit of its own."""
+    """Without --think a model may begin reasoning itself: it is not emitted, and has its own limit."""
     workspace = make_workspace(template=UNAWARE)
     for text, chain, answer, whole in (
         ("<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes.", True),
@@ -203,7 +203,7 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
 
 
 def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
-    """The cue comes after the question; the answer begins after the other one."""
+    """The cue follows the question; the answer follows the other cue."""
     workspace = make_workspace(template=PLAIN)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     assert "Why?\n\nThink step by step" in shown(sequence)
@@ -218,7 +218,7 @@ def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: 
 
 
 def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """The words that open the chain belong to the prompt: the recompute has the same tokens."""
+    """The text that opens reasoning belongs to the prompt: the recompute has the same tokens."""
     workspace = make_workspace(template=OPENED)
     prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.", think=True)
     full = assemble(workspace, prompt, splice=False).tokens.tolist()
@@ -227,7 +227,7 @@ def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWo
 
 
 def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
-    """The chain ends before the context does; where not even its end fits, that is said."""
+    """Reasoning ends before the context does; if not even its end fits, that is reported."""
     workspace = make_workspace(template=SWITCH, n_ctx=256, fixed_size=True)
     sequence = assemble(workspace, Prompt("Why?", think=True))
     script(workspace, "a" * 1000)
@@ -244,7 +244,7 @@ def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace
 def test_a_context_that_others_fill(
     make_workspace: MakeWorkspace, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cells that are shared may be gone before the limit: the chain was cut, though it has fewer tokens."""
+    """Shared cells may be used up before the limit: the reasoning counts as cut, though shorter than allowed."""
     workspace = make_workspace(template=SWITCH)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     extend = sequence.extend
@@ -263,12 +263,12 @@ def test_a_context_that_others_fill(
 
 @pytest.fixture
 def returns(shipped: Workspace) -> Prompt:
-    """A question about the sample skill, to be thought about."""
+    """Return a question about the sample skill, with reasoning."""
     return Prompt("May I return this?", [compile_skill(shipped, load_skill(SAMPLES / "returns"))], think=True)
 
 
 def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, returns: Prompt) -> None:
-    """That is the answer: nothing more is written for it, and the choice is decided where it is named."""
+    """That is the answer: nothing more is generated, and choices are decided where they are named."""
     sequence = assemble(shipped, returns, room=300)
     thought = run_thinking(shipped, sequence, 200)
     assert thought.text.endswith("So the return is accepted.") and thought.finished
@@ -283,7 +283,7 @@ def test_the_shipped_model_ends_its_chain_with_the_answer(shipped: Workspace, re
 
 
 def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: Prompt) -> None:
-    """Even where nothing was thought: the chain's own last words come, and it says that it is not whole."""
+    """Even without any reasoning: the model's own last words are inserted, and the result is marked as cut."""
     for limit in (0, 6):
         sequence = assemble(shipped, returns, room=300)
         thought = run_thinking(shipped, sequence, limit)
@@ -292,7 +292,7 @@ def test_a_chain_cut_short_is_brought_to_an_answer(shipped: Workspace, returns: 
 
 
 def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Prompt) -> None:
-    """They are weighed at the end of the sequence; so they are where the answer follows the chain."""
+    """They are weighed at the end of the sequence; also if the answer follows the reasoning."""
     sequence = assemble(shipped, returns, room=300)
     thought = run_thinking(shipped, sequence, 200)
     assert run_deciding(shipped, sequence, ["yes", "no"], thought) == decide(sequence, ["yes", "no"])
@@ -301,7 +301,7 @@ def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Promp
 
 
 def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
-    """The chain reads the new value, by an erratum and in the corrected text: the same answer, another than before."""
+    """The reasoning uses the new value, by an erratum and in the corrected text: the same answer, another than before."""
     skill = parse_skill(
         "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted, otherwise the return is "
         "refused.",
@@ -321,8 +321,8 @@ def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba"])
 @pytest.mark.parametrize("template", [SWITCH, UNAWARE])
 def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace, template: str, kind: str) -> None:
-    """A model that begins with the mark may think; the answer alone is held to the grammar. A state, which cannot go
-    back, need not."""
+    """A model that begins with the mark may reason; only the answer is constrained by the grammar. Not so for recurrent
+    states, which cannot be rolled back."""
     workspace = make_workspace(kind, template=template, added=("<think>", "</think>"))
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):
@@ -339,7 +339,7 @@ def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace
 
 
 def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
-    """A model whose mark is plain text writes its end in one token with what follows: it is a chain all the same."""
+    """A model whose mark is plain text ends it in one token with the following text: still reasoning."""
     workspace = make_workspace("llama", template=OPENED, added=("ink>", "ink>\n"))
     marks = [int(one) for one in workspace.model.tokenize("<think>", special=True)]
     (merged,) = (int(one) for one in workspace.model.tokenize("ink>\n", special=True))
@@ -354,9 +354,9 @@ def test_a_mark_that_ends_within_a_token(make_workspace: MakeWorkspace) -> None:
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("calls", [True, False, None])
 def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks: bool, calls: bool | None) -> None:
-    """Where tools may be called nothing opens the answer before it is known to be none: a call is free to come after a
-    chain that nobody asked for, and an answer is held to the grammar in its own channel. None: it must be a call, in
-    the form of the grammar, as an answer."""
+    """With tools nothing opens the answer before it is known to be no call: a call may follow unrequested reasoning,
+    and an answer is constrained by the grammar in its own channel. None: it must be a call, in the format of the
+    grammar, as an answer."""
     marks = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
     workspace = make_workspace("llama", template=HARMONY, added=marks)
     (source,) = (path.read_text(encoding="utf-8") for path in WILD if path.stem == "openai-gpt-oss-120b")
@@ -388,7 +388,7 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
 def test_an_answer_that_ends_like_the_beginning_of_a_stop_is_whole(
     make_workspace: MakeWorkspace, script: Script
 ) -> None:
-    """What might have been a stop and was none is said, too."""
+    """Text that might have been a stop string is emitted at the end."""
     workspace = make_workspace(template=UNAWARE)
     sequence = assemble(workspace, Prompt("Why?"), room=200)
     said: list[str] = []

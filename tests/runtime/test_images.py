@@ -1,4 +1,4 @@
-"""Images in prompts, on the small model that sees: compiled once, spliced anywhere, never taken for one another."""
+"""Tests images in prompts, on the small vision model: compiled once, spliced anywhere, never mistaken for one another."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TEXT = (
 
 
 def pictured(folder: Path, text: str = TEXT, name: str = "pictured") -> Skill:
-    """A text with two images in it."""
+    """Return a text with two images."""
     (folder / name).mkdir(exist_ok=True)
     (folder / name / "one.png").write_bytes(image_bytes(36, 60, seed=4))
     (folder / name / "the second.png").write_bytes(image_bytes(48, 48, seed=5))
@@ -75,8 +75,7 @@ def logits(workspace: Workspace, prompt: Prompt, **how: bool) -> np.ndarray:
 
 
 def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None:
-    """At the place where it was compiled it is exact, and another image's rows are another thing. (How close it is
-    elsewhere: bench/images.py.)"""
+    """At its original place it is exact, and another image's rows differ. (Errors elsewhere: bench/images.py.)"""
     one, two = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2))
     assert len(one) == 18 and one.positions == 6 and one.base == 3
 
@@ -93,7 +92,7 @@ def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("place", ["early", "late"])
 def test_several_images_and_texts_in_any_order(seeing: Workspace, tmp_path: Path, place: str) -> None:
-    """Each piece has its rows, whatever is before it; what is decoded with images among it is counted so."""
+    """Each piece has its rows after any left context; decoded tokens between images count as decoded."""
     images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
     (tmp_path / "note.txt").write_text("Answer in one word.")
     text = compiled(seeing, load_skill(tmp_path / "note.txt"))
@@ -109,7 +108,7 @@ def test_several_images_and_texts_in_any_order(seeing: Workspace, tmp_path: Path
 
 
 def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, tmp_path: Path) -> None:
-    """Its tokens are the same; the digest of its bytes tells it apart."""
+    """Its tokens are the same; the digest of its bytes differs."""
     first = compile_to_library(seeing, photo(tmp_path, 1))
     before = open_segment(first.path)
     assert not compile_to_library(seeing, photo(tmp_path, 1)).reasons
@@ -121,7 +120,7 @@ def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, 
 
 
 def test_other_limits_or_another_projector_compile_it_again(seeing: Workspace, tmp_path: Path) -> None:
-    """What decides the rows is kept with them; without a projector at hand the image is what it was."""
+    """The segment records what determines its rows; without a projector the image stays as it is."""
     skill = photo(tmp_path)
     path = compile_to_library(seeing, skill).path
     info = peek(path)
@@ -146,8 +145,7 @@ def test_other_limits_or_another_projector_compile_it_again(seeing: Workspace, t
 
 
 def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> None:
-    """Of two images the tokens are the same: who goes on from live rows is told which image they are of, spliced or
-    decoded."""
+    """Two images have equal tokens: a prefix of live rows matches only with the same image, spliced or decoded."""
     images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
     for splice in (True, False):
         prefixes = PrefixCache()
@@ -163,8 +161,7 @@ def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> No
 def test_numbers_of_what_is_placed_are_forgotten_in_time(
     seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not asked for of late is forgotten, and told apart from all others when it comes back; what is asked for
-    again and again keeps its number."""
+    """Unused numbers are dropped and never reused; used ones stay."""
     monkeypatch.setattr("notes_cli.runtime.prefix_cache.REMEMBERED", 2)
     one, other, third = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2, 3))
     prefixes = PrefixCache()
@@ -177,7 +174,7 @@ def test_numbers_of_what_is_placed_are_forgotten_in_time(
 def test_what_cannot_be_spliced_is_looked_at_again(
     seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its rows may not move an image is decoded from its own bytes, and never from its tokens."""
+    """If its rows may not move, an image is encoded from its bytes, and never decoded from its tokens."""
     image = compiled(seeing, photo(tmp_path))
     prompt = Prompt("What is the total?", [image], system="Be brief.")
     monkeypatch.setattr(seeing.context, "can_move", lambda *_: "for this test")
@@ -191,7 +188,7 @@ def test_what_cannot_be_spliced_is_looked_at_again(
 
 
 def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
-    """libmtmd's marker, and the model's own, in a question: neither asks for an image, nor is one."""
+    """libmtmd's marker, and the model's own, in a question are text, not images."""
     with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as sequence:
         structure = {3, 4, 5}  # the marks of an image
         assert not structure & set(sequence.tokens.tolist())
@@ -199,7 +196,7 @@ def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
 
 
 def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
-    """Refused with a reason, before anything is computed."""
+    """It is refused with a reason, before anything is computed."""
     skill = photo(tmp_path)
     with pytest.raises(SkillError, match="in no blocks"):
         compile_to_library(seeing, skill, blocks=2)
@@ -209,7 +206,7 @@ def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: 
 
 
 def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path) -> None:
-    """Another file under its name, or in its place, while the first one is at work: never the digest of the second."""
+    """Another file under its name, or in its place, while the first is in use: never the digest of the second."""
     model, projector = config.shipped_eye()
     path = Path(shutil.copy(projector, tmp_path / "mmproj.gguf"))
     with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
@@ -229,7 +226,7 @@ def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path)
 
 
 def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
-    """By one name or by two, as a skill and in the question: each time it has rows of its own, and an answer."""
+    """By one name or by two, as a skill and in the question: each time it has its own rows, and an answer."""
     skill = photo(tmp_path)
     request = Request(
         "What is the total?", [compiled(seeing, skill)], images=[skill.source, skill.source], max_tokens=2
@@ -241,7 +238,7 @@ def test_an_image_may_be_shown_twice(seeing: Workspace, tmp_path: Path) -> None:
 
 
 def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> None:
-    """Each is answered as alone, the image in cells that all share; what is no image is refused, not dropped."""
+    """Each is answered as alone, with the image in shared cells; a text instead of an image is refused."""
     path = photo(tmp_path).source
     (tmp_path / "note.txt").write_text("Answer in one word.")
     note = compiled(seeing, load_skill(tmp_path / "note.txt"))
@@ -257,8 +254,8 @@ def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> Non
 
 
 def test_a_text_with_images_is_one_skill(seeing: Workspace, tmp_path: Path) -> None:
-    """Its rows are those of the text and the images one after the other; where it was compiled they are exact, and what
-    is decoded instead is looked at again, from the bytes that it holds."""
+    """Its rows are those of text and images in sequence; at its original place they are exact, and elsewhere images are
+    encoded again, from the bytes in the segment."""
     skill = pictured(tmp_path)
     segment = compiled(seeing, skill)
     assert [one.positions < one.rows for one in segment.media] == [True, True]
@@ -277,7 +274,7 @@ def test_a_text_with_images_is_one_skill(seeing: Workspace, tmp_path: Path) -> N
 
 
 def test_another_picture_makes_the_text_another(seeing: Workspace, tmp_path: Path) -> None:
-    """Words, sizes and names the same: compiled again, and `notes ls` says so before."""
+    """With equal words, sizes and names it is compiled again, and `notes ls` reports it before."""
     first = compile_to_library(seeing, pictured(tmp_path))
     assert not compile_to_library(seeing, pictured(tmp_path)).reasons
     (entry,) = seeing.library.entries("pictured")
@@ -293,7 +290,7 @@ def test_another_picture_makes_the_text_another(seeing: Workspace, tmp_path: Pat
 
 
 def test_without_a_projector_a_text_is_text(seeing: Workspace, tmp_path: Path) -> None:
-    """As ever, with a line that says so; but what was compiled with images is not replaced by a text unless forced."""
+    """It is compiled as text, with a notice; but a text compiled with images is not replaced unless forced."""
     model = config.shipped_eye()[0]
     said: list[Notice] = []
     with Workspace(model, ContextOptions(n_ctx=512, n_threads=1)) as blind:
@@ -313,7 +310,7 @@ def test_without_a_projector_a_text_is_text(seeing: Workspace, tmp_path: Path) -
 
 
 def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: Path) -> None:
-    """Its fields are corrected by errata, which is what happens by itself; all else is refused, and says what to do."""
+    """Its fields are corrected by errata, which is the default; other methods are refused with a remedy."""
     segment = compiled(seeing, pictured(tmp_path))
     request = Request("What is the total?", [segment], fields={"shop": "Ben"}, max_tokens=2)
     plan = explain(seeing, request)
@@ -333,7 +330,7 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
 
 
 def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path: Path) -> None:
-    """Taken over with its fields, or compiled from what it holds; a correction of it is compared, its edits refused."""
+    """It is imported with its fields, or compiled from its content; a correction is compared, its edits refused."""
     segment = compiled(seeing, pictured(tmp_path))
     path = next(entry.path for entry in seeing.library.entries("pictured"))
     shutil.rmtree(tmp_path / "pictured")
@@ -352,7 +349,7 @@ def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path
 
 
 def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -> None:
-    """A text that spells what stands for an image, or marks of images, is a text, also beside an image."""
+    """A text that spells the placeholder of an image, or marks of images, is text, also beside an image."""
     pictured(tmp_path)
     words = load_picture(tmp_path / "pictured" / "one.png").text
     (tmp_path / "words.md").write_text(f"{words} <__media__> <|vision_start|><|image_pad|>")
@@ -364,7 +361,7 @@ def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -
 
 
 def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segment], ImageEmbeddings]) -> Segment:
-    """The segment computed again with what it begins after, so that its first row is at a position."""
+    """Return the segment recomputed with its left context, so that its first row is at a position."""
     scratch.clear()
     decode(scratch, segment.context, place - len(segment.context))
     if not segment.media:
@@ -385,7 +382,7 @@ def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segmen
 
 def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path) -> None:
     """Images of any size and texts, in any order and number, early, late or with the question, with any seam, after an
-    erratum: the logits are those with each of them computed at the very place. Without rotation they are not."""
+    erratum: the logits equal those with each computed in place. Without rotation they do not."""
     chance = random.Random(15)
     model, projector = config.shipped_eye()
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")

@@ -1,4 +1,4 @@
-"""Taking over segments: what this model computes is believed, what it does not is refused or compiled from its text."""
+"""Tests importing segments: rows that this model computes are accepted, others refused or compiled from their text."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SKILL = parse_skill(TEXT, source="returns.txt", default="returns")
 
 @pytest.fixture
 def shared(workspace: Workspace, tmp_path: Path) -> Path:
-    """A segment of this model, as somebody else exported it."""
+    """Return an exported segment of this model."""
     write_segment(tmp_path / "own.gguf", compile_skill(workspace, SKILL))
     export(tmp_path / "own.gguf", tmp_path / "shared.gguf")
     return tmp_path / "shared.gguf"
 
 
 def altered(path: Path, change: Callable[[LayerRows], LayerRows], layer: int = -1) -> Path:
-    """The same file with other rows in one layer, and right checksums."""
+    """Return the same file with other rows in one layer, and right checksums."""
     segment = open_segment(path)
     layers = list(segment.layers)
     layers[layer] = change(layers[layer])
@@ -46,8 +46,7 @@ def altered(path: Path, change: Callable[[LayerRows], LayerRows], layer: int = -
 
 @pytest.mark.parametrize("trust", [False, True])
 def test_the_time_of_another_machine_is_not_believed(workspace: Workspace, tmp_path: Path, trust: bool) -> None:
-    """Neither taken over nor told to others; of a file that is no library's it counts as unknown, and a compile here
-    finds it out."""
+    """It is neither imported nor exported; in a foreign file it counts as unknown, and a compile here measures it."""
     copied = tmp_path / "copied.gguf"
     write_segment(copied, replace(compile_skill(workspace, SKILL), prefill=Prefill(100.0, 10, 1)))
     export(copied, tmp_path / "exported.gguf")
@@ -61,7 +60,7 @@ def test_the_time_of_another_machine_is_not_believed(workspace: Workspace, tmp_p
 
 
 def test_what_this_model_computes_is_taken_over(workspace: Workspace, shared: Path) -> None:
-    """All rows are compared, and they are the file's very own; a second time nothing is computed or written."""
+    """All rows are compared, and stored as in the file; a second import computes and writes nothing."""
     done = import_segment(workspace, shared)
     assert (done.how, done.checked, done.reasons) == ("rows", done.tokens, ()) and done.farthest < TOLERANCE / 10
     there, own = open_segment(shared), open_segment(done.path)
@@ -75,7 +74,7 @@ def test_what_this_model_computes_is_taken_over(workspace: Workspace, shared: Pa
 
 @pytest.mark.parametrize("layer", [0, -1])
 def test_forged_rows_are_refused(workspace: Workspace, shared: Path, layer: int) -> None:
-    """Right checksums, a right head, rows of another order: nothing comes into the library; with trust they do."""
+    """With right checksums, a right header and rows in another order nothing is imported; with trust it is."""
     altered(shared, lambda rows: replace(rows, v=rows.v[::-1].copy()), layer)
     with refused(SegmentError, "does not hold what this model computes: .* Run: notes compile --from"):
         import_segment(workspace, shared)
@@ -84,7 +83,7 @@ def test_forged_rows_are_refused(workspace: Workspace, shared: Path, layer: int)
 
 
 def test_one_forged_row_is_found(workspace: Workspace, shared: Path) -> None:
-    """One key of one token in one layer, wherever it is: a sample would miss it most of the time."""
+    """One key of one token in one layer, at any place: a sample would usually miss it."""
 
     def flip(rows: LayerRows) -> LayerRows:
         k = rows.k.copy()
@@ -97,7 +96,7 @@ def test_one_forged_row_is_found(workspace: Workspace, shared: Path) -> None:
 
 
 def test_rows_that_are_no_numbers_are_refused(workspace: Workspace, shared: Path) -> None:
-    """NaN is below no bar."""
+    """NaN is below no threshold."""
     altered(shared, lambda rows: replace(rows, k=np.full_like(rows.k, np.nan)))
     with refused(SegmentError, "K, tokens 0 to [0-9]+: no numbers, or infinite"):
         import_segment(workspace, shared)
@@ -105,7 +104,7 @@ def test_rows_that_are_no_numbers_are_refused(workspace: Workspace, shared: Path
 
 
 def test_a_text_that_is_not_that_of_the_tokens_is_compiled(workspace: Workspace, shared: Path) -> None:
-    """What people read in the file is what comes into the library, whatever the tokens beside it say."""
+    """The readable text of the file is imported, whatever its tokens are."""
     segment = open_segment(shared)
     write_segment(shared, replace(segment, text=segment.text.replace("gold", "iron"), fields=()))
     done = import_segment(workspace, shared)
@@ -114,7 +113,7 @@ def test_a_text_that_is_not_that_of_the_tokens_is_compiled(workspace: Workspace,
 
 
 def test_another_model_compiles_the_text(make_workspace: MakeWorkspace, shared: Path) -> None:
-    """And says why; a cache of another type that the same rows serve does not need that."""
+    """The reason is reported; another cache type that accepts the rows does not need it."""
     other = make_workspace("qwen2")
     done = import_segment(other, shared)
     assert done.how == "text" and "for architecture llama, this model is qwen2" in done.reasons[0]
@@ -122,7 +121,7 @@ def test_another_model_compiles_the_text(make_workspace: MakeWorkspace, shared: 
 
 
 def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Its state is compared with the one of a prefill; another one is refused."""
+    """Its state is compared with that of a prefill; another one is refused."""
     workspace = make_workspace("mamba")
     write_segment(tmp_path / "a.gguf", compile_skill(workspace, SKILL))
     assert import_segment(workspace, tmp_path / "a.gguf", name="honest").how == "rows"
@@ -132,7 +131,7 @@ def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tm
 
 
 def test_blocks_are_checked_each_after_the_left_context(workspace: Workspace, tmp_path: Path) -> None:
-    """A segment in blocks is honest though no block has seen those before it; as one text it would not be."""
+    """A segment in blocks is valid without attention between them; as a single text it would not be."""
     segment = compile_skill(workspace, parse_skill(TEXT.replace(". ", ".\n"), source="x", default="x"), blocks=3)
     assert len(segment.blocks) == 3
     write_segment(tmp_path / "whole.gguf", replace(segment, blocks=(), moves=()))
@@ -143,7 +142,7 @@ def test_blocks_are_checked_each_after_the_left_context(workspace: Workspace, tm
 
 
 def test_the_influence_of_fields_is_taken_on_trust_only(workspace: Workspace, tmp_path: Path) -> None:
-    """It decides what is recomputed at an edit, and nothing here has checked it."""
+    """It decides which tokens an edit recomputes, and is not verified."""
     segment = compile_skill(workspace, SKILL, measure=lambda done, of: None)
     write_segment(tmp_path / "a.gguf", segment)
     done = import_segment(workspace, tmp_path / "a.gguf")
@@ -153,7 +152,7 @@ def test_the_influence_of_fields_is_taken_on_trust_only(workspace: Workspace, tm
 
 
 def test_a_name_that_another_text_has(workspace: Workspace, shared: Path) -> None:
-    """Nothing is replaced unless that is asked for; another name does."""
+    """Nothing is replaced without force; another name is accepted."""
     first = import_segment(workspace, shared)
     segment = open_segment(shared)
     other = compile_skill(workspace, parse_skill("fee: 12", source="-", default="returns"))

@@ -1,4 +1,4 @@
-"""Compiles whose files keep rows as q8_0: computed as ever, rounded once at the end, and never gone on from."""
+"""Tests segments stored as q8_0: computed as usual, rounded once at the end, and never a source of a compile."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def bits(segment: Segment) -> list[bytes]:
 
 @pytest.mark.parametrize("kv", SMALL)
 def test_rows_are_those_of_f16_rounded(workspace: Workspace, kv: str) -> None:
-    """The same tokens in the same cache: what the file keeps is the only difference. It takes no prefill to make a file
-    smaller, and a whole one to go back."""
+    """With the same tokens in the same cache only the stored type differs. Shrinking a file needs no prefill, the
+    reverse a full one."""
     skill = text_of(TEXT)
     first = compile_to_library(workspace, skill)
     exact = open_segment(first.path)
@@ -61,8 +61,8 @@ def test_rows_are_those_of_f16_rounded(workspace: Workspace, kv: str) -> None:
 @pytest.mark.parametrize("kv", SMALL)
 @pytest.mark.parametrize("blocks", [None, 3])
 def test_rounded_rows_are_no_source(workspace: Workspace, kv: str, blocks: int | None) -> None:
-    """A changed text is computed from its first token on, not from rows that were rounded: it has the rows of a compile
-    that knew nothing. The control: those of an f16 file are taken."""
+    """A changed text is computed from its first token, not from rounded rows: its rows equal those of a fresh compile.
+    The control: an f16 file's are used."""
     changed = text_of(TEXT.replace("Rule 11", "Rule 99"))
     for before, after in ((kv, kv), (kv, "f16"), ("f16", kv)):
         workspace.library.path("rules", workspace.identity).unlink(missing_ok=True)
@@ -75,14 +75,14 @@ def test_rounded_rows_are_no_source(workspace: Workspace, kv: str, blocks: int |
 
 
 def test_what_is_not_said_stays(workspace: Workspace) -> None:
-    """A compile that does not ask for a type keeps the file's own, also of a changed text and by force."""
+    """A compile without a type keeps the file's, also for a changed text and with force."""
     compile_to_library(workspace, text_of(TEXT), kv="f16/q8_0")
     for words, force in ((TEXT, False), (TEXT + "One more.", False), (TEXT, True)):
         assert compile_to_library(workspace, text_of(words), force=force).kv == "f16/q8_0"
 
 
 def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept on the way is not rounded: the file is that of a compile that nobody interrupted."""
+    """The checkpoint is not rounded: the file equals that of an uninterrupted compile."""
     monkeypatch.setattr(compiling_module, "KEEP", 0.0)
     monkeypatch.setattr(compiling_module, "COST", 0.0)
     workspace = Workspace(workspace.model.path, replace(workspace.options, n_ubatch=64))
@@ -102,7 +102,7 @@ def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatc
 
 
 def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written then, and what is there stays. The logits are compared: other rows would not do."""
+    """Nothing is written, and the existing file stays. Logits are compared: other rows would fail."""
     skill = text_of(TEXT)
     path = compile_to_library(workspace, skill).path
     before = path.read_bytes()
@@ -121,7 +121,7 @@ def test_rows_whose_rounding_is_seen_are_refused(workspace: Workspace, monkeypat
 
 
 def test_where_rows_cannot_be_kept_so(make_workspace: MakeWorkspace) -> None:
-    """Rows of 48 numbers, and none that are rotated nor not: one line, before anything is computed."""
+    """Rows of 48 numbers, and those partly rotated: one line, before anything is computed."""
     workspace = make_workspace("mistral", embd=96, kv_heads=2)
     with pytest.raises(UnsupportedError, match="48 numbers, and q8_0"):
         plan(workspace, text_of(TEXT), kv="q8_0")
@@ -131,7 +131,7 @@ def test_where_rows_cannot_be_kept_so(make_workspace: MakeWorkspace) -> None:
 
 
 def test_rows_that_cannot_be_moved(make_workspace: MakeWorkspace) -> None:
-    """They are put back with their left context and the state, which is not rounded."""
+    """They are restored with their left context and the state, which is not rounded."""
     workspace = make_workspace("lfm2")
     exact = compile_skill(workspace, text_of(TEXT))
     kept = compile_skill(workspace, text_of(TEXT), kv="q8_0")
@@ -152,8 +152,8 @@ def _cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def test_what_comes_after_such_a_splice(workspace: Workspace) -> None:
-    """Errata, rewriting, changes of another length and shared prefixes go on from it as from any other, and the answer
-    is near that after f16 rows. It says how it was kept."""
+    """Errata, rewriting, changes of length and shared prefixes work as after any other, and the answer is near that
+    with f16 rows. It reports the stored type."""
     skill = text_of(TEXT)
     results: dict[str, list[np.ndarray]] = {}
     for kv in ("f16", "q8_0"):
@@ -187,7 +187,7 @@ def test_a_part_of_it_can_be_placed(workspace: Workspace) -> None:
 
 
 def test_another_takes_it_over_as_it_is(workspace: Workspace, tmp_path: Path) -> None:
-    """A sample is computed again and compared; what is taken has the same bytes. One that was forged is refused."""
+    """A sample is recomputed and compared; the imported bytes are equal. A forged one is refused."""
     path = compile_to_library(workspace, text_of(TEXT), kv="q8_0").path
     (tmp_path / "a.gguf").write_bytes(path.read_bytes())
     path.unlink()

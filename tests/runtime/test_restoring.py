@@ -1,4 +1,4 @@
-"""Models whose rows cannot be moved: a skill is put back where it was compiled, bit for bit, and decoded elsewhere."""
+"""Tests models whose rows cannot move: a skill is restored at its original place, bit for bit, and decoded elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # begins wit
 
 @pytest.fixture(params=WHOLE)
 def workspace(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Workspace:
-    """Of each such model."""
+    """Return a workspace of each such model."""
     return make_workspace(request.param)
 
 
@@ -48,7 +48,8 @@ def segment(workspace: Workspace, skill: Skill) -> Segment:
 
 
 def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.float32]:
-    """Logits after the tokens, decoded up to each of `steps` and then to the end: rounding goes by the batches."""
+    """Return logits after the tokens, decoded up to each of `steps` and then to the end: rounding depends on the
+    batches."""
     workspace.context.clear()  # in the same cells: rounding goes by these, too
     seq = workspace.sequence()
     for part in np.split(tokens, steps):
@@ -58,7 +59,7 @@ def recomputed(workspace: Workspace, tokens: Tokens, *steps: int) -> NDArray[np.
 
 
 def steps(segment: Segment) -> tuple[int, int]:
-    """Where a compile and the question after it begin to decode."""
+    """Return where a compile and the question after it begin to decode."""
     return segment.base, segment.base + len(segment)
 
 
@@ -78,7 +79,7 @@ def test_rows_of_the_left_context_and_states_are_kept(workspace: Workspace, segm
 @pytest.mark.parametrize("errata", [[], [ERRATUM]])
 @pytest.mark.patches("speed")
 def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segment, errata: list[Erratum]) -> None:
-    """Nothing up to the end of the skill is decoded, and the logits are the very ones of decoding it all."""
+    """Nothing up to the end of the skill is decoded, and the logits equal those of decoding it all."""
     seq = assemble(workspace, Prompt("Why?", [segment], errata))
     found = seq.logits()
     assert seq.count("spliced") == segment.base + len(segment) and seq.count("seam") == 0
@@ -88,7 +89,7 @@ def test_restored_at_the_start_bit_for_bit(workspace: Workspace, segment: Segmen
 
 
 def test_restored_from_its_file_or_not_at_all(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
-    """Rows and states that were never in memory of ours are the same; a wrong byte of any of them leaves nothing."""
+    """Rows and states read from the file are the same; a wrong byte in any of them restores nothing."""
     wanted = assemble(workspace, Prompt("Why?", [segment])).logits()
     write_segment(tmp_path / "a.gguf", segment)
     found = assemble(workspace, Prompt("Why?", [open_stored(tmp_path / "a.gguf")])).logits()
@@ -107,7 +108,7 @@ def test_restored_from_its_file_or_not_at_all(workspace: Workspace, segment: Seg
 
 @pytest.mark.parametrize("part", ["attention", "state"])
 def test_every_part_that_is_restored_counts(make_workspace: MakeWorkspace, skill: Skill, part: str) -> None:
-    """The control: with the rows or the states of a hybrid gone, the same restore gives other logits."""
+    """The control: without the rows or the states of a hybrid, the same restore gives other logits."""
     workspace = make_workspace("lfm2")
     segment = compile_skill(workspace, skill)
     layers = [
@@ -121,7 +122,7 @@ def test_every_part_that_is_restored_counts(make_workspace: MakeWorkspace, skill
 
 @pytest.mark.patches("speed", "recurrent")
 def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment) -> None:
-    """With a system text before it the skill is decoded, and the reason names both what differs and why it matters."""
+    """After a system text the skill is decoded; the reason has the difference and its consequence."""
     seq = assemble(workspace, Prompt("Why?", [segment], [ERRATUM], "Be kind."))
     found = seq.logits()
     assert seq.count("spliced") == 0
@@ -133,7 +134,7 @@ def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment
 
 
 def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segment) -> None:
-    """The second is decoded after it, with the reason, and the logits are those of decoding both."""
+    """The second is decoded after it, with the reason, and the logits equal those of decoding both."""
     seq = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
     found = seq.logits()
     assert [(p.name, p.how) for p in seq.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
@@ -143,7 +144,7 @@ def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segm
 
 @pytest.mark.parametrize("bos", [False, True])
 def test_without_a_left_context(make_workspace: MakeWorkspace, skill: Skill, tmp_path: Path, bos: bool) -> None:
-    """A template that begins with the skill: a segment is kept whole all the same, on disk, too, and is restored."""
+    """A template that begins with the skill: a segment is still stored whole, on disk too, and is restored."""
     workspace = make_workspace("lfm2", template=BARE, bos=bos)
     segment = compile_skill(workspace, skill)
     write_segment(tmp_path / "a.gguf", segment)
@@ -157,7 +158,7 @@ def test_without_a_left_context(make_workspace: MakeWorkspace, skill: Skill, tmp
 
 @pytest.mark.patches("speed")
 def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Segment) -> None:
-    """Answers are scored ahead and forgotten: scores are those of a recompute, and going on gives the same logits."""
+    """Answers are scored ahead and removed: scores equal those of a recompute, and later logits do not change."""
     prompt = Prompt("Why?", [segment], [ERRATUM])
     choices = ["yes", "no", "not sure"]
     with assemble(workspace, prompt, splice=False) as full:
@@ -171,7 +172,7 @@ def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Seg
 
 
 def test_an_answer_is_that_of_the_recompute(workspace: Workspace, segment: Segment) -> None:
-    """Generation goes on from restored rows and state, token by token, as from decoded ones."""
+    """Generation from restored rows and state equals that from decoded ones, token by token."""
     answers = []
     with Sampler(SamplerOptions()) as sampler:
         seq = assemble(workspace, Prompt("Why?", [segment]), room=16)
@@ -185,7 +186,7 @@ def test_an_answer_is_that_of_the_recompute(workspace: Workspace, segment: Segme
 
 
 def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    """Pieces of restored, decoded and second skills are those of the real run; nothing is computed."""
+    """Pieces of restored, decoded and second skills equal those of the real run; nothing is computed."""
     segments = [segment, compile_skill(workspace, FEES)]
     for prompt in (Prompt("Why?", segments), Prompt("Why?", segments[::-1], [ERRATUM], "Be kind.")):
         dry = assemble(workspace, prompt, dry=True)
@@ -205,7 +206,7 @@ def test_a_segment_of_the_library_is_the_compiled_one(workspace: Workspace, skil
 
 
 def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """A state that is no number is refused, and the sequence decodes as if nothing had been tried."""
+    """A state with NaN is refused, and the sequence decodes as before."""
     workspace = make_workspace("mamba")
     segment = compile_skill(workspace, skill)
     broken = [replace(rows, v=np.full_like(rows.v, np.nan)) for rows in segment.layers]
@@ -219,7 +220,7 @@ def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill:
 def test_a_segment_kept_whole_that_could_be_moved_now(
     make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an older version compiled before an architecture was verified: said by compile, and right until then."""
+    """One compiled before an architecture was verified: compile reports it, and it is valid until then."""
     workspace = make_workspace("gpt2")
     path = compile_to_library(workspace, skill).path
     segment = workspace.open(path)
@@ -232,7 +233,7 @@ def test_a_segment_kept_whole_that_could_be_moved_now(
 
 
 def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> None:
-    """At the start of the prompt it is exact and nothing is moved; after a system text nothing is reused."""
+    """At the start of the prompt it is exact and nothing moves; after a system text nothing is reused."""
     restored = verify(workspace, Prompt("", [segment], [ERRATUM]), ["Why?"], choices=["a", "b"]).cases
     assert [case.spliced for case in restored] == [segment.base + len(segment)] * 2
     assert all(case.cosine > 0.9999 and case.same_decision and not case.moved for case in restored)
@@ -245,7 +246,7 @@ def test_verify_measures_the_restore(workspace: Workspace, segment: Segment) -> 
 
 @pytest.mark.patches("speed")
 def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Within a stretch of positions rows are moved; across its end the skill is decoded, exactly, with the reason."""
+    """Within a range of positions rows move; across its end the skill is decoded, exactly, with the reason."""
     workspace = make_workspace("mistral3")
     segment = compile_skill(workspace, skill)
     assert assemble(workspace, Prompt("Why?", [segment], system="x" * 20)).count("spliced") == len(segment) - 1
@@ -266,7 +267,7 @@ def test_where_this_move_is_refused_the_skill_is_decoded(make_workspace: MakeWor
 def test_one_segment_serves_every_cache_but_f32(
     make_model: Callable[..., Path], make_workspace: MakeWorkspace, skill: Skill, kind: str, types: tuple[str, str]
 ) -> None:
-    """Compiled under any of these types it is the same file of f16 rows; splicing them errs no more than decoding."""
+    """Compiled with any of these types it is the same file of f16 rows; splicing them errs no more than decoding."""
     path = make_model(kind, heads=2)
     options = ContextOptions(n_ctx=512, n_threads=1, type_k=types[0], type_v=types[1])
     plain = make_workspace(kind, heads=2)

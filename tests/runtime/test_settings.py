@@ -1,4 +1,4 @@
-"""Choosing: what holds without a profile, with one, and where hardly anything follows a change."""
+"""Tests effective settings: without a profile, with one, and where few tokens follow a change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notes_cli.text.skill import Skill, parse_skill
 
 
 def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -> None:
-    """Put a profile of this model into the home of the test."""
+    """Write a profile of this model to the home of the test."""
     measured = [
         Measured("method", direct, "direct", 40, 39, 38, 0.99, 30.0, 10.0),
         Measured("method", reasoned, "reasoned", 36, 36, 35, 0.99, 30.0, 10.0),
@@ -33,14 +33,14 @@ def calibrated(workspace: Workspace, direct: str, reasoned: str = "recompute") -
 
 
 def test_without_a_profile_the_default(workspace: Workspace) -> None:
-    """Field and erratum, the seam and place measured on the shipped model, and a word on how to measure this one."""
+    """Field and erratum, the seam and place measured on the shipped model, and a hint to calibrate."""
     found = defaults(workspace)
     assert (found.method, found.wording) == (Method("field+erratum"), None)
     assert (found.seam, found.place) == (DEFAULT_SEAM, DEFAULT_PLACE) and "calibrate" in found.why
 
 
 def test_a_profile_is_followed(workspace: Workspace) -> None:
-    """Method, wording, seam and place, each way of deciding its own method, with what it rests on."""
+    """Method, wording, seam and place; each way of deciding has its own method, with its evidence."""
     calibrated(workspace, "selective@16", "field")
     found = defaults(workspace)
     assert (found.method, found.wording, found.seam, found.place) == (Method("selective", 16), "line", 4, "late")
@@ -49,14 +49,14 @@ def test_a_profile_is_followed(workspace: Workspace) -> None:
 
 
 def test_where_a_recompute_was_proven_better(workspace: Workspace) -> None:
-    """All is recomputed, and the reason says so."""
+    """All is recomputed, and the reason has it."""
     calibrated(workspace, "recompute")
     found = defaults(workspace)
     assert found.method == Method("recompute") and "right in 38 of 40" in found.why
 
 
 def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> None:
-    """It could make answers worse: what is safe holds, and a line says what to do."""
+    """It could make answers worse: safe defaults apply, and a notice has the remedy."""
     calibrated(workspace, "recompute")
     (path,) = workspace.paths.profiles.iterdir()
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
@@ -73,7 +73,7 @@ def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> No
     ],
 )
 def test_names_that_there_are_not(workspace: Workspace, old: str, new: str, told: str) -> None:
-    """A method or a wording that nobody knows is refused with the key and the value, before anything is assembled."""
+    """An unknown method or wording is refused with the key and the value, before anything is assembled."""
     calibrated(workspace, "field")
     (path,) = workspace.paths.profiles.iterdir()
     text = path.read_text()
@@ -84,7 +84,7 @@ def test_names_that_there_are_not(workspace: Workspace, old: str, new: str, told
 
 
 def test_a_profile_is_of_one_cache(workspace: Workspace) -> None:
-    """What was measured with f16 is not taken for another cache."""
+    """Measurements with f16 do not apply to another cache."""
     calibrated(workspace, "field")
     options = ContextOptions(n_ctx=256, n_threads=1, type_k="bf16", type_v="bf16")
     with Workspace(workspace.model.path, options) as other:
@@ -93,7 +93,7 @@ def test_a_profile_is_of_one_cache(workspace: Workspace) -> None:
 
 @pytest.mark.parametrize(("behind", "method"), [(3, "suffix"), (300, "field+erratum")])
 def test_little_behind_a_change_is_decoded(workspace: Workspace, behind: int, method: str) -> None:
-    """A value at the end, as hoisting puts it, is exact for the price of an erratum."""
+    """A value at the end, as with hoisting, is exact for the price of an erratum."""
     skill: Skill = parse_skill("x " * 9 + "\ndate: 2026-06-01\n" + "y" * behind, source="s", default="s")
     segment = compile_skill(workspace, skill)
     changed = change(workspace.model, segment, {"date": "2026-07-01"})

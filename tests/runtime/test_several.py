@@ -1,4 +1,4 @@
-"""Several compiles in a row: what they begin with is decoded once, and each file is that of a compile by itself."""
+"""Tests several compiles in a row: their common prefix is decoded once, and each file equals that of a single compile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SKILLS = [
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many tokens each call of llama.cpp decodes."""
+    """Count the tokens that each call of llama.cpp decodes."""
     found: list[int] = []
     append = Context.append
 
@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> list[list[bytes]]:
-    """Rows of each file."""
+    """Return the rows of each file."""
     paths = [compile_to_library(workspace, skill, force=True, **how).path for skill in skills]
     return [[part.tobytes() for layer in open_segment(path).layers for part in (layer.k, layer.v)] for path in paths]
 
@@ -47,7 +47,7 @@ def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> lis
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "smollm3", "lfm2"])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_rows_are_those_of_a_compile_by_itself(make_workspace: MakeWorkspace, kind: str, blocks: int) -> None:
-    """To the bit, in any order, also where the context grows on the way."""
+    """To the bit, in any order, also if the context grows."""
     if kind == "lfm2" and blocks > 1:
         blocks = 1  # its rows cannot be moved
     alone = [files(make_workspace(kind, n_ctx=256), [skill], blocks=blocks)[0] for skill in SKILLS]
@@ -60,7 +60,7 @@ def test_rows_are_those_of_a_compile_by_itself(make_workspace: MakeWorkspace, ki
 
 
 def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each skill in a call of its own, and the left context once. The control: three times, by themselves."""
+    """Each skill in its own call, and the left context once. The control: three times, separately."""
     workspace = make_workspace()
     left, own = len(workspace.left_context), [len(workspace.tokens_of(skill)) for skill in SKILLS]
     workspace.measure_rotation()
@@ -73,7 +73,7 @@ def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch
 
 
 def test_long_ones_fill_batches_by_themselves(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call decodes as much as a batch holds; one whose progress is shown a physical batch, the first less."""
+    """A call decodes a full batch; with progress a physical batch, the first less."""
     workspace = make_workspace(n_ctx=2048, n_ubatch=128)
     skill = parse_skill("All is well. " * 60, source="long.txt", default="long")
     tokens = len(workspace.tokens_of(skill))
@@ -87,7 +87,7 @@ def test_long_ones_fill_batches_by_themselves(make_workspace: MakeWorkspace, mon
 
 
 def test_other_work_between_them(workspace: Workspace) -> None:
-    """What somebody else clears or takes away is decoded again."""
+    """Cells that other work cleared or took are decoded again."""
     alone = files(workspace)
     with workspace.compiling():
         files(workspace, SKILLS[:1])
@@ -103,7 +103,7 @@ def test_other_work_between_them(workspace: Workspace) -> None:
 
 
 def test_the_context_is_as_large_as_for_one_alone(make_workspace: MakeWorkspace) -> None:
-    """What is kept for the next compile asks for no cells: a larger context may turn keys otherwise (LongRoPE)."""
+    """The prefix kept for the next compile needs no cells: a larger context may rotate keys otherwise (LongRoPE)."""
     workspace = make_workspace(n_ctx=256)
     room = 256 - len(workspace.left_context)
     full = next(
@@ -118,7 +118,7 @@ def test_the_context_is_as_large_as_for_one_alone(make_workspace: MakeWorkspace)
 
 
 def test_one_that_fails_leaves_the_others(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt in the second: the first is there, the third is not begun, and the next run goes on."""
+    """After an interrupt in the second, the first exists, the third is not started, and the next run continues."""
     workspace = make_workspace(n_ubatch=32)
 
     def stopping(number: int) -> Callable[[int, int], None]:

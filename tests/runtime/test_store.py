@@ -1,4 +1,4 @@
-"""A workspace with folders and a store of segments that it was handed, and nothing of the environment's."""
+"""Tests a workspace with given folders and a given store of segments, independent of the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..refused import refused
 
 @dataclass
 class Remote:
-    """A store that others share: segments are fetched from it into a folder of one's own, and sent there."""
+    """A shared store: segments are fetched from it into a local folder, and sent there."""
 
     shared: Library
     own: Library
@@ -73,7 +73,7 @@ def opened(path: Path, shared: Path, own: Path) -> tuple[Workspace, Remote]:
 def test_another_store_takes_the_place_of_the_library(
     make_model: MakeModel, skill: Skill, tmp_path: Path, home: Path
 ) -> None:
-    """What one compiles, another splices: fetched once, compiled once; the environment's folders stay empty."""
+    """Compiled by one user, spliced by another: fetched once, compiled once; the environment's folders stay empty."""
     model, shared = make_model(), tmp_path / "shared"
     said: list[Notice] = []
     first, sender = opened(model, shared, tmp_path / "one")
@@ -99,7 +99,7 @@ def test_another_store_takes_the_place_of_the_library(
 def test_folders_that_are_handed_in(
     make_model: MakeModel, skill: Skill, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library and what is remembered of the model are there, whatever NOTES_HOME says."""
+    """The library and the model's cached facts are there, whatever NOTES_HOME is."""
     monkeypatch.setenv("NOTES_HOME", str(home))
     paths = Paths.under(tmp_path / "mine")
     with Workspace(make_model(), ContextOptions(n_ctx=512, n_threads=1), paths=paths) as workspace:

@@ -1,4 +1,4 @@
-"""The workspace: a context as large as it must be, and a model that is known again."""
+"""Tests the workspace: a context as large as necessary, and the identity of a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..refused import refused
 
 
 def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> None:
-    """Room for the prompt, and for the answer as far as the model was trained (2048 here); never smaller again."""
+    """It has cells for the prompt, and for the answer up to the trained context (2048 here); it never shrinks."""
     workspace = make_workspace(n_ctx=256, trained=2048)
     workspace.make_room(100)
     assert workspace.context.n_ctx == 256
@@ -31,7 +31,7 @@ def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> No
 
 
 def test_another_thread_may_ask_for_the_identity(make_workspace: MakeWorkspace) -> None:
-    """While the context is made again: it is never that of one that is half made, or gone."""
+    """While the context is recreated it is never that of an incomplete or freed one."""
     workspace = make_workspace(n_ctx=256, trained=8192)
     identity = workspace.identity
     over, found = threading.Event(), [identity]
@@ -50,9 +50,8 @@ def test_another_thread_may_ask_for_the_identity(make_workspace: MakeWorkspace) 
 
 
 def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) -> None:
-    """Neither a text, nor an answer after one that fills it, nor a chosen size; and the roundings of llama.cpp do not.
-
-    The line says how many, how many there may be, and options that do when they are given."""
+    """Neither a text, nor an answer after a full one, nor a chosen size, nor llama.cpp's rounding exceeds it. The line
+    has the number, the limit, and the options that help."""
     workspace = make_workspace(n_ctx=4096, trained=1000)
     assert workspace.context.n_ctx == 1000
     workspace.make_room(1000)
@@ -89,7 +88,7 @@ def test_a_learned_position_is_not_made_up(make_model: MakeModel, home: Path) ->
 
 
 def test_a_fixed_size_stays(make_workspace: MakeWorkspace) -> None:
-    """The user's own -c is neither grown nor shrunk: what does not fit is refused, with a size for all of it."""
+    """The user's -c does not change: a larger prompt is refused, with a sufficient size."""
     workspace = make_workspace(n_ctx=512, fixed_size=True)
     workspace.make_room(512, 1000)
     with pytest.raises(EngineError, match="700 tokens do not fit 512") as refused:
@@ -99,7 +98,7 @@ def test_a_fixed_size_stays(make_workspace: MakeWorkspace) -> None:
 
 
 def test_bos_opens_a_prompt_once(make_workspace: MakeWorkspace) -> None:
-    """Put there where the model wants it, and not a second time where the template has."""
+    """It is added if the model needs it, and not again if the template has it."""
     wants, wants_not = make_workspace(bos=True), make_workspace()
     ids = np.array([65, 66], np.int32)
     assert wants.with_bos(ids).tolist() == [256, 65, 66] == wants.with_bos(wants.with_bos(ids)).tolist()
@@ -108,7 +107,7 @@ def test_bos_opens_a_prompt_once(make_workspace: MakeWorkspace) -> None:
 
 
 def test_a_copy_of_the_model_is_the_same_model(workspace: Workspace, tmp_path: Path) -> None:
-    """Weights decide, not the name of the file; one changed byte is another model."""
+    """Weights decide, not the name of the file; a changed byte makes another model."""
     copy = tmp_path / "renamed.gguf"
     shutil.copy(workspace.model.path, copy)
     with Workspace(copy, ContextOptions(n_ctx=256, n_threads=1)) as other:

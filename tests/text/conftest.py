@@ -1,4 +1,4 @@
-"""Chat templates in the shapes that models in the wild have, cut down to what matters here."""
+"""Chat templates in the shapes of common models, shortened to the relevant parts."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ MISTRAL = (
 
 @pytest.fixture
 def templates() -> SimpleNamespace:
-    """The Jinja sources by name."""
+    """Return the Jinja sources by name."""
     return SimpleNamespace(CHATML=CHATML, QWEN=QWEN, LLAMA3=LLAMA3, GEMMA=GEMMA, DROPS=DROPS, MISTRAL=MISTRAL)
 
 
 @pytest.fixture
 def chatml() -> ChatTemplate:
-    """The template of the shipped model."""
+    """Return the template of the shipped model."""
     return ChatTemplate(CHATML)

@@ -1,4 +1,4 @@
-"""Blocks of a text, and the tokens of fields."""
+"""Tests dividing a text into blocks, and locating the tokens of fields."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ last line"""
 
 
 def letters(text: str) -> list[bytes]:
-    """A token a byte."""
+    """Return a token for each byte."""
     return [bytes([byte]) for byte in text.encode()]
 
 
 def parts(text: str, blocks: Blocks, tokens: list[bytes] | None = None) -> list[str]:
-    """The text, cut."""
+    """Return the text of each block."""
     tokens = letters(text) if tokens is None else tokens
     starts = block_starts(text, tokens, blocks) or (0,)
     assert starts[0] == 0 and all(one < other for one, other in pairwise(starts))
@@ -40,7 +40,7 @@ def parts(text: str, blocks: Blocks, tokens: list[bytes] | None = None) -> list[
 
 
 def test_before_each_heading() -> None:
-    """The text before the first one is a block; a comment in code is not a heading."""
+    """The text before the first heading is a block; a comment in code is not a heading."""
     found = parts(TEXT, "headings")
     assert [part.split("\n")[0] for part in found] == ["Intro.", "# One", "  ## Two"]
     assert "".join(found) == TEXT
@@ -48,13 +48,13 @@ def test_before_each_heading() -> None:
 
 @pytest.mark.parametrize("text", ["# Only one\n\ntext", "no heading"])
 def test_without_headings(text: str) -> None:
-    """There is nothing to cut at: the message offers a number instead."""
+    """The error offers a number of blocks instead."""
     with pytest.raises(SkillError, match="no headings to cut it at"):
         block_starts(text, letters(text), "headings")
 
 
 def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:
-    """Paragraphs are not cut if there are enough of them for the blocks, and code never is."""
+    """Blocks end between paragraphs if there are enough, else between lines, and never in code."""
     assert parts("a\nb\n\nc\nd", 2) == ["a\nb\n\n", "c\nd"]
     assert parts("a\nb\n\nc\nd", 3) == ["a\n", "b\n\n", "c\nd"]
     assert parts("a\n \n \nb", 2) == ["a\n \n \n", "b"]
@@ -62,7 +62,7 @@ def test_between_paragraphs_if_there_are_enough_else_between_lines() -> None:
 
 
 def test_parts_are_even() -> None:
-    """Of many places, those that give nearly equal parts are taken."""
+    """Of many places, those that give nearly equal parts are chosen."""
     text = "\n\n".join(["four"] * 16)
     assert {len(part) for part in parts(text, 4)} == {22, 24}
     assert [len(part) for part in parts("x" * 50 + "\n1\n2\n3", 3)] == [51, 2, 3]
@@ -70,12 +70,12 @@ def test_parts_are_even() -> None:
 
 @pytest.mark.parametrize(("text", "asked", "found"), [("one line", 4, 1), ("a\nb\nc", 64, 3), ("a\nb", 1, 1)])
 def test_fewer_than_asked_for(text: str, asked: int, found: int) -> None:
-    """As many as there are lines."""
+    """There are at most as many blocks as lines."""
     assert len(parts(text, asked)) == found
 
 
 def test_a_place_inside_a_token_is_dropped() -> None:
-    """A cut is made where a token begins; SentencePiece's space before the text does not count."""
+    """Blocks begin where a token begins; SentencePiece's space before the text does not count."""
     assert parts("ab\ncd\nef", 3, [b"ab\nc", b"d\n", b"ef"]) == ["ab\ncd\n", "ef"]
     assert block_starts("ab\ncd", [b" ab", b"\n", b"cd"], 2) == (0, 2)
     with pytest.raises(SkillError, match="are not those of the text"):
@@ -88,7 +88,7 @@ def test_a_place_inside_a_token_is_dropped() -> None:
     blocks=st.integers(2, 64),
 )
 def test_any_text_is_cut_where_tokens_begin(lines: list[str], cuts: set[int], blocks: int) -> None:
-    """Whatever the text and its tokens: joined, the blocks are the text; none is empty, and none is one too many."""
+    """For any text and tokens, the blocks join to the text, none is empty, and there are not too many."""
     data = "\n".join(["x", *lines]).encode()
     ends = [*sorted(cut for cut in cuts if cut < len(data)), len(data)]
     tokens = [data[first:last] for first, last in pairwise([0, *ends])]
@@ -100,7 +100,7 @@ def test_any_text_is_cut_where_tokens_begin(lines: list[str], cuts: set[int], bl
 
 
 def test_blocks_that_refer_to_each_other() -> None:
-    """A warning for a field that a block without its value names, as a whole word."""
+    """A block that names a field, as a whole word, without having its value is warned about."""
     texts = ["date: 1\nthe date", "If the Date is over.", "update, up-to-date, dates", "ship to: see date"]
     blocks_of = {"date": {0}, "ship_to": {0, 2}}
     assert references(texts, blocks_of) == [
@@ -112,7 +112,7 @@ def test_blocks_that_refer_to_each_other() -> None:
 
 
 def test_a_value_and_the_tokens_that_touch_it() -> None:
-    """A token that holds a part of the value belongs to it."""
+    """A token that holds part of the value belongs to it."""
     tokens = [b"date", b": 20", b"26", b"-06", b"\n"]
     assert token_spans("date: 2026-06\n", tokens, [(6, 13), (0, 4)]) == [(1, 4), (0, 1)]
 
@@ -131,7 +131,7 @@ def test_tokens_of_another_text_are_refused() -> None:
 
 @given(st.data())
 def test_the_span_is_the_smallest_that_covers(data: st.DataObject) -> None:
-    """However the bytes are cut, the tokens cover the value, and no fewer would."""
+    """For any tokens, the span covers the value, and no smaller one would."""
     text = data.draw(st.text(min_size=1, max_size=30))
     start = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(start + 1, len(text)))
@@ -149,5 +149,5 @@ def test_the_span_is_the_smallest_that_covers(data: st.DataObject) -> None:
 
 @given(st.text(max_size=30))
 def test_where_each_character_begins(text: str) -> None:
-    """In bytes of UTF-8."""
+    """Offsets are in bytes of UTF-8."""
     assert list(byte_offsets(text)) == [len(text[:end].encode()) for end in range(len(text) + 1)]

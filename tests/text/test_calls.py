@@ -1,4 +1,4 @@
-"""Calls of tools: what a template prints of them is read back, for each that is there; what is no call stays text."""
+"""Tests parsing tool calls as each template prints them; answers without calls stay text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FIRST, SECOND = ToolCall("abcdefgh1", "get_weather", GIVEN), ToolCall("abcdefgh2
 
 
 def shown(name: str, calls: Sequence[ToolCall]) -> str:
-    """What a template prints between the question and the first result: the calls, and its own words around them."""
+    """Return the calls as printed by the template, with its text between the question and the first result."""
     results = [Message("tool", (TextPart("R!"),), tool_call_id=call.id) for call in calls]
     talk = (user_message("Q?"), Message("assistant", (), tuple(calls)), *results)
     text = "".join(chunk.text for chunk in build(template_of(name), Conversation(talk, TOOLS)))
@@ -54,7 +54,7 @@ def shown(name: str, calls: Sequence[ToolCall]) -> str:
 
 
 def written(name: str, calls: Sequence[ToolCall]) -> str:
-    """What the model wrote of it: from where the calls begin."""
+    """Return the model's part of it: from the beginning of the calls."""
     text, form = shown(name, calls), form_of(SOURCES[name])
     assert form
     if form.bare and (match := re.search(form.bare, text)):
@@ -64,7 +64,7 @@ def written(name: str, calls: Sequence[ToolCall]) -> str:
 
 @pytest.mark.parametrize("name", sorted([*KNOWS, *IN_SYSTEM]))
 def test_what_a_template_shows_is_read_back(name: str) -> None:
-    """Two calls, or one where the template has no more: their names and arguments, whatever characters are in them."""
+    """Two calls, or one if the template has no more, keep names and arguments with any characters."""
     calls = (FIRST,) if name in ONE_CALL else (FIRST, SECOND)
     text = written(name, calls)
     said = calls_in(text, form_of(SOURCES[name]), TOOLS)
@@ -75,7 +75,7 @@ def test_what_a_template_shows_is_read_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", KNOWS)
 def test_an_answer_without_calls_is_a_text(name: str) -> None:
-    """Also one that begins with a brace, that is cut short, or calls what there is not."""
+    """So is one that begins with a brace, is cut short, or calls an unknown tool."""
     form = form_of(SOURCES[name])
     assert form
     cut = written(name, [FIRST]).partition("Paulo")[0]
@@ -89,7 +89,7 @@ def test_an_answer_without_calls_is_a_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", KNOWS)
 def test_a_stream_shows_no_part_of_a_call(name: str) -> None:
-    """What is certainly text is known before the end of it, and grows only."""
+    """Text is emitted before the end of an answer as far as it is certain, and only grows."""
     form = form_of(SOURCES[name])
     assert form
     text = ("" if form.bare else "I'll look. ") + written(name, [FIRST])
@@ -100,7 +100,7 @@ def test_a_stream_shows_no_part_of_a_call(name: str) -> None:
 
 
 def test_the_beginning_of_a_text_is_kept() -> None:
-    """It is beside the calls."""
+    """Text before the calls remains."""
     said = calls_in("I'll look.\n" + written("Qwen-Qwen3-0.6B", [SECOND]), form_of(SOURCES["Qwen-Qwen3-0.6B"]), TOOLS)
     assert said.text == "I'll look." and [call.name for call in said.calls] == ["get_time"]
 
@@ -117,12 +117,12 @@ def test_the_beginning_of_a_text_is_kept() -> None:
     ],
 )
 def test_a_form_has_words_around_a_text(name: str, answer: str, text: str) -> None:
-    """They are no part of it."""
+    """The format's frame is no part of the text."""
     assert calls_in(answer, form_of(SOURCES[name]), TOOLS).text == text
 
 
 def test_other_spellings_of_models() -> None:
-    """As they write what no template shows."""
+    """Models deviate from the spelling of their templates."""
     names = ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b", "upstage-Solar-Open-100B")
     qwen, llama, oss, solar = (form_of(SOURCES[name]) for name in names)
     call = "<|tool_calls|><|tool_call:begin|>x<|tool_call:name|>get_time<|tool_call:args|>{}<|tool_call:end|>"
@@ -144,7 +144,7 @@ def test_other_spellings_of_models() -> None:
 
 @pytest.mark.parametrize("given", ["null", '""', '" "', '"null"', "{}", '"{}"'])
 def test_a_call_without_arguments(given: str) -> None:
-    """However a model writes that there are none."""
+    """All spellings of empty arguments are parsed."""
     qwen, kimi, llama = (
         form_of(SOURCES[name]) for name in ("Qwen-Qwen3-0.6B", "moonshotai-Kimi-K2", "meta-llama-Llama-3.1-8B-Instruct")
     )
@@ -168,7 +168,7 @@ def test_a_name_that_is_no_text(name: str) -> None:
 
 
 def test_the_documents_list_them() -> None:
-    """docs/answers.md says which templates are read and which are not."""
+    """docs/answers.md lists the templates that are parsed and those that are not."""
     text = (Path(__file__).parents[2] / "docs" / "answers.md").read_text()
     listed = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text.partition("| form |")[2], re.M))
     found: dict[str, set[str]] = {}

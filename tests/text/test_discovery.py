@@ -1,4 +1,4 @@
-"""Finding Agent Skills: the nearer one of a name, every one once, and no guess where a name means two."""
+"""Tests finding Agent Skills: the nearest of a name, each once, and no guess between equally near ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..refused import refused
 
 
 def put(folder: Path, name: str, text: str = "A rule.", description: str = "What it does.") -> Path:
-    """A skill as the specification has it; its folder."""
+    """Write a skill by the specification; return its folder."""
     (folder / name).mkdir(parents=True)
     (folder / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: {description}\n---\n{text}\n")
     return folder / name
@@ -23,21 +23,21 @@ def put(folder: Path, name: str, text: str = "A rule.", description: str = "What
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A repository with a package in it; its root."""
+    """Make a repository with a package; return its root."""
     (tmp_path / "project" / ".git").mkdir(parents=True)
     (tmp_path / "project" / "package" / "source").mkdir(parents=True)
     return tmp_path / "project"
 
 
 def test_the_folders_go_up_to_the_root_of_the_repository_and_no_further(project: Path) -> None:
-    """What is above the repository is somebody else's; the user's own come last."""
+    """Folders above the repository belong to others; the user's own come last."""
     shown = [str(level[0].parent.parent) for level in skill_folders(project / "package" / "source")]
     assert shown == [str(project / "package" / "source"), str(project / "package"), str(project), str(Path.home())]
     assert [folder.parent.name for folder in skill_folders(project)[0]] == [".agents", ".claude"]
 
 
 def test_without_a_repository_only_the_working_folder(tmp_path: Path) -> None:
-    """Not every folder up to the root of the system; at home no folder twice."""
+    """Folders up to the root of the system are not searched, and at home none twice."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     assert [level[0].parent.parent for level in skill_folders(tmp_path / "a" / "b")] == [
         tmp_path / "a" / "b",
@@ -47,7 +47,7 @@ def test_without_a_repository_only_the_working_folder(tmp_path: Path) -> None:
 
 
 def test_the_nearer_skill_hides_the_farther_one(project: Path) -> None:
-    """Project before user, package before repository; what is hidden is told."""
+    """Project hides user, package hides repository; hidden ones are reported."""
     here = put(project / "package" / ".claude" / "skills", "pdf")
     root = put(project / ".agents" / "skills", "pdf", "Another.")
     mine = put(Path.home() / ".agents" / "skills", "pdf", "Mine.")
@@ -59,7 +59,7 @@ def test_the_nearer_skill_hides_the_farther_one(project: Path) -> None:
 
 
 def test_two_skills_that_are_equally_near(project: Path) -> None:
-    """Neither is taken by chance: the problem names both. Copies and links of one are one."""
+    """The problem names both instead of choosing. Copies and links of one skill are one."""
     agents, claude = project / ".agents" / "skills", project / ".claude" / "skills"
     put(agents, "pdf")
     put(claude, "pdf", "Another.")
@@ -74,7 +74,7 @@ def test_two_skills_that_are_equally_near(project: Path) -> None:
 
 
 def test_what_is_no_skill_is_left_out_and_what_is_broken_has_a_problem(project: Path) -> None:
-    """Files beside skills and folders without SKILL.md are nothing; front matter that is not closed is told."""
+    """Files and folders without SKILL.md are ignored; unclosed front matter is reported."""
     folder = project / ".agents" / "skills"
     put(folder, "good")
     (folder / "README.md").write_text("none")
@@ -89,7 +89,7 @@ def test_what_is_no_skill_is_left_out_and_what_is_broken_has_a_problem(project: 
 
 
 def test_a_folder_with_too_much_in_it_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link to something huge is told, not walked through."""
+    """A link to a huge folder is refused instead of searched."""
     monkeypatch.setattr(discovery, "MAX_SKILLS", 1)
     put(project / ".agents" / "skills", "a")
     put(project / ".agents" / "skills", "b")

@@ -1,4 +1,4 @@
-"""Errata: what is a field, what is free text, and the wording of both."""
+"""Tests parsing errata as fields or free text, and their wordings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_known_field() -> None:
 
 
 def test_a_line_of_a_text() -> None:
-    """As the field is written there; what is no field before a colon is free text."""
+    """The line of a field is accepted; a colon after other words is free text."""
     known = {"date", "日期", "Delivery time"}
     for text, name, value in (
         ("date: 2026-07-01", "date", "2026-07-01"),
@@ -35,12 +35,12 @@ def test_a_line_of_a_text() -> None:
 
 @pytest.mark.parametrize("text", ["The shop moved.", "We now say x=1 everywhere.", "1+1=2"])
 def test_free_text(text: str) -> None:
-    """A sentence with an equals sign in it is still a sentence."""
+    """A sentence with an equals sign remains a sentence."""
     assert parse_erratum(text, KNOWN) == Erratum(None, None, text)
 
 
 def test_names_as_people_write_them() -> None:
-    """Several words and any script; words that are nearly a name are a typo, all others are free text."""
+    """Names have several words in any script; words that nearly match a name are a typo, others free text."""
     known = {"Delivery time", "日期", "Größe"}
     for text, name in [("Delivery  time = 5", "Delivery time"), ("日期=5", "日期"), ("Gro\u0308\u00dfe=5", "Größe")]:
         assert parse_erratum(text, known) == Erratum(name, "5", text)
@@ -52,7 +52,7 @@ def test_names_as_people_write_them() -> None:
 
 
 def test_an_unknown_field_names_the_known() -> None:
-    """A typo is not taken for a sentence."""
+    """A typo is not parsed as a sentence."""
     with pytest.raises(SkillError, match="Known fields: date, tier"):
         parse_erratum("data=2026-07-01", KNOWN)
     for text in (
@@ -68,7 +68,7 @@ def test_an_unknown_field_names_the_known() -> None:
 
 @pytest.mark.parametrize("text", ["", "  ", "date=", "date= ", "date=a\nb", "date", " tier ", "=x", " = x"])
 def test_empty_and_many_lined_values_are_refused(text: str) -> None:
-    """A correction says what is corrected, and how; a value is one line."""
+    """An erratum names its field, and its value is one line."""
     with pytest.raises(SkillError):
         parse_erratum(text, KNOWN)
 
@@ -107,7 +107,7 @@ def test_whose_field_it_is(text: str, skills: list[str]) -> None:
     ],
 )
 def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
-    """The message lists what can be written instead."""
+    """The error lists the alternatives."""
     with pytest.raises(SkillError, match=says):
         read_errata([text], TWO)
 
@@ -120,7 +120,7 @@ def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
     ],
 )
 def test_what_is_written_as_a_field_is_not_taken_for_words(text: str) -> None:
-    """With another case, an empty name or in braces: the old value would stay without a word."""
+    """In another case, with an empty name or in braces it would leave the old value uncorrected."""
     with pytest.raises(SkillError, match="has a field"):
         parse_erratum(text, {"date", "tier", "returns.date", "Delivery time"})
 
@@ -135,7 +135,7 @@ def test_what_is_written_as_a_field_is_not_taken_for_words(text: str) -> None:
     ],
 )
 def test_a_value_that_is_more_than_one(text: str, message: str) -> None:
-    """The second correction would be a part of the first one's value."""
+    """The second correction would be part of the first one's value."""
     with pytest.raises(SkillError, match=message):
         parse_erratum(text, KNOWN)
     assert parse_erratum("date=Monday, at 10:30; or later", KNOWN).value == "Monday, at 10:30; or later"
@@ -148,7 +148,7 @@ def test_dots_in_words() -> None:
 
 
 def test_the_default_wording() -> None:
-    """The sentence that the shipped model is trained on, word for word."""
+    """It is the exact sentence that the shipped model is trained on."""
     erratum = parse_erratum("date=2026-07-01", KNOWN)
     sentence = "Correction: the date is now 2026-07-01. This replaces the earlier date."
     assert word(erratum) == word(erratum, "now") == sentence
@@ -169,7 +169,7 @@ def test_an_unknown_wording_names_the_known() -> None:
 
 
 def test_the_wordings_that_ship_are_whole() -> None:
-    """Each has the slots that are filled in, and the default is one of them."""
+    """Each has its slots, and the default is one of them."""
     wordings = shipped_wordings()
     assert wordings.default in wordings.forms and "{text}" in wordings.free
     assert "{field}" in wordings.of and "{skill}" in wordings.of
@@ -178,7 +178,7 @@ def test_the_wordings_that_ship_are_whole() -> None:
 
 @pytest.mark.parametrize("between", [" ", ", ", "; ", ", and ", " and "])
 def test_a_value_with_another_fields_value(between: str) -> None:
-    """Whatever is between the two: one of them would be said as part of the other."""
+    """Any separator between the two is detected: otherwise one would become part of the other."""
     for other in ("tier", "Delivery time", "returns.tier"):
         known = Known([("returns", ["date", "tier", "Delivery time"])])
         with pytest.raises(SkillError, match=f"gives 'date' a value, and '{other}' another one"):
@@ -187,7 +187,7 @@ def test_a_value_with_another_fields_value(between: str) -> None:
 
 
 def test_a_field_and_its_value_are_no_words() -> None:
-    """Given as such, by a program: they are looked up as they are."""
+    """Fields from a program are looked up as they are."""
     for errata in ({"shipping fee": "2"}, {"date: x": "1"}):
         with pytest.raises(SkillError, match="no spliced skill has a field"):
             parse_erratum(*of_fields(errata), KNOWN)
@@ -198,13 +198,13 @@ def test_a_field_and_its_value_are_no_words() -> None:
 
 @pytest.mark.parametrize("text", ["Date: 2026-07-01", "DATE: 1", "returns.Date: 1"])
 def test_a_line_in_another_case_is_no_words(text: str) -> None:
-    """As with an equals sign: the field is named as the text has it."""
+    """As with an equals sign, the field has the name of the text."""
     with pytest.raises(SkillError, match="no spliced skill has a field"):
         parse_erratum(text, KNOWN)
 
 
 def test_a_long_value_is_looked_through_once() -> None:
-    """In a time that does not grow with the square of its equals signs."""
+    """The time does not grow with the square of its equals signs."""
     value = "x = " * 20_000
     assert parse_erratum(f"date={value}", KNOWN).value == value.strip()
     with pytest.raises(SkillError, match="gives 'date' a value, and 'tier' another one"):

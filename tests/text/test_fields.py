@@ -1,4 +1,4 @@
-"""Where a text has its fields, and what moves when a value changes."""
+"""Tests where a text has its fields, and how they move when a value changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields
 
 
 def spans(text: str, fields: tuple[Field, ...]) -> dict[str, list[str]]:
-    """The text at the spans of each field."""
+    """Return the text at the spans of each field."""
     found: dict[str, list[str]] = {}
     for field in fields:
         found.setdefault(field.name, []).append(text[field.start : field.end])
@@ -30,8 +30,7 @@ def test_key_value_lines_are_fields() -> None:
 
 @pytest.mark.parametrize("end", "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 def test_a_line_ends_where_a_value_does(end: str) -> None:
-    """What reads as an end of a line somewhere is in no value, wherever that comes from: a text has none that could not
-    be given to it again."""
+    """No value contains any line break of str.splitlines, from any source, so that each can be set again."""
     for text in (f"date: 2026-06-01{end}More.", f"Delivery time: 3 days{end}fee: 12", f"日期\uff1a2026{end}x: 3"):
         assert find_fields(text, {})[1] == ()
     with pytest.raises(SkillError, match="more than one line"):
@@ -55,7 +54,7 @@ def test_a_line_ends_where_a_value_does(end: str) -> None:
     ],
 )
 def test_sentences_urls_and_code_are_no_fields(line: str) -> None:
-    """Only what the rule says is taken as a field."""
+    """Only lines that match the rule are fields."""
     assert find_fields(line, {}) == (line, (), [])
 
 
@@ -81,7 +80,7 @@ def test_sentences_urls_and_code_are_no_fields(line: str) -> None:
     ],
 )
 def test_keys_as_people_write_them(body: str, fields: dict[str, str] | None) -> None:
-    """Several words, any script, the colon of Chinese; the name is as it is written."""
+    """Keys have several words, any script, or a Chinese colon; the name is spelled as in the text."""
     fields = fields or {"Delivery time": "3 days", "Opening hours": body.split("hours: ")[1].split("\n")[0]}
     text, found, warnings = find_fields(body, {})
     assert {field.name: field.value for field in found} == fields and text == body and not warnings
@@ -120,12 +119,12 @@ def test_keys_as_people_write_them(body: str, fields: dict[str, str] | None) -> 
     ],
 )
 def test_prose_and_code_name_no_field(line: str) -> None:
-    """Whatever the language: what leads into a sentence, or is one, stays text."""
+    """In any language, sentences and their introductions stay text."""
     assert find_fields(line, {}) == (line, (), [])
 
 
 def plainly(body: str) -> dict[str, set[str]]:
-    """The lines with a key of one word of ASCII outside of fenced code: values by name."""
+    """Return the values by name of lines with a key of one ASCII word, outside fenced code."""
     line = r"^ {0,3}(?:[-*+] )?([A-Za-z][A-Za-z0-9_-]{0,63}):[ \t]+(\S(?:[^\n]{0,78}[^\s.!?:;,])?)[ \t]*$"
     fence = r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)"
     code = [match.span() for match in re.finditer(fence, body, re.M | re.S)]
@@ -152,7 +151,7 @@ PARTS += [
 
 @given(st.lists(st.sampled_from(PARTS), max_size=12))
 def test_a_plain_key_with_data_is_a_field(lines: list[str]) -> None:
-    """Wherever such a line is, but in code; other fields have names of another kind."""
+    """Such a line is a field anywhere except in code; other fields have names of another kind."""
     body = "\n".join(lines)
     _, fields, _ = find_fields(body, {})
     found: dict[str, set[str]] = {}
@@ -178,7 +177,7 @@ HUGE = {
 
 @pytest.mark.parametrize("name", HUGE)
 def test_long_texts_are_read_in_time(name: str) -> None:
-    """In proportion to the text: what took its square would not end here."""
+    """Quadratic time would not end here."""
     text, fields, _ = find_fields(HUGE[name].strip(), {})
     assert all(text[field.start : field.end] == field.value for field in fields[:100])
     starts = token_spans(text, [bytes([byte]) for byte in text.encode()], [field[2:] for field in fields])
@@ -186,14 +185,14 @@ def test_long_texts_are_read_in_time(name: str) -> None:
 
 
 def test_many_declared_fields_are_found_in_time() -> None:
-    """Each is looked for in the text; hoisted ones, too."""
+    """Each is searched for in the text, hoisted ones too."""
     values = {f"f{i}": f"{i}x" for i in range(1000)}
     body = "".join(f"{i}x {'w ' * 60}\n" for i in range(1000))
     assert len(find_fields(body, values)[1]) == len(find_fields(body, values, values)[1]) == 1000
 
 
 def test_placeholders_of_any_name() -> None:
-    """Declared, or given by a line."""
+    """Names are declared, or given by a line."""
     text, fields, _ = find_fields("Delivery time: 3 days\n\nWithin {{Delivery  time}}, {{ 日期 }}.", {"日期": "1 June"})
     assert text == "Delivery time: 3 days\n\nWithin 3 days, 1 June."
     assert [field.name for field in fields] == ["Delivery time", "Delivery time", "日期"]
@@ -209,14 +208,14 @@ def test_fenced_code_holds_no_fields() -> None:
 
 
 def test_every_placeholder_becomes_a_span() -> None:
-    """{{date}} is replaced wherever it is, and each place is known."""
+    """{{date}} is replaced everywhere, and each place is known."""
     text, fields, _ = find_fields("Before {{date}} yes, after {{ date }} no.", {"date": "2026-06-01"})
     assert text == "Before 2026-06-01 yes, after 2026-06-01 no."
     assert spans(text, fields) == {"date": ["2026-06-01", "2026-06-01"]}
 
 
 def test_a_placeholder_may_take_the_value_of_a_line() -> None:
-    """A value given once in the text serves the whole text."""
+    """A value in one line of the text fills all placeholders."""
     text, fields, _ = find_fields("date: 2026-06-01\nBefore {{date}} yes.", {})
     assert text == "date: 2026-06-01\nBefore 2026-06-01 yes."
     assert len(fields) == 2
@@ -238,7 +237,7 @@ def test_a_line_with_a_placeholder_is_one_span() -> None:
     ],
 )
 def test_a_placeholder_that_is_nearly_a_field_is_a_typo(body: str, declared: dict[str, str]) -> None:
-    """It must not reach the model; the line names the field, and how to say that it is meant so."""
+    """It must not reach the model; the error names the field, and the escape."""
     with pytest.raises(SkillError, match=r"\{\{d\w+\}\} is in the text.*Did you mean 'd.*Known fields: d") as caught:
         find_fields(body, declared)
     assert r"Write \{{" in str(caught.value)
@@ -255,7 +254,7 @@ def test_a_placeholder_that_is_nearly_a_field_is_a_typo(body: str, declared: dic
     ],
 )
 def test_the_braces_of_others_stay(body: str) -> None:
-    """Jinja, Vue, Helm and Handlebars in a skill are text; one warning lists what is left, and how to escape it."""
+    """Jinja, Vue, Helm and Handlebars in a skill are text; one warning lists them with the escape."""
     text, fields, warnings = find_fields(body, {})
     assert text == body and all(text[field.start : field.end] == field.value for field in fields)
     assert len(warnings) <= 1
@@ -265,7 +264,7 @@ def test_the_braces_of_others_stay(body: str) -> None:
 
 
 def test_many_braces_are_one_line() -> None:
-    """The first are named, the rest counted; an escaped one is not mentioned."""
+    """The first are named, the rest counted; escaped ones are not mentioned."""
     _, _, (warning,) = find_fields("{{a}} {{b}} {{a}} {{c}} {{d}} {{e}}", {})
     assert warning.startswith("{{a}}, {{b}}, {{c}} and 2 more stay as they are: no such field has a value.")
     assert find_fields(r"\{{a}}", {}) == ("{{a}}", (), [])
@@ -296,13 +295,13 @@ def test_a_declared_field_wins_over_a_line_of_another_name() -> None:
 
 
 def test_a_line_that_contradicts_the_front_matter_is_refused() -> None:
-    """Two values for one field are an error, not a choice."""
+    """Two values for one field are an error."""
     with pytest.raises(SkillError, match=r"date is '1', .* '2'"):
         find_fields("date: 2", {"date": "1"})
 
 
 def test_a_key_with_two_values_is_no_field() -> None:
-    """A list of records is not a field; the warning says so."""
+    """A list of records is not a field, which a warning reports."""
     text, fields, warnings = find_fields("status: a\nstatus: b\nplan: c", {})
     assert spans(text, fields) == {"plan": ["c"]}
     assert "'status' has 2 different values in the text" in warnings[0]
@@ -326,14 +325,14 @@ def test_a_key_with_two_values_is_no_field() -> None:
     ],
 )
 def test_a_hoisted_value_stands_at_the_end_alone(body: str, text: str) -> None:
-    """Its lines go there, and its name takes its place everywhere else."""
+    """Its lines move there, and its name replaces it everywhere else."""
     found, fields, warnings = find_fields(body, {"date": "1 June"}, ["date"])
     assert found == text and not warnings
     assert fields == (Field("date", "1 June", len(text) - 6, len(text)),)
 
 
 def test_hoisted_fields_have_a_line_each() -> None:
-    """In the order in which they are declared; the others stay where they are."""
+    """They are in the order of their declaration; the others stay."""
     body = "tier: gold\nplan: {{plan}}\ndate: 1\nOn {{date}} by {{tier}}."
     text, fields, _ = find_fields(body, {"plan": "b", "date": "1", "tier": "gold"}, ["date", "tier"])
     assert text == "plan: b\nOn [date] by [tier].\n\ndate: 1\ntier: gold"
@@ -344,7 +343,7 @@ def test_hoisted_fields_have_a_line_each() -> None:
     ("body", "says"), [("date: 2", "front matter says date is '1'"), ("1 or 1", "occurs 2 times in the text")]
 )
 def test_hoisting_does_not_guess(body: str, says: str) -> None:
-    """A line that contradicts the value, and two places that may be it, are refused as for any field."""
+    """A contradicting line and two possible places are refused as for any field."""
     with pytest.raises(SkillError, match=says):
         find_fields(body, {"date": "1"}, ["date"])
 
@@ -354,7 +353,7 @@ LINES = ["date: 7", "a: {{date}}", "{{date}}", "x", "", "7", "```", "- date: {{d
 
 @given(st.lists(st.sampled_from(LINES), max_size=9))
 def test_whatever_is_hoisted(lines: list[str]) -> None:
-    """Any text is refused or has the value in one place that is a field: its last characters."""
+    """Any text is refused, or its last characters are the only place of the value and a field."""
     try:
         text, fields, _ = find_fields("\n".join(lines).strip(), {"date": "7"}, ["date"])
     except SkillError:
@@ -369,7 +368,7 @@ WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_siz
 
 @given(parts=st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=6), tail=WORDS)
 def test_spans_hold_their_values_after_filling(parts: list[tuple[str, str, str]], tail: str) -> None:
-    """Whatever is around them, each span holds its value, and nothing else of the text changes."""
+    """In any text each span holds its value, and the rest does not change."""
     text, expected, holes, values = "", "", [], {}
     for number, (before, old, new) in enumerate(parts):
         name = f"f{number}"

@@ -1,4 +1,4 @@
-"""Fields in lines like those of public skills: what is found of the labelled sample in field_lines.yaml."""
+"""Measures finding fields in lines like those of public skills: the labelled sample in field_lines.yaml."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ SAMPLE = read_yaml(Path(__file__).with_name("field_lines.yaml"))
 
 
 def taken(text: str) -> bool:
-    """Whether the first line of the text has a field."""
+    """Return True if the first line of the text has a field."""
     return any(field.end <= len(text.split("\n")[0]) for field in find_fields(text, {})[1])
 
 
 def rates(*parts: str) -> tuple[float, float]:
-    """Precision and recall on these parts of the sample."""
+    """Return precision and recall on these parts of the sample."""
     fields = [taken(line) for part in parts for line in SAMPLE[part]["fields"]]
     others = [taken(line) for part in parts for line in SAMPLE[part]["others"]]
     return sum(fields) / (sum(fields) + sum(others)), sum(fields) / len(fields)
 
 
 def test_fields_of_public_skills() -> None:
-    """On the lines that the rule was made with, and on those that were labelled after it (docs/skills.md)."""
+    """On the lines used to develop the rule, and on those labelled later (docs/skills.md)."""
     precision, recall = rates("drawn", "taken")
     assert precision >= 0.8 and recall >= 0.8
     precision, recall = rates("held_out")
@@ -57,7 +57,7 @@ def test_fields_of_public_skills() -> None:
     ],
 )
 def test_words_about_something_are_no_value(line: str) -> None:
-    """Notes, explanations, dialog, templates, steps and tables."""
+    """Notes, explanations, dialog, templates, steps and tables are not values."""
     assert find_fields(line, {}) == (line, (), [])
 
 
@@ -81,7 +81,7 @@ def test_words_about_something_are_no_value(line: str) -> None:
     ],
 )
 def test_data_is_a_value(line: str, name: str, value: str) -> None:
-    """Whatever is around it stays text: a corrected value goes into the same marks."""
+    """Marks around it stay text: a corrected value gets the same marks."""
     text, fields, _ = find_fields(line, {})
     assert [(field.name, field.value) for field in fields] == [(name, value)] and text == line
     assert text[fields[0].start : fields[0].end] == value
@@ -89,7 +89,7 @@ def test_data_is_a_value(line: str, name: str, value: str) -> None:
 
 @pytest.mark.parametrize("value", ["ask the captain first", "no waves, no wind", "`x y`", "**x y**"])
 def test_a_declared_field_may_have_any_value(value: str) -> None:
-    """Its line is its place, also where the value occurs again."""
+    """Its line is its place, even if the value occurs again."""
     line = f"Some prose\nRope note: {value}\nand more: {value}"
     for declared in (value, value.strip("`*")):
         text, fields, _ = find_fields(line, {"Rope note": declared})
@@ -98,5 +98,5 @@ def test_a_declared_field_may_have_any_value(value: str) -> None:
 
 
 def test_a_value_is_judged_by_its_own_words() -> None:
-    """Not by what is in parentheses after it."""
+    """Parentheses after it do not count."""
     assert is_value("12 EUR (ask the captain, he knows)") and not is_value("ask the captain (12 EUR)")

@@ -1,4 +1,4 @@
-"""Reading GBNF: what is wrong with a grammar, and where, is found before an answer begins."""
+"""Tests parsing GBNF: errors in a grammar are found before an answer begins."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from notes_cli.text.grammar import gbnf_grammar
     ids=lambda text: text[:40],
 )
 def test_what_is_no_grammar(text: str, says: str) -> None:
-    """One line that says what is wrong, and where."""
+    """One line has the error and its place."""
     with pytest.raises(GrammarError, match=says) as caught:
         gbnf_grammar(text)
     assert "\n" not in str(caught.value)

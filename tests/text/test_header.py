@@ -1,4 +1,4 @@
-"""Front matter as people write it: what YAML refuses is read line by line, and what comes before or after is found."""
+"""Tests front matter as users write it: invalid YAML is read line by line, and front matter in odd places is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WANTED = ("ferry-trips", "Plans trips: ferries and buses.", "Read the tides.")
 
 
 def written(tmp_path: Path, data: bytes) -> tuple[str, str, str, tuple[str, ...]]:
-    """Name, description, text and warnings of a file with these bytes, which its card agrees with."""
+    """Return name, description, text and warnings of a file with these bytes, after comparing them with its card."""
     path = tmp_path / "ferry-trips" / "SKILL.md"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
@@ -49,7 +49,7 @@ def written(tmp_path: Path, data: bytes) -> tuple[str, str, str, tuple[str, ...]
     ],
 )
 def test_what_yaml_refuses_is_read_line_by_line(tmp_path: Path, yaml: str, line: int) -> None:
-    """One warning has the line, and the text is without the front matter."""
+    """One warning has the line, and the text excludes the front matter."""
     name, description, text, warnings = written(tmp_path, f"---\n{yaml}\n---\nRead the tides.\n".encode())
     assert (name, description, text) == WANTED
     (warning,) = warnings
@@ -57,13 +57,13 @@ def test_what_yaml_refuses_is_read_line_by_line(tmp_path: Path, yaml: str, line:
 
 
 def test_nothing_may_be_readable(tmp_path: Path) -> None:
-    """Neither name nor description: the folder's name, and both are told."""
+    """Without name and description the folder's name is used, and both are reported."""
     name, description, text, warnings = written(tmp_path, b"---\na b: c: d\n---\nx")
     assert (name, description, text, len(warnings)) == ("ferry-trips", "", "x", 2)
 
 
 def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
-    """YAML makes a list of it, and agents read it as it is written."""
+    """YAML makes it a list, and agents read it as written."""
     name, description, _, warnings = written(
         tmp_path, b"---\nname: {{ferry-trips}}\ndescription: [Plans trips]\n---\nx"
     )
@@ -91,18 +91,18 @@ FINE = "---\nname: ferry-trips\ndescription: 'Plans trips: ferries and buses.'\n
     ],
 )
 def test_front_matter_is_found(tmp_path: Path, data: bytes) -> None:
-    """After a byte order mark and blank lines, with any ends of lines, and however its last line is written."""
+    """It may follow a byte order mark and blank lines, with any line breaks and any spelling of its last line."""
     assert written(tmp_path, data) == (*WANTED, ())
 
 
 def test_a_rule_in_the_text_ends_nothing(tmp_path: Path) -> None:
-    """The first line of dashes is the end, also where the text begins on it."""
+    """The first line of dashes ends it, even if the text begins on that line."""
     text = FINE.replace("---\nRead the tides.\n", "---# Tides\n\n---\n\nRead.\n")
     assert written(tmp_path, text.encode())[2] == "# Tides\n\n---\n\nRead."
 
 
 def test_a_comment_before_it_is_left_out(tmp_path: Path) -> None:
-    """With a warning; a comment before a text without front matter is text."""
+    """A warning reports it; without front matter the comment is text."""
     for comment in ("<!-- x -->\n", "\ufeff<!-- x\n---\ny -->\n\n<!-- z --> \n"):
         *found, warnings = written(tmp_path, (comment + FINE).encode())
         assert tuple(found) == WANTED and "the comment before the front matter is not compiled" in warnings[0]
@@ -120,7 +120,7 @@ def test_a_text_may_begin_with_a_rule(tmp_path: Path, text: str) -> None:
 
 
 def test_front_matter_that_comes_too_late_is_told(tmp_path: Path) -> None:
-    """It is compiled as text, as agents have it; an example in code is none."""
+    """It is compiled as text with a warning, as agents do; an example in code is not front matter."""
     *_, text, (warning,) = written(tmp_path, ("# Tides\n\n" + FINE).encode())
     assert text.startswith("# Tides") and "line 3 looks like front matter, which has to come first" in warning
     assert written(tmp_path, f"# Tides\n\n```\n{FINE}```\n".encode())[3] == ()
@@ -145,7 +145,7 @@ def test_bytes_that_are_not_utf8_in_front_matter(tmp_path: Path) -> None:
     ],
 )
 def test_declared_fields_are_read_line_by_line(yaml: str, fields: dict[str, str], hoisted: list[str]) -> None:
-    """As they are written, `{value: ..., hoist: true}` too."""
+    """They are read as written, `{value: ..., hoist: true}` too."""
     header = read_header(f"---\n{yaml}\n---\nx", "s")
     assert (header.fields, header.hoisted, header.body) == (fields, hoisted, "x")
 
@@ -168,7 +168,7 @@ PARTS += ["\t- [", '"', "x", "...", "---x", "fields: {", "a b: c: d", "|", "name
 
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("\n".join) | st.text(max_size=200))
 def test_any_front_matter_is_read_or_refused(text: str) -> None:
-    """What is compiled is the end of the text, and nothing of a closed front matter is in it."""
+    """The compiled text is the end of the file, without closed front matter."""
     try:
         header = read_header(text, "s")
     except SkillError:
@@ -181,5 +181,5 @@ def test_any_front_matter_is_read_or_refused(text: str) -> None:
     "text", ["<!-- -->" * 20_000, "\n" * 150_000, "---\n" + "a: b\n" * 9_000 + "---\nx", "---\n" * 40_000]
 )
 def test_long_ones_are_read_in_time(text: str) -> None:
-    """In proportion to the text: what took its square would not end here."""
+    """Quadratic time would not end here."""
     assert text.endswith(read_header(text, "s").body)

@@ -1,4 +1,4 @@
-"""Conversations with tools as other programs send them, in each template: none is refused, and no text is lost."""
+"""Tests conversations with tools of other programs in each template: none is refused, no text is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompt_of(name: str, history: str) -> list[Chunk]:
 
 
 def typed(history: str) -> bool:
-    """Whether all properties of its tools have a type."""
+    """Return True if all properties of its tools have a type."""
     tools = HISTORIES[history].get("tools", []) if HISTORIES[history].get("tool_choice") != "none" else []
     schemas: list[Any] = [tool["function"].get("parameters") or {} for tool in tools]
     return all("type" in one for schema in schemas for one in schema.get("properties", {}).values())
@@ -37,7 +37,7 @@ def typed(history: str) -> bool:
 
 @pytest.mark.parametrize("name", sorted([*SHOWS, *IN_SYSTEM, *NO_CALLS]))
 def test_each_history_has_a_prompt(name: str) -> None:
-    """With the names of what was called, the results and all other texts, of which none is read as control tokens."""
+    """It contains the names of called tools, the results and all other texts, none of it read as control tokens."""
     for history, given in HISTORIES.items():
         if name in ENDLESS and not typed(history):
             assert "nested too deeply" in ours(SOURCES[name], name, given)
@@ -56,8 +56,7 @@ def test_each_history_has_a_prompt(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_TOOLS))
 def test_a_template_without_tools(name: str) -> None:
-    """A history with calls is taken, also with tools that may not be called; tools that the model would not know of are
-    not."""
+    """A history with calls is accepted, also with `tool_choice` none; tools that the model would not see are refused."""
     for history, given in HISTORIES.items():
         why = ours(SOURCES[name], name, given)
         if "tools" in given and given.get("tool_choice") != "none":
@@ -67,7 +66,7 @@ def test_a_template_without_tools(name: str) -> None:
 
 
 def test_a_turn_does_not_change_what_came_before() -> None:
-    """The prompt of a history begins with what the prompt without its last question has: a prefix cache finds it."""
+    """The prompt begins with that of the history without its last question, as a prefix cache requires."""
     for name in ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407"):
         for history in ("ids of other servers", "no ids", "parallel calls, results reversed", "arguments {} and null"):
             given = HISTORIES[history]

@@ -1,4 +1,4 @@
-"""Several skills as one: texts in order, fields where they are, and what becomes of those that contradict others."""
+"""Tests joining skills: the order of texts, the places of fields, and contradictions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from notes_cli.text.skill import joined, load_skill, load_source, parse_skill
 
 
 def test_texts_are_in_order_and_fields_where_they_are() -> None:
-    """Each span has its value; what two texts say differently is no field, and a warning says so."""
+    """Each span has its value; contradicting values are no field, which a warning reports."""
     first = parse_skill("date: 2026-06-01\ntier: gold\n\nFirst.", source="-", default="a")
     second = parse_skill("---\nname: b\ndescription: B.\n---\ntier: basic\nplan: team", source="-", default="b")
     both = joined([first, second], "ab")
@@ -19,7 +19,7 @@ def test_texts_are_in_order_and_fields_where_they_are() -> None:
 
 
 def test_it_is_read_again_from_its_files(tmp_path: Path) -> None:
-    """By the source that it has."""
+    """Its source names the files."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"This is {name}.")
     skills = [load_skill(tmp_path / f"{name}.txt") for name in ("b", "a")]

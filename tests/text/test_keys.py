@@ -1,4 +1,4 @@
-"""Names of fields, and references to them."""
+"""Tests names of fields, and references to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = st.sampled_from(["date", "Delivery time", "日期", "a-b"])
 
 
 def test_a_name_alone_is_enough_where_one_skill_has_it() -> None:
-    """And its skill may be named, too; the key is the name alone."""
+    """The skill may be named too; the key is the name alone."""
     known = Known([("returns", ["date", "tier"]), ("support", ["plan"])])
     assert list(known) == ["date", "tier", "plan"] and len(known) == 3
     for reference in ("date", "returns.date", "*.date", " returns . date"):
@@ -24,7 +24,7 @@ def test_a_name_alone_is_enough_where_one_skill_has_it() -> None:
 
 
 def test_case_is_no_typo() -> None:
-    """A name in other case is the field that alone has it so; one that is exact goes before it, and two are a guess."""
+    """Case is ignored if one field matches; an exact match comes first, two others are ambiguous."""
     known = Known([("returns", ["Owner", "Delivery time", "tier"]), ("support", ["Owner", "Tier", "Größe"])])
     (found,) = known.resolve("delivery TIME")
     assert found == Reference("returns", "Delivery time", "Delivery time") and "grÖsse" in known
@@ -41,14 +41,14 @@ def test_case_is_no_typo() -> None:
 
 
 def test_no_skill_at_all() -> None:
-    """There is nothing to name."""
+    """There are no fields."""
     with pytest.raises(SkillError, match="Known fields: none"):
         Known([]).resolve("date")
 
 
 @given(st.dictionaries(NAMES, st.lists(FIELDS, max_size=3, unique=True)), FIELDS)
 def test_every_field_has_one_key(skills: dict[str, list[str]], field: str) -> None:
-    """Its key finds it and nothing else; `*.` finds all of a name; a name alone is refused where several have it."""
+    """The key finds only its field; `*.` finds all of a name; a name that several have is refused."""
     known = Known(skills.items())
     pairs = [(skill, name) for skill, names in skills.items() for name in names]
     assert [(one.skill, one.field) for key in known for one in known.resolve(key)] == pairs

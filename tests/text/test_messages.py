@@ -1,4 +1,4 @@
-"""Conversations: what can be answered, and what is refused."""
+"""Tests which conversations are valid."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ RESULT = Message("tool", (TextPart("R"),), tool_call_id="1")
 
 
 def test_a_question_is_messages() -> None:
-    """What `asking` takes, as messages: skills with the errata after them in the system message, or late, before the
-    question."""
+    """`asking` puts skills and their errata in the system message, or late, before the question."""
     turns = [("Q1?", " A1")]
     given = {"system": "S", "skills": ["a"], "after_skills": ["N."], "before_question": ["E."], "turns": turns}
     early = asking("Q?", **given)  # type: ignore[arg-type]
@@ -60,14 +59,14 @@ def test_a_question_is_messages() -> None:
     ],
 )
 def test_what_can_be_answered(messages: tuple[Message, ...]) -> None:
-    """Questions and results of tools, also where a result is missing; a result knows the name of its tool."""
+    """Questions and results of tools are, with missing results too; a result gets the name of its tool."""
     found = Conversation(messages).messages
     assert [message.role for message in found] == [message.role for message in messages]
     assert all(message.name == "look" for message in found if message.role == "tool")
 
 
 def test_a_system_message_that_says_nothing() -> None:
-    """It is left out, so that the default of the template stays."""
+    """It is dropped, so that the template's default stays."""
     assert Conversation((Message("system", (TextPart(" "),)), USER)).messages == (USER,)
     skill = Message("system", (TextPart(" "), SkillPart("a")))
     assert Conversation((skill, USER)).messages == (skill, USER)
@@ -97,20 +96,20 @@ def test_a_system_message_that_says_nothing() -> None:
     ],
 )
 def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> None:
-    """One line that names the message and the reason."""
+    """One line names the message and the reason."""
     with pytest.raises(NotesError, match=says.replace("|", r"\|").replace("?", r"\?")) as caught:
         Conversation(messages)
     assert "\n" not in str(caught.value)
 
 
 def test_results_without_their_calls() -> None:
-    """As an agent leaves them that has shortened a history: they are what they say they are."""
+    """An agent that shortened a history leaves them: they stay results."""
     assert Conversation((USER, RESULT)).messages == (USER, RESULT)
     assert [one.name for one in Conversation((USER, CALL, RESULT, RESULT)).messages[2:]] == ["look", ""]
 
 
 def test_an_id_that_comes_again() -> None:
-    """Some servers count from 0 in each answer: a result is that of the latest call."""
+    """Some servers count from 0 in each answer: a result belongs to the latest call."""
     other = Message("assistant", (), (ToolCall("1", "find"),))
     found = Conversation((USER, CALL, other, RESULT, RESULT)).messages
     assert [one.name for one in found[3:]] == ["find", "look"]
@@ -119,7 +118,7 @@ def test_an_id_that_comes_again() -> None:
 
 
 def test_tools_as_others_give_them() -> None:
-    """OpenAI's, with the outer object and without, MCP's and Anthropic's are the same tool, which has a description and
+    """OpenAI's, with the outer object and without, MCP's and Anthropic's are the same tool, with description and
     parameters for templates that read them."""
     schema = {"type": "object", "properties": {"at": {"type": "string"}}}
     whole = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": schema}}
@@ -157,13 +156,13 @@ def test_tools_without_parameters(given: Mapping[str, Any]) -> None:
     ],
 )
 def test_tools_that_are_none(tools: tuple[Mapping[str, Any], ...], says: str) -> None:
-    """Refused when the conversation is made, not by a template."""
+    """They are refused when the conversation is made, not by a template."""
     with pytest.raises(NotesError, match=says):
         Conversation((USER,), tools)
 
 
 def test_a_skill_that_is_named_twice() -> None:
-    """By whoever names skills; messages may have the text of one as often as it is sent."""
+    """Functions that take names of skills refuse it; messages may repeat the text of a skill."""
     for twice in (
         lambda: user_message("Q?", skills=["a", "a"]),
         lambda: asking("Q?", skills=["a", "b"], images=["b"]),

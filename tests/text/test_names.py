@@ -1,4 +1,4 @@
-"""Names: any script, one form, and a file's name on every system."""
+"""Tests names: any script, one form, and a file name on every system."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from notes_cli.text.names import MAX_BYTES, MAX_NAME, is_name, name_of, objectio
     ],
 )
 def test_a_word_gives_a_name(word: str, name: str) -> None:
-    """Letters of every script stay, small; what moves a cursor, hides, or parts paths does not."""
+    """Letters of every script stay, in lower case; invisible characters and path separators do not."""
     assert name_of(word) == name
 
 
 def test_both_forms_of_a_letter_are_one_name() -> None:
-    """macOS writes an umlaut as two characters, a keyboard as one."""
+    """macOS spells an umlaut as two characters, a keyboard as one."""
     apart = unicodedata.normalize("NFD", "rückgabe")
     assert apart != "rückgabe" and name_of(apart) == typed(apart) == "rückgabe"
     assert is_name("rückgabe") and not is_name(apart)
@@ -42,7 +42,7 @@ def test_both_forms_of_a_letter_are_one_name() -> None:
 
 @pytest.mark.parametrize("char", ["x", "規", "\U00020000", "u\u0308\u0323", "नि"])
 def test_a_long_name_is_cut_between_letters(char: str) -> None:
-    """A file's name with it has at most 255 bytes; no mark is cut off its letter."""
+    """A file name with it has at most 255 bytes; no mark is separated from its letter."""
     name = name_of(char * 100)
     assert len(name) <= MAX_NAME and len(name.encode()) <= MAX_BYTES and is_name(name)
     whole = unicodedata.normalize("NFC", char)
@@ -60,14 +60,14 @@ def test_any_word(word: str) -> None:
 
 
 def test_every_character() -> None:
-    """All of Unicode, one by one: what a character gives is a name, or nothing."""
+    """Each character of Unicode gives a name, or nothing."""
     for number in range(sys.maxunicode + 1):
         name = name_of(chr(number))
         assert name_of(name) == name
 
 
 def test_names_that_some_system_takes_for_one() -> None:
-    """They would silently share a file: refused, as are the names of devices on Windows."""
+    """They would silently share a file: refused, as are device names of Windows."""
     assert objection("masse", ["maße"]) and objection("ﬁles", ["files"])
     assert objection("rückgabe", ["ruckgabe", "rückgabe"]) is None
     assert objection("con", []) and objection("com1", []) and objection("console", []) is None

@@ -1,4 +1,4 @@
-"""Messages in unusual places: each template has them where it puts them itself, or they are refused in its words."""
+"""Tests messages in unusual places: each template puts them where it does by itself, or refuses with its own reason."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ OWN = {"muse-glimmer", "unsloth-Apriel-1.5"}  # open a question otherwise where 
 
 
 def spoken(shape: str) -> list[dict[str, Any]]:
-    """The messages of a shape, `s`ystem, `u`ser and `a`ssistant, each with a text of its own."""
+    """Return the messages of a shape, `s`ystem, `u`ser and `a`ssistant, each with its own text."""
     return [{"role": ROLES[role], "content": f"TEXT{number:02d}X"} for number, role in enumerate(shape)]
 
 
 def expected(source: str, shape: str, answers: str) -> str | None:
-    """What the template prints, where answers (at the places of `answers` that are not blank) follow the generation
-    prompt. None where it refuses, drops a message or puts it elsewhere."""
+    """Return the template's output with answers (at the nonblank `answers`) after the generation prompt. None if it
+    refuses, drops or moves a message."""
     talk = spoken(shape)
     text = plainly(source, talk, True)
     if text is None:
@@ -57,8 +57,8 @@ def expected(source: str, shape: str, answers: str) -> str | None:
     ],
 )
 def test_templates_have_messages_where_they_put_them(shape: str, answers: str, least: int) -> None:
-    """Later system messages, greetings, two answers in a row: what the template prints itself, but for the generation
-    prompt before answers; a template that drops or moves one is refused, never followed in silence."""
+    """Later system messages, greetings, two answers in a row: the template's own output, except for the generation
+    prompt before answers; a template that drops or moves one is refused."""
     counts: Counter[bool] = Counter()
     messages = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in spoken(shape))
     for name, source in SOURCES.items():
@@ -77,7 +77,7 @@ def test_templates_have_messages_where_they_put_them(shape: str, answers: str, l
 
 
 def test_a_skill_in_a_later_system_message(chatml: ChatTemplate) -> None:
-    """It is where the text was, and nothing else changes."""
+    """It is in the place of the text, and nothing else changes."""
     talk = (
         Message("user", (TextPart("Q1?"),)),
         Message("assistant", (TextPart("A1"),)),
@@ -103,7 +103,7 @@ def test_a_skill_in_a_later_system_message(chatml: ChatTemplate) -> None:
     ],
 )
 def test_a_template_that_refuses_says_why(name: str, shape: str, says: str) -> None:
-    """Its own words, or what it would do to a message."""
+    """The error has the template's reason, or its fault."""
     talk = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in spoken(shape))
     with pytest.raises(ModelError, match=says):
         build(ChatTemplate(SOURCES[name], "<s>", "</s>", now=DAY, name=name), Conversation(talk))

@@ -1,4 +1,4 @@
-"""Images in texts: what is taken for one, what never is, and which files may be read for it."""
+"""Tests images in texts: which references count, and which files may be read for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PNG = image_bytes(8, 8, seed=1)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A skill's folder with pictures of several names, and one beside it that is not its own."""
+    """Make a skill's folder with pictures of several names, and one outside of it."""
     (tmp_path / "s" / "sub").mkdir(parents=True)
     for name in ("a.png", "my photo.png", "b(1).JPG", "sub/c.webp", "%20.png", "new\nline.png", "draw.svg"):
         (tmp_path / "s" / name).write_bytes(PNG)
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_marks_of_images(folder: Path, mark: str, name: str) -> None:
-    """As Markdown spells them, spaces and brackets in names included."""
+    """Markdown spellings, with spaces and brackets in names."""
     (link,) = find_images(mark, folder)
     assert link.why == "" and Path(link.path).resolve() == folder / name
     assert mark[link.start : link.end].startswith("![") and mark[link.start : link.end].endswith(")")
@@ -76,12 +76,12 @@ def test_marks_of_images(folder: Path, mark: str, name: str) -> None:
     ],
 )
 def test_what_is_no_image(folder: Path, text: str) -> None:
-    """A link, code, a comment, an escape, half a mark: words."""
+    """A link, code, a comment, an escape and an unfinished mark are text."""
     assert find_images(text, folder) == ()
 
 
 def test_backticks_pair_within_a_paragraph(folder: Path) -> None:
-    """One that is never closed, or only in the next paragraph, makes no code of what follows."""
+    """An unclosed one, or one that closes in the next paragraph, makes no code."""
     for text in ("It's a ` and ![a](a.png)", "a ` b\n\n![a](a.png) ` c", "`a` ![a](a.png) `b`", "`` a ` ![a](a.png) `"):
         assert len(find_images(text, folder)) == (0 if text.startswith("``") else 1), text
 
@@ -108,13 +108,13 @@ def test_backticks_pair_within_a_paragraph(folder: Path) -> None:
     ],
 )
 def test_files_that_are_not_taken(folder: Path, target: str, why: str) -> None:
-    """Each with the reason; nothing is opened, so that nothing can hang."""
+    """Each has the reason; no file is opened, so that nothing can hang."""
     (link,) = find_images(f"![a]({target})", folder)
     assert why in link.why and link.path == ""
 
 
 def test_what_stands_for_an_image_names_its_bytes(folder: Path) -> None:
-    """In its place in the text; fields keep theirs, and one that would be within an image is none."""
+    """The placeholder is in its place; fields keep theirs, and one inside of an image is dropped."""
     (folder / "s.md").write_text(
         "---\ndescription: d\nfields: {logo: '![x](a.png)', until: '![y](no.png)'}\n---\n"
         "date: 2026-06-01\nlogo: ![x](a.png)\n\nSee ![date](a.png), shop: Ada\nuntil: ![y](no.png)"
@@ -130,7 +130,7 @@ def test_what_stands_for_an_image_names_its_bytes(folder: Path) -> None:
 
 
 def test_joined_texts_keep_their_images(folder: Path) -> None:
-    """Each in its place of the whole."""
+    """Each keeps its place."""
     for name in ("x", "y"):
         (folder / f"{name}.md").write_text(f"The text {name} ![a](a.png) ends.")
     whole = with_images(joined([load_skill(folder / "x.md"), load_skill(folder / "y.md")], "both"))
@@ -140,13 +140,13 @@ def test_joined_texts_keep_their_images(folder: Path) -> None:
 
 
 def test_no_file_no_images(folder: Path) -> None:
-    """A text from elsewhere than a file names none of the reader's."""
+    """A text from elsewhere than a file cannot name local files."""
     text = f"![a]({folder / 'a.png'})"
     assert parse_skill(text, source="-", default="x").links == ()
 
 
 def test_broken_and_large_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that names the file; too many, or too large together, likewise."""
+    """One line names the file, also for too many or too large together."""
     (folder / "bad.png").write_bytes(b"no picture")
     (folder / "s.md").write_text("![a](bad.png)")
     with pytest.raises(ImageError, match=r"bad\.png is no image that can be read"):
@@ -162,14 +162,14 @@ def test_broken_and_large_images_are_refused(folder: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("text", ["![a](" * 100_000, "![" * 200_000, "`" * 200_000, "` `` " * 80_000, "<!--" * 100_000])
 def test_hostile_texts_take_no_time(folder: Path, text: str) -> None:
-    """Half marks by the hundred thousand are found to be none in about the time of reading them."""
+    """Hundreds of thousands of unfinished marks take about the time of reading them."""
     started = time.process_time()
     assert find_images(text + " ![a](a.png", folder) == ()
     assert time.process_time() - started < 5
 
 
 def test_a_field_in_a_path_is_text_before(folder: Path) -> None:
-    """A value is put into its place first: it may choose the file."""
+    """The value is filled in first: it may choose the file."""
     (folder / "s.md").write_text("---\nname: s\ndescription: d\nfields: {which: a}\n---\nSee ![it]({{which}}.png).")
     skill = load_skill(folder / "s.md")
     assert [link.target for link in skill.links] == ["a.png"] and skill.fields == (Field("which", "a", 10, 11),)

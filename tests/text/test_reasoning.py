@@ -1,4 +1,4 @@
-"""How models think: which marks a template has, how an answer is opened, and marks in a text that comes in parts."""
+"""Tests reasoning formats: marks of templates, how an answer opens, and marks in streamed text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from notes_cli.text.messages import asking
 from notes_cli.text.prompt import build, generation_prompt
-from notes_cli.text.reasoning import Begins, Reasoning, Until, reasoning_of, shipped_table
+from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning, reasoning_of, shipped_table
 from notes_cli.text.template import ChatTemplate
 
 from ..thinkers import HARMONY, OPENED, PLAIN, RESPONSE, SWITCH, UNAWARE
@@ -30,7 +30,7 @@ ASSISTANT = "<|im_end|>\n<|im_start|>assistant\n"
     ],
 )
 def test_where_an_answer_begins(source: str, thinking: str, direct: str) -> None:
-    """With reasoning a prompt ends in an open chain, without it in none: by the template's switch, else by ours."""
+    """With reasoning a prompt ends in an open mark, without it in none: by the template's switch, else by ours."""
     reasoning = reasoning_of(source, "any")
     template = ChatTemplate(source)
     assert generation_prompt(reasoning.template(template, True)) == thinking
@@ -38,7 +38,7 @@ def test_where_an_answer_begins(source: str, thinking: str, direct: str) -> None
 
 
 def test_only_the_question_at_hand_is_thought_about() -> None:
-    """Answers of earlier turns have no open chain before them that would swallow them, and their questions no cue."""
+    """Answers of earlier turns have no open mark before them, and their questions no cue."""
     for source, opened in ((SWITCH, "<think>\n"), (OPENED, "<think>\n")):
         template = reasoning_of(source, "any").template(ChatTemplate(source), True)
         text = "".join(piece.text for piece in build(template, asking("Q2?", turns=[("Q1?", "A1")])))
@@ -60,7 +60,7 @@ def test_the_table_tells_models_apart() -> None:
 
 
 def test_an_answer_inside_the_chain() -> None:
-    """The last one that is found counts; a chain that does not come to an answer has none."""
+    """The last match counts; reasoning without an outcome has none."""
     tiny = reasoning_of("", "notes-tiny")
     found = tiny.found("So the return is refused. The date is 1. So the return is accepted.")
     assert found and found[1] == "accepted"
@@ -78,8 +78,8 @@ def test_an_answer_inside_the_chain() -> None:
     ],
 )
 def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, found: bool, rest: str) -> None:
-    """The text before it is passed on, also what only looked like the mark, but never a part of the mark."""
-    until, given = Until("</think>"), ""
+    """The text before it is emitted, including partial matches, but never a part of the mark."""
+    until, given = MarkSplitter("</think>"), ""
     for at in range(0, len(text), size):
         given += until.feed(text[at : at + size])
         assert not given.endswith("</") or not found
@@ -89,8 +89,8 @@ def test_a_mark_is_found_however_it_is_cut(size: int, text: str, before: str, fo
 
 
 def test_no_mark_is_never_found() -> None:
-    """A model without marks: everything is text."""
-    until = Until("")
+    """For a model without marks all text is the answer."""
+    until = MarkSplitter("")
     assert until.feed("a") + until.feed("b") + until.flush() == "ab" and not until.found
 
 
@@ -105,8 +105,8 @@ def test_no_mark_is_never_found() -> None:
     ],
 )
 def test_a_chain_is_one_at_the_beginning_only(size: int, text: str, shown: str, found: bool) -> None:
-    """An answer that has the mark further on is still an answer."""
-    begins, given = Begins("<think>\n"), ""
+    """An answer with the mark further on is still an answer."""
+    begins, given = LeadingMark("<think>\n"), ""
     for at in range(0, len(text), size):
         given += begins.feed(text[at : at + size])
         if begins.found:
@@ -115,7 +115,7 @@ def test_a_chain_is_one_at_the_beginning_only(size: int, text: str, shown: str, 
 
 
 def test_the_table_that_ships_is_whole() -> None:
-    """Every entry has what it needs, the last cue is for everyone, and each first entry is found by its own texts."""
+    """Every entry is complete, the last cue matches all names, and each first entry is matched by its own texts."""
     table = shipped_table()
     for entry in table.marks:
         assert entry.open.strip() and entry.close.strip() and "enable_thinking" in entry.thinking

@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: what cannot be enforced is refused by name, and what people write most is taken."""
+"""Tests translating JSON schemas: unenforceable keywords are refused by name, and common schemas are accepted."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..schemas import REFUSED
 
 
 def inner(grammar: str) -> Any:
-    """The schema that a grammar has."""
+    """Return the schema in a grammar."""
     return json.loads(grammar.partition("%json ")[2])
 
 
 def arguments(schema: Any, *, strict: bool = False) -> Any:
-    """The schema of the arguments of a tool."""
+    """Return the schema of the arguments of a tool."""
     found = inner(calls_grammar({"odd": schema}, {"odd"} if strict else ()))
     return {"$defs": found["$defs"], **found["properties"]["arguments"]}
 
 
 @pytest.mark.parametrize(("schema", "says"), REFUSED, ids=str)
 def test_nothing_is_passed_over(schema: Any, says: str) -> None:
-    """One line that says what cannot be, and where: an answer that seems to be valid would be worse."""
+    """One line has the keyword and its place: an answer that only seems valid would be worse."""
     with pytest.raises(GrammarError, match=says) as caught:
         schema_grammar(schema)
     assert "\n" not in str(caught.value) and "(at /" in str(caught.value)
@@ -39,7 +39,7 @@ def test_a_schema_that_is_not_json(text: str) -> None:
 
 
 def test_what_restricts_nothing() -> None:
-    """Titles, descriptions and defaults change no grammar; nor do options of llguidance get in."""
+    """Titles, descriptions and defaults do not change the grammar, and options of llguidance cannot be injected."""
     notes = {"title": "T", "description": "d", "default": 1, "examples": [1], "x-own": 1, "$schema": "s", "$id": "i"}
     lenient = {"x-guidance": {"lenient": True, "whitespace_pattern": ".*"}}
     assert schema_grammar({"type": "integer", **notes, **lenient}) == schema_grammar({"type": "integer"})
@@ -53,7 +53,7 @@ def deep(levels: int) -> Any:
 
 
 def chain(length: int) -> Any:
-    """Definitions that refer to one another: llguidance goes through all of them on its stack."""
+    """Return definitions that refer to one another: llguidance recurses through all of them."""
     definitions = {f"d{n}": {"properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(length)}
     return {"$defs": {**definitions, f"d{length}": True}, "$ref": "#/$defs/d0"}
 
@@ -85,7 +85,7 @@ _STATES = {"type": "string", "pattern": "(a|b)*a(a|b){20}c"}
     ids=lambda value: str(value)[:40],
 )
 def test_schemas_of_strangers(schema: Any, says: str) -> None:
-    """Refused before they cost much."""
+    """They are refused before they cost much."""
     with pytest.raises(GrammarError, match=says):
         schema_grammar(schema)
 
@@ -95,12 +95,12 @@ def test_schemas_of_strangers(schema: Any, says: str) -> None:
     [None, {}, {"type": "object"}, {"properties": {}}, {"type": "object", "properties": {}, "required": []}],
 )
 def test_a_tool_without_parameters(parameters: Any) -> None:
-    """It is called with {}: what else is written there would be made up."""
+    """It is called with {}, as the model would invent other arguments."""
     assert arguments(parameters) == {"$defs": {}, "type": "object", "additionalProperties": False}
 
 
 def test_references_in_the_schemas_of_tools() -> None:
-    """They begin at the head of their own schema, as in each that Pydantic writes."""
+    """They begin at the root of the tool's own schema, as Pydantic writes them."""
     one, other = (
         {"$defs": {"P": {"const": word}}, "properties": {"p": {"$ref": "#/$defs/P"}}, "required": ["p"]}
         for word in ("one", "other")
@@ -114,8 +114,8 @@ def test_references_in_the_schemas_of_tools() -> None:
 
 @pytest.mark.parametrize(("schema", "says"), REFUSED, ids=str)
 def test_a_keyword_that_is_not_enforced_in_a_tool(schema: Any, says: str) -> None:
-    """It is left out where it is, and the rest is enforced: one tool of a catalogue costs no request. Where `strict`
-    asks for all of it, the error has the tool and the place in its own schema."""
+    """It is dropped and the rest is enforced, so that one tool does not fail the request. With `strict` the error has
+    the tool and the place in its schema."""
     schema = schema if not isinstance(schema, dict) or "$ref" not in schema else {"$ref": "#/nowhere"}
     tool = {"type": "object", "properties": {"odd": schema, "even": {"const": "kept"}}, "required": ["odd", "even"]}
     assert arguments(tool)["properties"]["even"] == {"const": "kept"}
@@ -137,18 +137,18 @@ def test_a_keyword_that_is_not_enforced_in_a_tool(schema: Any, says: str) -> Non
     ],
 )
 def test_what_is_left_of_a_schema(schema: Any, kept: str) -> None:
-    """As much as can be enforced."""
+    """All that can be enforced remains."""
     assert kept in json.dumps(arguments({"properties": {"a": schema}, "required": ["a"]})["properties"]["a"])
 
 
 @pytest.mark.parametrize("schema", [{"type": "string", "format": "x"}, {"$ref": "#/nowhere"}, [], "x", {"not": {}}])
 def test_arguments_are_an_object(schema: Any) -> None:
-    """Whatever a tool's schema says."""
+    """They are one for any schema."""
     assert arguments(schema)["type"] == "object"
 
 
 def test_a_catalogue_that_is_too_large() -> None:
-    """Refused with the tool at which it is."""
+    """The error names the tool that exceeds the limit."""
     with pytest.raises(GrammarError, match=r"^the tool second: the JSON schema is too large"):
         calls_grammar(
             {"first": {"properties": {"a": _SMALL}}, "second": {"properties": {"a": {"enum": [*range(60_000)]}}}}

@@ -1,4 +1,4 @@
-"""Sizes and ages: what people write is read as they mean it, or refused."""
+"""Tests that sizes and ages are parsed as meant, or refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_sizes(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "1 XB", "1e9", "1iB", "9" * 400, "1,5GB"])
 def test_what_is_no_size(text: str) -> None:
-    """A budget that is read wrongly would remove what should stay."""
+    """A misread budget would remove files that should stay."""
     with refused(NotesError, "is not a size"):
         parse_size(text)
 

@@ -1,4 +1,4 @@
-"""Reading skills: files, folders, standard input, and everything that can be wrong with them."""
+"""Tests reading skills from files, folders and standard input, and all their errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(folder: Path, name: str, text: str | bytes) -> Path:
 
 
 def test_a_plain_text_file(tmp_path: Path) -> None:
-    """Name from the stem, newlines normalised, byte order mark dropped, blanks around it gone."""
+    """The name is the stem; line breaks are normalised, byte order mark and surrounding blanks removed."""
     skill = load_skill(write(tmp_path, "skill.txt", b"\xef\xbb\xbf\r\n# A\r\ndate: 2026-06-01\r\n\r\n"))
     assert (skill.name, skill.text, skill.values) == (
         "skill",
@@ -37,7 +37,7 @@ def test_a_plain_text_file(tmp_path: Path) -> None:
 
 
 def test_front_matter_values_stay_as_written(tmp_path: Path) -> None:
-    """YAML would make a date and a number of them; the text keeps what the author wrote."""
+    """YAML would convert a date and a number; the text keeps the spelling."""
     skill = load_skill(write(tmp_path, "returns/SKILL.md", FRONT + "By {{date}}, up to {{amount}}.\n"))
     assert skill.text == "By 2026-06-01, up to 120."
     assert skill.values == {"date": "2026-06-01", "amount": "120"}
@@ -45,14 +45,14 @@ def test_front_matter_values_stay_as_written(tmp_path: Path) -> None:
 
 
 def test_front_matter_may_begin_with_blanks_after_its_dashes(tmp_path: Path) -> None:
-    """As it may end: it is no part of the text, whoever looks for it."""
+    """As at its end: they are not part of the text."""
     skill = load_skill(write(tmp_path, "blank/SKILL.md", "--- \t\nname: fees\ndescription: d\n---\nRead it.\n"))
     assert (skill.name, skill.description, skill.text) == ("fees", "d", "Read it.")
     assert read_card(tmp_path / "blank") == ("fees", "d")
 
 
 def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
-    """A folder in the layout of Agent Skills works as input, and lends its name."""
+    """A folder in the layout of Agent Skills is accepted, and gives the name."""
     write(tmp_path, "pdf-tools/SKILL.md", "---\ndescription: d\n---\nRead it.")
     assert load_skill(tmp_path / "pdf-tools").name == "pdf-tools"
     with pytest.raises(SkillError, match=r"has no SKILL\.md"):
@@ -60,7 +60,7 @@ def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
 
 
 def test_standard_input() -> None:
-    """A dash reads the given stream; a name may be given with it."""
+    """A dash reads the stream; a name may be given with it."""
     assert load_skill("-", stdin=io.BytesIO(b"plan: gold")).name == "stdin"
     assert load_skill("-", name="Plans", stdin=io.BytesIO(b"plan: gold")).name == "plans"
     with pytest.raises(SkillError, match="nothing to read on standard input"):
@@ -68,7 +68,7 @@ def test_standard_input() -> None:
 
 
 def test_lenient_with_warnings(tmp_path: Path) -> None:
-    """An odd name, another folder and a missing description are told, not refused."""
+    """An odd name, another folder and a missing description are warnings."""
     skill = load_skill(write(tmp_path, "folder/SKILL.md", "---\nname: My Skill!\n---\nText."))
     assert skill.name == "my-skill"
     assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [True] * 3
@@ -76,7 +76,7 @@ def test_lenient_with_warnings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", " \n\n", "---\nname: a\n---\n", "\ufeff"])
 def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
-    """There is nothing to compile in an empty text."""
+    """An empty text has nothing to compile."""
     with pytest.raises(SkillError, match="has no text"):
         load_skill(write(tmp_path, "empty.md", text))
 
@@ -109,7 +109,7 @@ def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
-    """The message names the file and what is wrong with it."""
+    """The error names the file and the problem."""
     path = write(tmp_path, "bad.md", text)
     with pytest.raises(SkillError, match=message) as caught:
         load_skill(path)
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | byt
 
 
 def test_a_hoisted_field() -> None:
-    """Written as a mapping; its new value replaces the old one."""
+    """It is written as a mapping; its new value replaces the old one."""
     text = "---\nfields:\n  date: {value: 2026-06-01, hoist: true}\n  tier: {value: gold, hoist: false}\n---\n"
     skill = parse_skill(text + "tier: gold\ndate: 2026-06-01\nBefore {{date}}.", source="s", default="s")
     assert skill.text == "tier: gold\nBefore [date].\n\ndate: 2026-06-01"
@@ -125,27 +125,27 @@ def test_a_hoisted_field() -> None:
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    """No traceback for a typo."""
+    """A typo gives no traceback."""
     with pytest.raises(SkillError, match="no such file"):
         load_skill(tmp_path / "no.txt")
 
 
 def test_a_line_break_in_a_path_is_spelt(tmp_path: Path) -> None:
-    """It would be taken for two files otherwise."""
+    """It would separate two files otherwise."""
     file = tmp_path / "a\nb.txt"
     file.write_text("Be brief.")
     assert load_skill(file).source == str(tmp_path / "a\\x0ab.txt")
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model named by mistake does not fill the memory."""
+    """A model file by mistake does not fill the memory."""
     monkeypatch.setattr("notes_cli.text.skill.MAX_BYTES", 10)
     with pytest.raises(SkillError, match="Is it a text"):
         load_skill(write(tmp_path, "model.gguf", b"x" * 11))
 
 
 def test_with_values_moves_every_span() -> None:
-    """A corrected skill is a new text, with all spans where they now are."""
+    """A corrected skill is a new text with updated spans."""
     skill = parse_skill(FRONT + "{{date}}: {{amount}} until {{date}}", source="s", default="s")
     new = with_values(skill, {"date": " 1 July 2026 "})
     assert new.text == "1 July 2026: 120 until 1 July 2026"
@@ -163,7 +163,7 @@ def test_with_values_moves_every_span() -> None:
     ],
 )
 def test_with_values_refuses_what_it_cannot_place(values: dict[str, str], message: str) -> None:
-    """An unknown field names the known ones; a value is one line."""
+    """The error for an unknown field names the known ones; a value is one line."""
     skill = parse_skill(FRONT + "{{date}} {{amount}}", source="s", default="s")
     with pytest.raises(SkillError, match=message):
         with_values(skill, values)
@@ -171,7 +171,7 @@ def test_with_values_refuses_what_it_cannot_place(values: dict[str, str], messag
 
 @pytest.mark.parametrize("name", ["規則", "方針", "rückgabe", "λόγος"])
 def test_a_name_in_any_script(tmp_path: Path, name: str) -> None:
-    """A file's name is the skill's, without a warning; another name is changed with one."""
+    """A valid file name becomes the skill's without a warning; another is changed with one."""
     skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
     assert (skill.name, skill.warnings) == (name, ())
     (warning,) = load_skill(write(tmp_path, "Rückgabe 2.txt", "Text.")).warnings
@@ -179,7 +179,7 @@ def test_a_name_in_any_script(tmp_path: Path, name: str) -> None:
 
 
 def test_no_name_is_made_up(tmp_path: Path) -> None:
-    """Where nothing of the word can be a name, one is asked for."""
+    """If no character of the word can be in a name, the error asks for one."""
     for source in (write(tmp_path, "🙂.txt", "Text."), write(tmp_path, "a.txt", "---\nname: '!'\n---\nText.")):
         with refused(SkillError, r"has no letter and no digit\. Give it another: --name NAME"):
             load_skill(source)
@@ -188,7 +188,7 @@ def test_no_name_is_made_up(tmp_path: Path) -> None:
 
 @given(st.text(max_size=300))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """No text breaks the reader, and every span holds its value."""
+    """No text crashes the reader, and every span holds its value."""
     try:
         skill = parse_skill(text, source="s", default="s")
     except SkillError:
@@ -206,13 +206,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     ],
 )
 def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
-    """The skills that come with notes have their fields and nothing to warn of."""
+    """The shipped skills have their fields and no warnings."""
     skill = load_skill(SAMPLES / name)
     assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())
 
 
 def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
-    """By name; a skill's own folders are its own."""
+    """They are sorted by name; a skill's own subfolders belong to it."""
     for name in ("b", "a/references", "a", "c"):
         write(tmp_path, f"{name}/SKILL.md" if name != "c" else "c/notes.csv", "x")
     assert skill_sources(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
@@ -229,7 +229,7 @@ def test_a_folder_of_skills_is_each_of_them(tmp_path: Path) -> None:
 
 
 def test_linked_files_are_said_to_be_left_out(tmp_path: Path) -> None:
-    """One line names them; addresses, places in the text and examples in code are none."""
+    """One warning names them; URLs, anchors and examples in code are not files."""
     write(tmp_path, "s/scripts/run.py", "x")
     text = (
         "---\ndescription: d\n---\nSee [a](references/a.md#top), [b](b.md), ![p](p.png) and scripts/run.py.\n"

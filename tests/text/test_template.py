@@ -1,4 +1,4 @@
-"""Chat templates: rendering, cutting at markers, and templates that fail."""
+"""Tests chat templates: rendering, splitting at markers, and failing templates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ TALK = [
     ],
 )
 def test_templates_in_the_wild(templates: SimpleNamespace, source: str, folds: bool, rendered: str) -> None:
-    """Each is rendered as its model knows it; without a system role the first user message takes the text."""
+    """Each is rendered as its model expects; without a system role the first user message has the text."""
     template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
     assert template.folds_system is folds
     assert template.render(TALK) == rendered
@@ -67,7 +67,7 @@ def test_templates_in_the_wild(templates: SimpleNamespace, source: str, folds: b
 
 @pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
 def test_cut_gives_the_templates_own_words(templates: SimpleNamespace, source: str) -> None:
-    """Chunks and markers put together are the rendered text."""
+    """The parts and markers join to the rendered text."""
     template = ChatTemplate(getattr(templates, source), bos="<s>", now=DAY)
     messages = [{"role": m["role"], "content": marker(i)} for i, m in enumerate(TALK)]
     chunks = template.cut(messages, [marker(i) for i in range(4)])
@@ -76,7 +76,7 @@ def test_cut_gives_the_templates_own_words(templates: SimpleNamespace, source: s
 
 
 class _Counted(str):
-    """A text that counts how often all of it is looked through."""
+    """A string that counts searches through all of it."""
 
     looked = 0
 
@@ -86,7 +86,7 @@ class _Counted(str):
 
 
 def test_many_messages_are_cut_in_one_pass() -> None:
-    """A client sends as many as it likes: the text is not looked through for each of them."""
+    """A client may send any number: the text is not searched for each of them."""
     marks = [marker(number) for number in range(5000)]
     whole = "".join(f"<{mark}>" for mark in marks)
     assert ChatTemplate("").cut_text(_Counted(whole), marks) == ["<", *["><"] * 4999, ">"]
@@ -101,7 +101,7 @@ def test_many_messages_are_cut_in_one_pass() -> None:
 
 
 def test_the_same_is_rendered_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template that tells the time is not held to the first one."""
+    """A template that prints the time is rendered again."""
     seconds = iter([1.0, 1.9, 2.0])
     monkeypatch.setattr("time.time", lambda: next(seconds))
     rendered: list[int] = []
@@ -120,14 +120,14 @@ def test_without_a_generation_prompt(templates: SimpleNamespace) -> None:
 
 
 def test_options_reach_the_template(templates: SimpleNamespace) -> None:
-    """Thinking can be switched off where the template knows how."""
+    """Reasoning can be disabled if the template has an option for it."""
     template = ChatTemplate(templates.QWEN, options={"enable_thinking": False})
     assert template.render(TALK[:2]).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
 def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
-    """They append to a list, loop over tools that are none, and encode what a filter returns or what there is not; none
-    of it is left for the next one."""
+    """They append to a list, loop over missing tools, and encode iterators or undefined values; none of it affects the
+    next rendering."""
     source = (
         "{% set ids = [] %}{% for m in messages %}{{ ids.append(m.role) or '' }}{% endfor %}{{ ids | tojson }}"
         "{{ messages | map(attribute='content') | tojson }}{{ messages[0].nothing | tojson }}{{ messages.append(1) }}"
@@ -138,7 +138,7 @@ def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
 
 
 def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
-    """tojson without HTML escapes, loop controls, generation blocks, tools that are none."""
+    """tojson without HTML escapes, loop controls, generation blocks, missing tools."""
     source = (
         "{{ {'a': '<é>'} | tojson }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ tools is none }}"
@@ -161,7 +161,7 @@ def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
     ],
 )
 def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> None:
-    """One line names its fault: never a traceback, and never a wrong prompt."""
+    """One line names its fault, without a traceback or a wrong prompt."""
     with pytest.raises(ModelError, match=message) as caught:
         ChatTemplate(source).render(TALK)
     assert "\n" not in str(caught.value)
@@ -175,13 +175,13 @@ def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> Non
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
-    """A model file is data from strangers; its template reaches nothing but the messages."""
+    """A model file is untrusted; its template reaches only the messages."""
     with pytest.raises(ModelError):
         ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}").render(TALK)
 
 
 def test_all_templates_of_llama_cpp_render_as_without_limits() -> None:
-    """The limits change nothing for an honest template: the same text, or the same refusal."""
+    """The limits do not affect honest templates: the same text, or the same refusal."""
     assert len(WILD) >= 60, "run: make test"
     rendered = 0
     for path in WILD:
@@ -225,7 +225,7 @@ def doubled(start: str, double: str, times: int = 60) -> str:
     ],
 )
 def test_a_template_that_takes_too_much_is_said(source: str, says: str) -> None:
-    """One line that names it, whichever instruction takes the time or the memory; the next one is rendered as usual."""
+    """One line names it, whichever instruction takes the time or the memory; the next one is rendered as usual."""
     with pytest.raises(ModelError, match=r"^the template of x") as caught:
         ChatTemplate(source + "{{ messages[0].content }}", name="the template of x").render(TALK)
     assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
@@ -233,11 +233,11 @@ def test_a_template_that_takes_too_much_is_said(source: str, says: str) -> None:
 
 
 def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is not lost, and what was still to come is not taken for the text of the next template."""
-    child = rendering._started()
+    """Ctrl-C is not lost, and a late reply does not become the text of the next template."""
+    child = rendering._start_child()
 
     class Interrupted:
-        """A child that does not answer before Ctrl-C comes."""
+        """A child that does not reply before Ctrl-C."""
 
         stdin, poll, wait, kill = child.stdin, child.poll, child.wait, child.kill
 
@@ -255,7 +255,7 @@ def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words_around_an_answer(chatml: ChatTemplate, templates: SimpleNamespace) -> None:
-    """They are after the generation prompt and nowhere else; other variables make another template."""
+    """They are only after the generation prompt; other variables make another template."""
     worded = chatml.with_words("<think>\n", " Think.")
     assert worded.render(TALK) == chatml.render(TALK) + "<think>\n"
     assert worded.render(TALK, add_generation_prompt=False) == chatml.render(TALK, add_generation_prompt=False)

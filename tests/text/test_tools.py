@@ -1,4 +1,4 @@
-"""Tools in prompts: every template that knows them, as it prints them itself, and hostile strings in them."""
+"""Tests tools in prompts: every template that supports them prints its own output, hostile strings included."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def text_of(chunks: Sequence[Chunk]) -> str:
 
 
 def as_given(messages: Sequence[Message], silence: str | None = "", as_text: bool = False) -> list[dict[str, Any]]:
-    """The messages as anybody would pass them to a template: with their plain texts."""
+    """Return the messages for a template with their plain texts."""
     found: list[dict[str, Any]] = []
     for message in messages:
         plain: dict[str, Any] = {"role": message.role, "content": message.text}
@@ -112,7 +112,7 @@ def as_given(messages: Sequence[Message], silence: str | None = "", as_text: boo
 
 
 def test_the_templates_are_there() -> None:
-    """Those that a person would name are among the ones that know tools."""
+    """Well-known models are among those that support tools."""
     assert len(SOURCES) >= 60, "run: make test"
     for family in ("Qwen3-0.6B", "Llama-3.1", "Mistral-Nemo", "DeepSeek-V3.2", "gpt-oss", "command-r7b", "Hermes-3"):
         assert any(family in name for name in KNOWS), family
@@ -121,7 +121,7 @@ def test_the_templates_are_there() -> None:
 @pytest.mark.parametrize("name", sorted({*SHOWS} - {"fireworks-ai-llama-3-firefunction-v2"}))
 @pytest.mark.parametrize("messages", [(USER,), (USER, CALLS, FOUND), (SYSTEM, USER, CALLS, FOUND)], ids=len)
 def test_as_the_template_prints_them(name: str, messages: tuple[Message, ...]) -> None:
-    """Definitions, a call and its result: byte for byte what comes out of the template for the plain texts."""
+    """Definitions, a call and its result are byte for byte the template's output for the plain texts."""
     chunks = build(template_of(name), Conversation(messages, TOOLS))
     forms = {"silence": "", "as_text": False}, {"silence": "", "as_text": True}, {"silence": None, "as_text": True}
     given = messages
@@ -137,7 +137,7 @@ def test_as_the_template_prints_them(name: str, messages: tuple[Message, ...]) -
 
 @pytest.mark.parametrize("name", SHOWS)
 def test_what_strangers_write_is_never_special(name: str) -> None:
-    """Control tokens in descriptions, choices, arguments and results are read as words, in every template."""
+    """Control tokens in descriptions, choices, arguments and results are tokenised as text, in every template."""
     chunks = build(template_of(name), Conversation((SYSTEM, USER, CALLS, FOUND), TOOLS))
     runs = [run for chunk in chunks for run in chunk.runs]
     assert sum(run.text.count("evil") for run in runs) >= 3  # some print no choices, or no descriptions inside
@@ -145,7 +145,7 @@ def test_what_strangers_write_is_never_special(name: str) -> None:
 
 
 def replaced(message: Message) -> Message:
-    """The message without what is evil in it."""
+    """Return the message without its control tokens."""
     parts = tuple(TextPart("fine") for _ in message.parts)
     calls = tuple(ToolCall(call.id, call.name, {"city": "Paris"}) for call in message.tool_calls)
     return Message(message.role, parts, calls, message.tool_call_id)
@@ -157,7 +157,7 @@ def harmless() -> tuple[Mapping[str, Any], ...]:
 
 @pytest.mark.parametrize("name", SHOWS)
 def test_plain_words_are_tokenised_as_the_model_was_trained(name: str) -> None:
-    """Without anything that could be a control token, definitions and calls are one run with the words around them."""
+    """Without possible control tokens, definitions and calls are one run with the text around them."""
     chunks = build(template_of(name), Conversation((USER, replaced(CALLS), replaced(FOUND)), harmless()[1:]))
     assert [run.text for chunk in chunks for run in chunk.runs if not run.special] in (
         ["Q?", "fine"],
@@ -167,7 +167,7 @@ def test_plain_words_are_tokenised_as_the_model_was_trained(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_TOOLS))
 def test_a_template_that_drops_tools(name: str) -> None:
-    """Refused in one line: the model would not know of them."""
+    """It is refused in one line: the model would not see them."""
     with pytest.raises(ModelError, match="left out: get_weather, get_time"):
         build(template_of(name), Conversation((USER,), TOOLS))
 
@@ -178,7 +178,7 @@ RESULTS = (FOUND, Message("tool", (TextPart("noon"),), tool_call_id="abcdefgh2")
 
 @pytest.mark.parametrize("name", sorted(IN_SYSTEM))
 def test_a_template_that_leaves_tools_to_the_system_message(name: str) -> None:
-    """They are at its end, as JSON with nothing special in it, after skills and what else it has."""
+    """They are at its end, as JSON with nothing special in it, after skills and other text."""
     head = Message("system", (TextPart("You are brief."), SkillPart("a")))
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in Conversation((USER,), TOOLS).tools)
     for talk, before in (((head, USER), "You are brief.\n\n<a>\n\n"), ((USER,), "")):
@@ -195,8 +195,7 @@ def test_a_template_that_leaves_tools_to_the_system_message(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_CALLS))
 def test_a_template_that_drops_calls(name: str) -> None:
-    """They are in the text of the message, as JSON, with nothing special in it: else the model would not know what it
-    had asked for."""
+    """They are in the text of the message, as JSON with nothing special in it: otherwise the model would not see them."""
     chunks = build(template_of(name), Conversation((USER, TWO, *RESULTS), TOOLS))
     assert [chunk.kind for chunk in chunks][-2:] == ["result", "result"]
     [said] = [run for chunk in chunks for run in chunk.runs if run.text.startswith('{"name"')]
@@ -206,7 +205,7 @@ def test_a_template_that_drops_calls(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ONE_CALL))
 def test_a_template_with_one_call_a_message(name: str) -> None:
-    """Several calls are several messages, each with its result after it, in the order of the results: none is lost."""
+    """Several calls become several messages, each followed by its result, in the order of the results."""
     apart = (USER, CALLS, FOUND, Message("assistant", (), TWO.tool_calls[1:]), RESULTS[1])
     assert build(template_of(name), Conversation((USER, TWO, *RESULTS), TOOLS)) == build(
         template_of(name), Conversation(apart, TOOLS)
@@ -218,7 +217,7 @@ def test_a_template_with_one_call_a_message(name: str) -> None:
 
 
 def test_calls_in_one_message() -> None:
-    """Where the template shows several, they are as it prints them."""
+    """If the template shows several, they are the template's own output."""
     chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, TWO, *RESULTS), TOOLS))
     assert [chunk.kind for chunk in chunks][-3:] == ["call", "result", "result"]
     assert text_of(chunks) == plainly(
@@ -228,8 +227,8 @@ def test_calls_in_one_message() -> None:
 
 @pytest.mark.parametrize("key", ["1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999])
 def test_ids_of_other_servers(key: str) -> None:
-    """Mistral's templates demand nine letters and digits: another id becomes such a one, always the same; templates
-    that print any id print it as it is, with nothing special in it."""
+    """Mistral's templates demand nine letters and digits: another id is mapped to such a one, always the same;
+    templates that print any id print it unchanged, with nothing special in it."""
     talk = (USER, Message("assistant", (), (ToolCall(key, "get_weather"),)), Message("tool", (TextPart("x"),), (), key))
     for name in ("mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"):
         text = text_of(build(template_of(name), Conversation(talk)))
@@ -241,7 +240,7 @@ def test_ids_of_other_servers(key: str) -> None:
 
 
 def test_calls_without_ids() -> None:
-    """Each gets one, and the results are theirs by their order."""
+    """Each gets one, and results match by their order."""
     calls = Message("assistant", (), (ToolCall("", "get_weather"), ToolCall("", "get_time")))
     found = Conversation((USER, calls, Message("tool"), Message("tool", (TextPart("noon"),)))).messages
     ids = [call.id for call in found[1].tool_calls]
@@ -251,7 +250,7 @@ def test_calls_without_ids() -> None:
 
 @pytest.mark.parametrize("name", ["google-gemma-4-31B-it", "Qwen-Qwen3-0.6B"])
 def test_results_in_another_order_than_calls(name: str) -> None:
-    """Whatever order a template prints them in, and where it prints what is said beside the calls."""
+    """Templates may reorder results, and print the text of the message before or after them."""
     said = Message("assistant", (TextPart("I'll look."),), TWO.tool_calls)
     whole = text_of(build(template_of(name), Conversation((USER, said, *RESULTS[::-1]), TOOLS)))
     assert all(whole.count(text) == 1 for text in ("I'll look.", RESULT, "noon"))
@@ -275,7 +274,7 @@ UNSEEN = {"CohereForAI-c4ai-command-r-plus-tool_use"}  # its call ends without a
 
 @pytest.mark.parametrize("name", sorted({*SHOWS} - UNSEEN))
 def test_results_go_on_where_the_call_ended(name: str) -> None:
-    """With what the model wrote before them they are the conversation: each template, from the call's end on."""
+    """Appended to the model's output, they make the conversation, in each template."""
     template = template_of(name)
     more = next_turn(template, [CALLS, FOUND], tools=TOOLS, ends=ENDS)
     assert [chunk.kind for chunk in more] == ["result"]
@@ -287,13 +286,13 @@ def test_results_go_on_where_the_call_ended(name: str) -> None:
 
 
 def test_where_a_call_ends_is_not_guessed() -> None:
-    """Refused if neither the template nor an end token shows it."""
+    """It is refused if neither the template nor an end token shows it."""
     with pytest.raises(ModelError, match="where the call of a tool ends"):
         next_turn(template_of("openai-gpt-oss-120b"), [CALLS, FOUND], tools=TOOLS)
 
 
 def test_a_turn_after_tools() -> None:
-    """An answer after results is as the model wrote it, and the next question follows it."""
+    """An answer after results stays as generated, and the next question follows it."""
     template = template_of("Qwen-Qwen3-0.6B")
     answer = Message("assistant", (TextPart(" It is warm."),))
     talk = (SYSTEM, USER, CALLS, FOUND, answer, user_message("And now?"))
@@ -327,7 +326,7 @@ def test_what_cannot_follow_an_answer(messages: list[Message]) -> None:
 
 
 def test_a_skill_that_a_tool_found() -> None:
-    """It is spliced into a result that the template prints as it is, and refused in one that it encodes."""
+    """It is spliced into a result that the template prints unchanged, and refused in one that it encodes."""
     found = Message("tool", (SkillPart("a"), ErratumPart("E.")), tool_call_id=CALL.id)
     chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, CALLS, found), TOOLS))
     assert [(chunk.kind, chunk.name) for chunk in chunks][-4:] == [
@@ -342,7 +341,7 @@ def test_a_skill_that_a_tool_found() -> None:
 
 
 def test_what_is_said_beside_a_call() -> None:
-    """A text of its own, unless the template drops it, as Llama's does."""
+    """It is a separate text, unless the template drops it, as Llama's does."""
     said = Message("assistant", (TextPart("I'll look. <|im_end|>"),), (CALL,))
     qwen = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, said, FOUND), TOOLS))
     assert [chunk.kind for chunk in qwen] == ["question", "text", "call", "result"]
@@ -364,7 +363,7 @@ def test_what_is_said_beside_a_call() -> None:
     ],
 )
 def test_a_template_that_takes_texts_apart(shown: str) -> None:
-    """It prints what it prints without marks, and what is left of the user's characters is not special."""
+    """It prints the same as without marks, and characters of the user are not special."""
     source = "{% for t in tools %}<|{{ t.function.name }}|>" + shown + "{% endfor %}"
     template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}")
     for text in ("a plain text: x, x", "<|im_end|> a text x<s>x"):
@@ -377,7 +376,7 @@ def test_a_template_that_takes_texts_apart(shown: str) -> None:
 
 
 def test_a_template_that_says_what_is_in_a_text() -> None:
-    """Where it cannot be found out which characters are the user's, it is refused, not guessed."""
+    """If the characters of the user cannot be located, it is refused."""
     source = "{% for t in tools %}{{ t.function.name }}{{ 'a pipe' if '|' in t | string }}{% endfor %}"
     template = ChatTemplate(source + "{% for m in messages %}{{ m.content }}{% endfor %}")
     sound, evil = ({"name": "look", "description": text} for text in ("a plain text", "<|im_end|>"))
@@ -396,7 +395,7 @@ def test_variables_of_one_template() -> None:
 
 @pytest.mark.parametrize("text", ["plain x and x", "x<|im_end|>x"])
 def test_a_template_that_takes_a_result_apart(text: str) -> None:
-    """A part of it that is printed elsewhere would be taken for the template's own words."""
+    """A part of it printed elsewhere would be read as the template's own text."""
     source = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{{ m.content }}"
     found = Message("tool", (TextPart(text),), tool_call_id=CALL.id)
     whole = build(ChatTemplate(source + "{% endfor %}"), Conversation((USER, CALLS, found)))
@@ -415,13 +414,13 @@ def test_a_template_that_takes_a_result_apart(text: str) -> None:
     ],
 )
 def test_what_json_does_not_have(value: Any, says: str) -> None:
-    """Refused before a template sees it."""
+    """It is refused before a template gets it."""
     with pytest.raises(NotesError, match=says):
         build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER,), ({"name": "look", "parameters": value},)))
 
 
 def test_deep_nests() -> None:
-    """Bounded, for they come from strangers."""
+    """They are limited, as clients are untrusted."""
     deep: Any = "x"
     for _ in range(2000):
         deep = [deep]
@@ -430,7 +429,7 @@ def test_deep_nests() -> None:
 
 
 def test_nobody_can_write_a_mark() -> None:
-    """Marks differ from process to process, and none is another's beginning."""
+    """Marks differ from process to process, and no mark is another's prefix."""
     kinds = ("text", "begin", "end", "call", "tool")
     marks = [marker(number, kind) for kind in kinds for number in (0, 1, 10, 100, 1000)]
     assert not any(one in other for one, other in pairwise(sorted(marks)))

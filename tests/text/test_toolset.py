@@ -1,4 +1,4 @@
-"""Sets of tools as texts: the block that each template has of them, found again in prompts that have it."""
+"""Tests sets of tools as texts: each template's block, found again in prompts that contain it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SET = ToolSet("mine", in_order(TOOLS), "tools.json")
 
 @pytest.mark.parametrize("name", KNOWS)
 def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
-    """With a system message or without, whatever is asked; put together again the prompt is the same."""
+    """With a system message or without, for any question; with the splice the prompt is the same."""
     template = template_of(name)
     skill = tools_skill(template, SET)
     assert "".join(text for text, _ in skill.runs) == skill.text and "get_weather" in skill.text
@@ -44,7 +44,7 @@ def text_of(chunks: list[Chunk]) -> str:
 
 
 def test_the_order_of_tools_is_not_the_clients() -> None:
-    """By name."""
+    """They are sorted by name."""
     assert in_order(TOOLS) == in_order(TOOLS[::-1])
     with pytest.raises(NotesError, match="two tools of the name"):
         in_order([*TOOLS, TOOLS[0]])
@@ -52,7 +52,7 @@ def test_the_order_of_tools_is_not_the_clients() -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_TOOLS | IN_SYSTEM))
 def test_a_template_without_tools(name: str) -> None:
-    """Refused."""
+    """It is refused."""
     with pytest.raises(ModelError, match="does not tell the model of tools"):
         tools_skill(template_of(name), SET)
 
@@ -62,7 +62,7 @@ def test_a_template_without_tools(name: str) -> None:
     [("{", "is not JSON"), ("[]", "holds no tools"), ('{"a": 1}', "holds no tools"), ("[1]", "is not a function")],
 )
 def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
-    """One line each."""
+    """Each has an error of one line."""
     (tmp_path / "tools.json").write_text(text)
     with pytest.raises(NotesError, match=says):
         load_tools(tmp_path / "tools.json")
@@ -72,7 +72,7 @@ def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
 
 @pytest.mark.parametrize("wrap", [lambda tools: tools, lambda tools: {"tools": tools}])
 def test_a_file_of_tools(tmp_path: Path, wrap: Any) -> None:
-    """A list, or an object with one; functions with their outer object or without."""
+    """It is a list, or an object with one; functions have their outer object or not."""
     bare: list[Mapping[str, Any]] = [tool["function"] for tool in TOOLS]  # type: ignore[misc]
     (tmp_path / "My tools.json").write_text(json.dumps(wrap(bare)))
     found = load_tools(tmp_path / "My tools.json")
@@ -80,8 +80,8 @@ def test_a_file_of_tools(tmp_path: Path, wrap: Any) -> None:
 
 
 def test_files_of_other_programs(tmp_path: Path) -> None:
-    """An MCP server's reply, the tools of a request to Anthropic's or to OpenAI's responses: the same tools, which are
-    compiled as requests have them."""
+    """An MCP server's reply and the tools of requests to Anthropic's or OpenAI's API give the same tools, compiled as
+    requests have them."""
     kept = ("name", "description")
     plain: list[Any] = [tool["function"] for tool in TOOLS]
     mcp = [{**{key: one[key] for key in kept}, "inputSchema": one["parameters"], "title": "T"} for one in plain]

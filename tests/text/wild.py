@@ -1,4 +1,4 @@
-"""The chat templates that llama.cpp comes with, and how Jinja alone renders them."""
+"""Chat templates of llama.cpp, and rendering them by Jinja alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WILD = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models/templates
 
 
 def plainly(source: str, messages: Sequence[dict[str, Any]], prompt: bool, tools: object = None) -> str | None:
-    """The text by Jinja alone, in this process and without bounds; None where the template refuses."""
+    """Render by Jinja alone, in this process and without limits; None if the template refuses."""
     known = {"tools": tools, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
     known |= {"functions": "", "datetime": DAY.strftime("%b %d %Y")}
     template = None
