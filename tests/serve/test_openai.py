@@ -10,9 +10,9 @@ import numpy as np
 import openai
 import pytest
 
-from notes_cli.serve.answering import Probabilities
+from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
-from notes_cli.serve.replies import Places, Reply
+from notes_cli.serve.replies import Reply, TokenOffsets
 
 from .conftest import QUESTION, Json, Served, pieces, told
 
@@ -256,14 +256,14 @@ class Spelling:
 @pytest.mark.parametrize("start", [0, 7])
 def test_offsets_of_tokens(tokens: list[bytes], offsets: list[int], start: int) -> None:
     """In characters of the text; a part of a character is where that is."""
-    places = Places(start)
+    places = TokenOffsets(start)
     assert [places.next(token) - start for token in tokens] == offsets
 
 
 def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
     """Each by its bytes, as OpenAI's completions have it; of tokens that are spelt alike the likelier one counts."""
     logits = np.array([5.0, 4.0, 3.0, 2.0, 1.0], np.float32)
-    told = Probabilities(Spelling(b"\xf0\x9f", b"\xf0", "é".encode(), b"\xf0", b"x"), 4)  # type: ignore[arg-type]
+    told = TokenRecorder(Spelling(b"\xf0\x9f", b"\xf0", "é".encode(), b"\xf0", b"x"), 4)  # type: ignore[arg-type]
     told.chosen(1, logits)
     asked = parse_completion({"prompt": "?", "logprobs": 4})[0]
     found = Reply(asked, "tiny")._completed(0, told.take())

@@ -110,7 +110,7 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
         request = parse_chat({"messages": talk.messages, "notes": {"splice": talk.named, "errata": talk.errata}})
         prepared = prepare_request(state, request)
         assert prepared.talk is not None
-        state.conversations.keep(request, prepared.keys, prepared.talk, ["accepted"])
+        state.conversations.keep(request, prepared.digests, prepared.conversation, ["accepted"])
         return b"".join(model.token_bytes(int(one), special=True) for one in prepared.layout.tokens).decode()
 
     talks: list[Talk | None] = [None] * 6

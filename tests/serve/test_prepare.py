@@ -23,16 +23,16 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import parsing, prepare, questions, reading, scheduler
-from notes_cli.serve.answering import TextDelta, Written
+from notes_cli.serve import json_body, parsing, prepare, questions, scheduler
 from notes_cli.serve.app import Options
-from notes_cli.serve.conversations import Talk, keys_of
+from notes_cli.serve.conversations import ConversationState, prefix_digests
+from notes_cli.serve.generation import AnswerDone, TextDelta
 from notes_cli.serve.jobs import Job, JobEvent, Limits
+from notes_cli.serve.json_body import read_json
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
-from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.scheduler import Scheduler, running
+from notes_cli.serve.scheduler import Scheduler, run_scheduler
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
@@ -80,7 +80,7 @@ def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch
 )
 def test_forms_that_are_taken_from_nobody_are_not_read(form: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --no-forms."""
-    for name in ("schema_grammar", "check_grammar"):
+    for name in ("schema_grammar", "gbnf_grammar"):
         monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
     with pytest.raises(parsing.Refused) as caught:
         parse_chat({"messages": [ASK], **form}, forms=False)
@@ -178,9 +178,9 @@ def test_parts_of_a_message() -> None:
 def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """And all is as it was afterwards, also of what is no JSON."""
     seen: list[bool] = []
-    loads = reading.json.loads
+    loads = json_body.json.loads
     monkeypatch.setattr(
-        reading.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
+        json_body.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
     )
     assert read_json(b"[[], {}]") == [[], {}]
     with pytest.raises(parsing.Refused, match="the body is not JSON"):
@@ -281,21 +281,21 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
     library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     """Nothing is decoded for it, it is counted, and its session can be opened again."""
-    real = prepare.turn_of
+    real = prepare.single_turn
 
     def stopping(*given: Any, **how: Any) -> Any:
         if not gate.reached.is_set():
             gate.stop()
         return real(*given, **how)
 
-    left, leave = threading.Event(), Job.leave
+    left, cancel = threading.Event(), Job.cancel
 
     def leaving(self: Job) -> None:
-        leave(self)
+        cancel(self)
         left.set()
 
-    monkeypatch.setattr(questions, "turn_of", stopping)
-    monkeypatch.setattr(Job, "leave", leaving)
+    monkeypatch.setattr(questions, "single_turn", stopping)
+    monkeypatch.setattr(Job, "cancel", leaving)
     with started(library) as served:
         session = {**SKILL, "session": "left"}
         body = json.dumps({"messages": [ASK], "notes": session}).encode()
@@ -319,7 +319,7 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[Scheduler]:
     def opened() -> Workspace:
         return Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))
 
-    with running(Scheduler(opened, limits)) as found:
+    with run_scheduler(Scheduler(opened, limits)) as found:
         found.ready.result(60)
         yield found
 
@@ -380,12 +380,12 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
         over, prepared = threading.Event(), threading.Event()
         jobs: list[Job] = []
         texts: list[str] = []
-        found: list[Talk | None] = []
+        found: list[ConversationState | None] = []
         real = prepare_request
 
         def recorded(state: Any, asked: ChatRequest, **how: Any) -> PreparedRequest:
             if len(asked.messages) > 1:
-                found.append(state.conversations.find(asked, keys_of(asked))[0])
+                found.append(state.conversations.find(asked, prefix_digests(asked))[0])
                 prepared.set()
             return real(state, asked, **how)
 
@@ -401,10 +401,10 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
         def tell(said: JobEvent) -> None:
             if isinstance(said, TextDelta):
                 texts.append(said.text)
-            if stopped and texts and not jobs[0].gone:
-                jobs[0].leave()
+            if stopped and texts and not jobs[0].cancelled:
+                jobs[0].cancel()
                 next_turn()
-            elif isinstance(said, Written) and not stopped:
+            elif isinstance(said, AnswerDone) and not stopped:
                 next_turn()
 
         one.call(lambda: jobs.append(one.submit(parse_chat(first), tell))).result(60)
@@ -419,7 +419,7 @@ def test_a_session_is_free_when_the_end_of_its_answer_is_there(library: Path) ->
         over = threading.Event()
 
         def tell(said: JobEvent) -> None:
-            if isinstance(said, Written):
+            if isinstance(said, AnswerDone):
                 with Sessions(one.workspace.paths.sessions).locked("ours"):
                     free.append(True)
             elif said is None or isinstance(said, NotesError):

@@ -16,7 +16,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.library.standing import GlobalErratum
 from notes_cli.serve.app import Options
-from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
+from notes_cli.serve.conversations import Conversations, ConversationState, Copy, place_errata, prefix_digests
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Refused
@@ -116,24 +116,29 @@ def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
     notes: dict[str, Any] = {"splice": ["returns"]}
     mine = {**notes, "errata": {"date": "2026-07-01"}}
     first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
-    conversations.keep(first, keys_of(first), Talk(before={0: ("mine",)}, own=first.notes.errata), ["Hi!"])
-    conversations.keep(other, keys_of(other), Talk(), ["Hi!"])
+    conversations.keep(
+        first,
+        prefix_digests(first),
+        ConversationState(before={0: ("mine",)}, client_errata=first.notes.errata),
+        ["Hi!"],
+    )
+    conversations.keep(other, prefix_digests(other), ConversationState(), ["Hi!"])
     for one, before in ((mine, {0: ("mine",)}), (notes, {})):
         again = parse_chat({"messages": AGAIN, "notes": one})
-        talk, _ = conversations.find(again, keys_of(again))
+        talk, _ = conversations.find(again, prefix_digests(again))
         assert talk is not None and talk.before == before
     strange = parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})
-    assert conversations.find(strange, keys_of(strange)) == (None, {})
+    assert conversations.find(strange, prefix_digests(strange)) == (None, {})
 
 
 def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
     """The skill was compiled again with another value before the field was corrected for all."""
     segment: Segment = served.at_context(lambda: served.scheduler.segment_cache.segment("returns"))
-    talk = Talk(skills={"returns": segment}, copies=frozenset({Copy("returns")}), heard=0)
+    talk = ConversationState(skills={"returns": segment}, copies=frozenset({Copy("returns")}), n_global=0)
     errata = [GlobalErratum("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
-    now = told(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)
+    now = place_errata(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)
     assert "2026-07-01" in " ".join(now.before[2])
-    again = told(replace(talk, heard=5), {"returns": segment}, [Copy("returns")], errata, (), 2, None)
+    again = place_errata(replace(talk, n_global=5), {"returns": segment}, [Copy("returns")], errata, (), 2, None)
     assert again.before == now.before  # the file of errata was mended, and is shorter
 
 

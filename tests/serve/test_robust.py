@@ -23,9 +23,9 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
-from notes_cli.serve import answers
-from notes_cli.serve.answering import Written
+from notes_cli.serve import event_stream
 from notes_cli.serve.app import Options
+from notes_cli.serve.generation import AnswerDone
 from notes_cli.serve.jobs import Job, JobEvent, Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.scheduler import Scheduler
@@ -137,7 +137,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         raise ZeroDivisionError("our own")
 
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.turns.writing", fault)
+        patch.setattr("notes_cli.serve.answer_tasks.generate_answers", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.serve.questions.prepare_request", fault)
@@ -414,8 +414,8 @@ def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: st
     def tell(said: JobEvent) -> None:
         if said is None or isinstance(said, NotesError):
             over.set()
-        elif isinstance(said, Written):
-            jobs[0].leave()
+        elif isinstance(said, AnswerDone):
+            jobs[0].cancel()
             if outcome == "failed":
                 raise NotesError("after the last word")
 
@@ -460,7 +460,7 @@ def test_it_drains(library: Path, endless: None) -> None:
 
 def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing is said, a comment keeps the connection alive, and a client of OpenAI's does not mind."""
-    monkeypatch.setattr(answers, "PING", 0.05)
+    monkeypatch.setattr(event_stream, "PING", 0.05)
     release = threading.Event()
     future = served.scheduler.call(release.wait)
     timer = threading.Timer(0.4, release.set)
