@@ -263,10 +263,10 @@ def test_offsets_of_tokens(tokens: list[bytes], offsets: list[int], start: int) 
 def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
     """Each by its bytes, as OpenAI's completions have it; of tokens that are spelt alike the likelier one counts."""
     logits = np.array([5.0, 4.0, 3.0, 2.0, 1.0], np.float32)
-    told = TokenRecorder(Spelling(b"\xf0\x9f", b"\xf0", "é".encode(), b"\xf0", b"x"), 4)  # type: ignore[arg-type]
-    told.chosen(1, logits)
+    recorder = TokenRecorder(Spelling(b"\xf0\x9f", b"\xf0", "é".encode(), b"\xf0", b"x"), 4)  # type: ignore[arg-type]
+    recorder.chosen(1, logits)
     asked = parse_completion({"prompt": "?", "logprobs": 4})[0]
-    found = Reply(asked, "tiny")._completed(0, told.take())
+    found = Reply(asked, "tiny")._completion_logprobs(0, recorder.take())
     assert found and found["tokens"] == [r"bytes:\xf0"]
     (likely,) = found["top_logprobs"]
     assert list(likely) == [r"bytes:\xf0\x9f", r"bytes:\xf0", "é"]
