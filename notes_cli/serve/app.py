@@ -145,10 +145,10 @@ class Service:
         return {**facts, "max_model_len": longest, "meta": {**meta, "n_ctx": longest}}
 
     async def tokenize(self, request: Request) -> Response:
-        given = Reader(await self._body(request))
-        content, special = given.needed("content"), given.flag("parse_special")
-        add_bos, pieces = given.flag("add_special"), given.flag("with_pieces")
-        given.end()
+        reader = Reader(await self._body(request))
+        content, special = reader.needed("content"), reader.flag("parse_special")
+        add_bos, pieces = reader.flag("add_special"), reader.flag("with_pieces")
+        reader.end()
 
         def tokenize() -> Sequence[object]:
             check_size(self.scheduler.state, [content], "content")
@@ -250,8 +250,8 @@ class Service:
             raise Refused(415, "the body must be JSON: send Content-Type: application/json")
         if (packed := request.headers.get("content-encoding", "identity")) != "identity":
             raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
-        what = f"the body is larger than {self.options.body:,} bytes"
-        too_large = Refused(413, what, code="too_large", last=True)
+        message = f"the body is larger than {self.options.body:,} bytes"
+        too_large = Refused(413, message, code="too_large", last=True)
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.options.body:
             raise too_large  # without reading it

@@ -22,9 +22,9 @@ VALUE_SHARE, SKILL_SHARE = 16, 4  # a value may have 1/16 of the context's token
 
 def parse_correction(data: Any) -> dict[str, str]:
     """Return the new value by field: `date`, `returns.date` or `*.date`. Raises Refused."""
-    given = Reader(data)
-    skill, field, value = given.text("skill"), given.text("field"), given.text("value")
-    given.end()
+    reader = Reader(data)
+    skill, field, value = reader.text("skill"), reader.text("field"), reader.text("value")
+    reader.end()
     for name, text in (("field", field), ("value", value)):
         if not text:
             raise Refused(400, f"{name} is missing", param=name)
@@ -66,13 +66,13 @@ def _check_length(scheduler: Scheduler, errata: GlobalErrata, values: dict[str, 
                 continue
             new = {**holding(errata.all(), field.skill, fields), field.field: value}
             total = sum(map(tokens, new.values()))
-            for what, count, most in (
+            for subject, count, most in (
                 ("value has", tokens(value), longest // VALUE_SHARE),
                 (f"the corrections of {field.skill} would have", total, longest // SKILL_SHARE),
             ):
                 if count > most:
-                    why = f"{what} {count:,} tokens: {most:,} at most, as every prompt with the skill has it"
-                    raise Refused(400, why, param="value", code="invalid_value")
+                    message = f"{subject} {count:,} tokens: {most:,} at most, as every prompt with the skill has it"
+                    raise Refused(400, message, param="value", code="invalid_value")
 
 
 def sessions(scheduler: Scheduler) -> list[Json]:

@@ -75,8 +75,8 @@ class Submission:
 async def respond(request: Request, scheduler: Scheduler, chats: Sequence[ChatRequest], model: str) -> Response:
     """Answer a request with one prompt or several. Raises Refused, ClientDisconnect."""
     if len(chats) > scheduler.limits.requests:  # trying again would not help
-        what = f"{len(chats):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
-        raise Refused(400, what, param="prompt", code="invalid_value")
+        message = f"{len(chats):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
+        raise Refused(400, message, param="prompt", code="invalid_value")
     choices = chats[0].params.choices
     submission = Submission(scheduler, [Reply(chat, model, number * choices) for number, chat in enumerate(chats)])
     if not chats[0].stream:

@@ -41,11 +41,11 @@ def read_json(data: bytes | bytearray) -> Any:
         with _gc_pause:
             value = json.loads(data, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        what = f"the body is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
-        raise Refused(400, what, code="invalid_json") from None
+        message = f"the body is not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
+        raise Refused(400, message, code="invalid_json") from None
     except (ValueError, RecursionError) as error:
-        what = f"the body is not JSON: {' '.join(str(error).split())[:200]}"
-        raise Refused(400, what, code="invalid_json") from None
+        message = f"the body is not JSON: {' '.join(str(error).split())[:200]}"
+        raise Refused(400, message, code="invalid_json") from None
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -53,8 +53,8 @@ def read_json(data: bytes | bytearray) -> Any:
     except UnicodeEncodeError:
         path, surrogate = _find_surrogate(value)
         path = path[:200]
-        what = f"{path or 'the body'} holds {surrogate!a}, which is half of a character (a UTF-16 surrogate)"
-        raise Refused(400, what, param=path or None, code="invalid_json") from None
+        message = f"{path or 'the body'} holds {surrogate!a}, which is half of a character (a UTF-16 surrogate)"
+        raise Refused(400, message, param=path or None, code="invalid_json") from None
     return value
 
 

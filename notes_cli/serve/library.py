@@ -92,19 +92,19 @@ class _CompileRequest:
 
 def _parse(scheduler: Scheduler, data: Any) -> _CompileRequest:
     """Raises Refused, SkillError."""
-    given = Reader(data)
-    name, text = given.text("name"), given.text("text")
-    force, influence = given.flag("force"), given.flag("influence")
-    blocks, kv = given.any("blocks"), given.any("kv")
-    if given.any("path") is not None:
+    reader = Reader(data)
+    name, text = reader.text("name"), reader.text("text")
+    force, influence = reader.flag("force"), reader.flag("influence")
+    blocks, kv = reader.any("blocks"), reader.any("kv")
+    if reader.any("path") is not None:
         raise Refused(400, "path is not supported: send the text", param="path")
-    given.end()
+    reader.end()
     if not name:
         raise Refused(400, "name is missing: what the skill is to be called", param="name")
     if blocks not in (None, "headings") and (not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1):
-        raise given.wrong("blocks", "a whole number, or headings", blocks)
+        raise reader.wrong("blocks", "a whole number, or headings", blocks)
     if kv not in (None, *STORED_TYPES):
-        raise given.wrong("kv", f"one of {', '.join(STORED_TYPES)}", kv)
+        raise reader.wrong("kv", f"one of {', '.join(STORED_TYPES)}", kv)
     workspace, wanted = scheduler.workspace, blocks or 1
     check_size(scheduler.state, [text], "text")
     try:
@@ -150,8 +150,8 @@ async def compile_text(scheduler: Scheduler, data: Any, on_progress: Callable[[J
             await asyncio.sleep(PAUSE)
         except TakenError:
             origins = " or ".join({_origin(entry) for entry in workspace.library.entries(skill.name)})
-            what = f"the library has another skill {skill.name} already, {origins}: force writes over it"
-            raise Refused(409, what, param="name", code="name_taken") from None
+            message = f"the library has another skill {skill.name} already, {origins}: force writes over it"
+            raise Refused(409, message, param="name", code="name_taken") from None
         except NotesError as error:
             raise _text_refusal(error) from error
     facts = await asyncio.wrap_future(scheduler.prepare(lambda: skill_json(scheduler, skill.name)))

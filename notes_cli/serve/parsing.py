@@ -211,49 +211,51 @@ class Reader:
 
 def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     """Parse a request of /v1/chat/completions. `forms`: grammars and schemas are accepted. Raises Refused."""
-    given = Reader(data)
-    model, stream, usage = given.text("model"), given.flag("stream"), _usage(given)
-    messages = _messages(given.any("messages"))
-    tools, forced = _tools(given, forms)
-    params = _generation(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
-    notes = _notes(given.any("notes"))
-    grammar = _grammar(given, forms)
+    reader = Reader(data)
+    model, stream, usage = reader.text("model"), reader.flag("stream"), _usage(reader)
+    messages = _messages(reader.any("messages"))
+    tools, forced = _tools(reader, forms)
+    params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(reader))
+    notes = _notes(reader.any("notes"))
+    grammar = _grammar(reader, forms)
     params = replace(params, grammar=forced or grammar, must_call=forced is not None)
-    given.ignore(IGNORED)
-    given.ignore_needless()
-    given.end()
-    ignored = tuple(given.ignored)
+    reader.ignore(IGNORED)
+    reader.ignore_needless()
+    reader.end()
+    ignored = tuple(reader.ignored)
     return ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
 
 
 def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     """Parse a request of /v1/completions, to one ChatRequest per prompt. `forms`: as above. Raises Refused."""
-    given = Reader(data)
-    model, stream, usage, echo = given.text("model"), given.flag("stream"), _usage(given), given.flag("echo")
-    prompts = _prompts(given.any("prompt"))
-    likely = given.whole("logprobs", 0, MOST_LIKELY)
-    params = _generation(given, ("max_tokens", "n_predict"), likely, chat=False)
-    if (best := given.whole("best_of", 1, MOST_CHOICES)) not in (None, params.choices):
-        raise given.wrong("best_of", "as many as n", best)
-    if given.any("suffix"):
+    reader = Reader(data)
+    model, stream, usage, echo = reader.text("model"), reader.flag("stream"), _usage(reader), reader.flag("echo")
+    prompts = _prompts(reader.any("prompt"))
+    likely = reader.whole("logprobs", 0, MOST_LIKELY)
+    params = _generation(reader, ("max_tokens", "n_predict"), likely, chat=False)
+    if (best := reader.whole("best_of", 1, MOST_CHOICES)) not in (None, params.choices):
+        raise reader.wrong("best_of", "as many as n", best)
+    if reader.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
-    params = replace(params, grammar=_grammar(given, forms))
-    notes = _notes(given.any("notes"))
+    params = replace(params, grammar=_grammar(reader, forms))
+    notes = _notes(reader.any("notes"))
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and params.max_tokens == 0:
-        what = "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
-        raise Refused(400, what, param="logprobs", code="unsupported_value")
-    given.ignore(IGNORED)
-    given.ignore_needless()
-    given.end()
-    ignored = tuple(given.ignored)
+        message = (
+            "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
+        )
+        raise Refused(400, message, param="logprobs", code="unsupported_value")
+    reader.ignore(IGNORED)
+    reader.ignore_needless()
+    reader.end()
+    ignored = tuple(reader.ignored)
     chat = ChatRequest(model, echo=echo, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
     return [replace(chat, prompt=prompt) for prompt in prompts]
 
 
-def _usage(given: Reader) -> bool:
-    options = given.any("stream_options")
+def _usage(reader: Reader) -> bool:
+    options = reader.any("stream_options")
     if options is None:
         return False
     inner = Reader(options, "stream_options")
@@ -264,59 +266,61 @@ def _usage(given: Reader) -> bool:
     return usage
 
 
-def _likely(given: Reader) -> int | None:
-    wanted, most = given.flag("logprobs"), given.whole("top_logprobs", 0, MOST_LIKELY)
+def _likely(reader: Reader) -> int | None:
+    wanted, most = reader.flag("logprobs"), reader.whole("top_logprobs", 0, MOST_LIKELY)
     if most is not None and not wanted:
         raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     return (most or 0) if wanted else None
 
 
-def _generation(given: Reader, limit_keys: Sequence[str], likely: int | None, *, chat: bool = True) -> GenerationParams:
-    limits = [given.whole(key, -1, 2**31 - 1) for key in limit_keys]
+def _generation(
+    reader: Reader, limit_keys: Sequence[str], likely: int | None, *, chat: bool = True
+) -> GenerationParams:
+    limits = [reader.whole(key, -1, 2**31 - 1) for key in limit_keys]
     most = next((limit for limit in limits if limit is not None), None)
-    effort = given.text("reasoning_effort") if chat else ""
+    effort = reader.text("reasoning_effort") if chat else ""
     if effort not in ("", "none", "minimal", "low", "medium", "high", "xhigh"):
-        raise given.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
-    template = Reader(given.any("chat_template_kwargs") or {}, "chat_template_kwargs") if chat else Reader({})
+        raise reader.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
+    template = Reader(reader.any("chat_template_kwargs") or {}, "chat_template_kwargs") if chat else Reader({})
     think = template.flag("enable_thinking") or effort in ("low", "medium", "high", "xhigh")
     template.end()
-    seed = given.whole("seed", -(2**63), 2**63 - 1)
+    seed = reader.whole("seed", -(2**63), 2**63 - 1)
     base = SamplerOptions()
     return GenerationParams(
         SamplerOptions(
-            given.number("temperature", 0, 100, base.temperature),
-            given.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
-            given.number("top_p", 0, 1, base.top_p),
-            given.number("min_p", 0, 1, base.min_p),
-            _positive(given, "repeat_penalty", base.repeat_penalty),
+            reader.number("temperature", 0, 100, base.temperature),
+            reader.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
+            reader.number("top_p", 0, 1, base.top_p),
+            reader.number("min_p", 0, 1, base.min_p),
+            _positive(reader, "repeat_penalty", base.repeat_penalty),
             DRAWN if seed is None else seed & 0xFFFFFFFF,
-            given.number("frequency_penalty", -2, 2, 0.0),
-            given.number("presence_penalty", -2, 2, 0.0),
-            _bias(given),
+            reader.number("frequency_penalty", -2, 2, 0.0),
+            reader.number("presence_penalty", -2, 2, 0.0),
+            _bias(reader),
         ),
         max_tokens=None if most is None or most < 0 else most,
-        stops=_stops(given),
-        choices=given.whole("n", 1, MOST_CHOICES, 1) or 1,
+        stops=_stops(reader),
+        choices=reader.whole("n", 1, MOST_CHOICES, 1) or 1,
         likely=likely,
         think=think,
-        max_think=(given.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if chat else 0,
+        max_think=(reader.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if chat else 0,
     )
 
 
-def _stops(given: Reader) -> tuple[str, ...]:
-    stops = given.texts("stop", MOST_STOPS)
+def _stops(reader: Reader) -> tuple[str, ...]:
+    stops = reader.texts("stop", MOST_STOPS)
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
-        what = f"stop has {longest:,} characters: {LONGEST_STOP:,} at most"
-        raise Refused(400, what, param="stop", code="invalid_value")
+        message = f"stop has {longest:,} characters: {LONGEST_STOP:,} at most"
+        raise Refused(400, message, param="stop", code="invalid_value")
     return stops
 
 
 DRAWN = -1  # for a random seed
 
 
-def _bias(given: Reader) -> tuple[tuple[int, float], ...]:
+def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
     """Parse `logit_bias`, an object from tokens to numbers. The tokens are checked later."""
-    biases = given.any("logit_bias")
+    biases = reader.any("logit_bias")
     if biases is None:
         return ()
     inner = Reader(biases, "logit_bias")
@@ -330,17 +334,17 @@ def _bias(given: Reader) -> tuple[tuple[int, float], ...]:
     return tuple(parsed)
 
 
-def _positive(given: Reader, key: str, default: float) -> float:
-    number = given.number(key, 0, 1e6, default)
+def _positive(reader: Reader, key: str, default: float) -> float:
+    number = reader.number(key, 0, 1e6, default)
     if not number:
-        raise given.wrong(key, "a number above 0", number)
+        raise reader.wrong(key, "a number above 0", number)
     return number
 
 
-def _grammar(given: Reader, forms: bool) -> str | None:
+def _grammar(reader: Reader, forms: bool) -> str | None:
     """Return the constraint of the answer, from `response_format`, `json_schema` or `grammar`. Raises Refused."""
-    wanted, grammar = given.any("response_format"), given.text("grammar") or None
-    schema = given.any("json_schema")
+    wanted, grammar = reader.any("response_format"), reader.text("grammar") or None
+    schema = reader.any("json_schema")
     if wanted is not None:
         form = Reader(wanted, "response_format")
         kind = form.text("type")
@@ -368,10 +372,10 @@ def no_forms() -> Refused:
     return Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
 
 
-def _schema(given: Reader, key: str, default: Any = None) -> Any:
-    schema = given.any(key)
+def _schema(reader: Reader, key: str, default: Any = None) -> Any:
+    schema = reader.any(key)
     if schema is None and default is None:
-        raise Refused(400, f"{given.name(key)} is missing", param=given.name(key), code="invalid_value")
+        raise Refused(400, f"{reader.name(key)} is missing", param=reader.name(key), code="invalid_value")
     return default if schema is None else schema
 
 
@@ -386,51 +390,51 @@ def _compiled(param: str, compile_grammar: Callable[[], str]) -> str:
 def _notes(data: Any) -> NotesParams:
     if data is None:
         return NotesParams()
-    given = Reader(data, "notes")
-    ask = _ask(given) if given.flag("ask") else None
-    errata, fields = given.any("errata"), given.any("fields")
+    reader = Reader(data, "notes")
+    ask = _ask(reader) if reader.flag("ask") else None
+    errata, fields = reader.any("errata"), reader.any("fields")
     if isinstance(errata, dict):
-        errata = list(of_fields(_values(given, "errata", errata)))
+        errata = list(of_fields(_values(reader, "errata", errata)))
     params = NotesParams(
-        splice=given.texts("splice", 64),
+        splice=reader.texts("splice", 64),
         errata=(
             *Reader({"errata": errata}, "notes").texts("errata", 256),
-            *(() if fields is None else of_fields(_values(given, "fields", fields))),
+            *(() if fields is None else of_fields(_values(reader, "fields", fields))),
         ),
-        session=given.text("session") or None,
-        explain=given.flag("explain"),
-        cache_salt=given.text("cache_salt"),
-        match=given.take("match", "true or false", lambda value: isinstance(value, bool), True),
-        recompute=given.flag("recompute"),
-        exact=given.flag("exact"),
+        session=reader.text("session") or None,
+        explain=reader.flag("explain"),
+        cache_salt=reader.text("cache_salt"),
+        match=reader.take("match", "true or false", lambda value: isinstance(value, bool), True),
+        recompute=reader.flag("recompute"),
+        exact=reader.flag("exact"),
         ask=ask,
     )
-    given.end()
+    reader.end()
     return params
 
 
-def _ask(given: Reader) -> dict[str, Any]:
+def _ask(reader: Reader) -> dict[str, Any]:
     """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
-    fields, method = given.any("fields"), given.text("method")
+    fields, method = reader.any("fields"), reader.text("method")
     with _refusing("notes.method"):
         return {
-            "fields": {} if fields is None else _values(given, "fields", fields),
+            "fields": {} if fields is None else _values(reader, "fields", fields),
             "method": parse_method(method or None),
-            "choices": given.texts("choices", 256) or None,
-            "seam": given.whole("seam", 0, 2**31 - 1),
-            "place": given.take("place", "early or late", lambda value: value in ("early", "late"), None),
-            "wording": given.text("wording") or None,
-            "decode": given.texts("decode", 64),
-            "strict": given.flag("strict"),
+            "choices": reader.texts("choices", 256) or None,
+            "seam": reader.whole("seam", 0, 2**31 - 1),
+            "place": reader.take("place", "early or late", lambda value: value in ("early", "late"), None),
+            "wording": reader.text("wording") or None,
+            "decode": reader.texts("decode", 64),
+            "strict": reader.flag("strict"),
         }
 
 
-def _values(given: Reader, key: str, values: Any) -> dict[str, str]:
+def _values(reader: Reader, key: str, values: Any) -> dict[str, str]:
     """Check the new values of fields, and convert them to text. Raises Refused."""
     valid_names = isinstance(values, dict) and all(name.strip() and "=" not in name for name in values)
     if not valid_names or not all(map(_is_value, values.values())):
         also = ", or a list of field=value" if key == "errata" else ""
-        raise given.wrong(key, f"an object of fields and texts{also}", values)
+        raise reader.wrong(key, f"an object of fields and texts{also}", values)
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
@@ -439,16 +443,16 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+def _tools(reader: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
     """Return the tools ordered by name, so that their order does not change the prefix, and the grammar of a required
     call."""
     none: list[Any] = []
-    listed = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
+    listed = reader.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
     with _refusing("tools"):
         tools = in_order(listed)
         for tool in tools:
             as_given(tool)
-    choice = given.any("tool_choice")
+    choice = reader.any("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools, choice = _allowed(choice, tools)
     if choice == "none":
@@ -472,18 +476,18 @@ def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], s
 def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """Return the tools of `tool_choice` allowed_tools, and its mode, auto or required."""
     where = "tool_choice.allowed_tools"
-    given = Reader(choice.get("allowed_tools"), where)
-    mode, listed = given.text("mode", "auto"), given.any("tools")
+    reader = Reader(choice.get("allowed_tools"), where)
+    mode, listed = reader.text("mode", "auto"), reader.any("tools")
     if mode not in ("auto", "required"):
-        raise given.wrong("mode", "auto or required", mode)
+        raise reader.wrong("mode", "auto or required", mode)
     if not isinstance(listed, list) or not listed:
-        raise given.wrong("tools", "a list of tools", listed)
+        raise reader.wrong("tools", "a list of tools", listed)
     entries = [Reader(entry, f"{where}.tools[{number}]") for number, entry in enumerate(listed)]
     names = {Reader(entry.any("function"), entry.name("function")).needed("name") for entry in entries}
     allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
     if unknown := names - {tool["function"]["name"] for tool in allowed}:
-        what = f"{where} has {min(unknown)[:64]!r}, which is none of the tools"
-        raise Refused(400, what, param="tool_choice", code="invalid_value")
+        message = f"{where} has {min(unknown)[:64]!r}, which is none of the tools"
+        raise Refused(400, message, param="tool_choice", code="invalid_value")
     return allowed, mode
 
 
@@ -495,8 +499,8 @@ def _refusing(param: str) -> Iterator[None]:
     except Refused:
         raise
     except NotesError as error:
-        what = re.sub(r"\bmessage (\d+)\b", lambda match: f"messages[{int(match[1]) - 1}]", str(error))
-        raise Refused(400, what, param=param, code="invalid_value") from error
+        message = re.sub(r"\bmessage (\d+)\b", lambda match: f"messages[{int(match[1]) - 1}]", str(error))
+        raise Refused(400, message, param=param, code="invalid_value") from error
 
 
 def _prompts(data: Any) -> list[str | tuple[int, ...]]:
@@ -508,8 +512,8 @@ def _prompts(data: Any) -> list[str | tuple[int, ...]]:
     if all(_is_token(item) for item in data):
         return [tuple(data)]
     if len(data) > PROMPTS:
-        what = f"prompt must be {PROMPTS} prompts at most, not {len(data):,}"
-        raise Refused(400, what, param="prompt", code="invalid_value")
+        message = f"prompt must be {PROMPTS} prompts at most, not {len(data):,}"
+        raise Refused(400, message, param="prompt", code="invalid_value")
     prompts: list[str | tuple[int, ...]] = []
     for item in data:
         if isinstance(item, list) and all(_is_token(token) for token in item):
@@ -551,19 +555,19 @@ def _without_images(message: Message) -> Message:
 
 
 def _message(data: Any, where: str) -> Message:
-    given = Reader(data, where)
-    role = given.text("role")
+    reader = Reader(data, where)
+    role = reader.text("role")
     if role not in _ROLES:
-        raise given.wrong("role", f"one of {', '.join(_ROLES)}", role)
+        raise reader.wrong("role", f"one of {', '.join(_ROLES)}", role)
     may_be_empty = role != "user" and "content" in data and data["content"] in (None, [])
-    parts = _parts(given.any("content"), where, images=role in ("user", "system", "developer"))
-    calls = _calls(given.any("tool_calls"), where)
-    if given.any("function_call"):
+    parts = _parts(reader.any("content"), where, images=role in ("user", "system", "developer"))
+    calls = _calls(reader.any("tool_calls"), where)
+    if reader.any("function_call"):
         raise Refused(400, f"{where}.function_call is not supported: use tool_calls", param=f"{where}.function_call")
-    call = given.text("tool_call_id")
+    call = reader.text("tool_call_id")
     if role not in ("assistant", "tool"):  # programs add their own keys to these
-        given.ignore(_IGNORED_IN_MESSAGES)
-        given.end()
+        reader.ignore(_IGNORED_IN_MESSAGES)
+        reader.end()
     if not parts and role != "assistant":
         if not may_be_empty:
             raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
@@ -590,32 +594,32 @@ def _parts(content: Any, where: str, images: bool = False) -> tuple[TextPart | I
         raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
     parts: list[TextPart | ImagePart] = []
     for number, part in enumerate(content):
-        given = Reader(part, f"{where}[{number}]")
-        kind = given.text("type")
+        reader = Reader(part, f"{where}[{number}]")
+        kind = reader.text("type")
         if kind == "image_url" and images:
-            parts.append(_image(given))
+            parts.append(_image(reader))
             continue
         if kind not in ("text", "refusal"):
             raise Refused(400, f"{where}[{number}] is {kind[:40] or 'of no type'}: only text is supported", param=where)
-        parts.append(TextPart(given.needed(kind)))
+        parts.append(TextPart(reader.needed(kind)))
         if images:
-            given.ignore({"cache_control"})
-            given.end()
+            reader.ignore({"cache_control"})
+            reader.end()
     return tuple(parts)
 
 
-def _image(given: Reader) -> ImagePart:
+def _image(reader: Reader) -> ImagePart:
     """Parse an image of OpenAI's API, which must be a data URL, as nothing is fetched."""
-    inner = Reader(given.any("image_url"), given.name("image_url"))
+    inner = Reader(reader.any("image_url"), reader.name("image_url"))
     url, name = inner.text("url"), inner.name("url")
     inner.ignore({"detail"})
     inner.end()
-    given.ignore({"cache_control"})
-    given.end()
+    reader.ignore({"cache_control"})
+    reader.end()
     head, _, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
-        what = f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere"
-        raise Refused(400, what, param=name, code="invalid_value")
+        message = f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere"
+        raise Refused(400, message, param=name, code="invalid_value")
     try:
         return ImagePart(read_picture(b64decode(data, validate=True), name))
     except ValueError as error:

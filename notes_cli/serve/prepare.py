@@ -160,10 +160,12 @@ def single_turn(
     params, messages = request.params, list(request.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or request.tools:
-        what = "a session keeps its messages: send the new message alone, and a system message with the first one"
+        message = "a session keeps its messages: send the new message alone, and a system message with the first one"
         if request.notes.session is None:
-            what = "notes.ask is for one question: send one message of the user, after a system message or without one"
-        raise Refused(400, what, param="messages")
+            message = (
+                "notes.ask is for one question: send one message of the user, after a system message or without one"
+            )
+        raise Refused(400, message, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")
     if system is not None and any(isinstance(part, ImagePart) for part in system.parts):
@@ -177,8 +179,8 @@ def single_turn(
     if params.stops:  # the last token of a stop string may have more text
         raise Refused(400, "stop does not go with a session or notes.ask: answers are whole tokens", param="stop")
     if request.notes.ask is not None and limit is not None and (params.max_tokens or 0) > limit:
-        what = f"max_tokens is {params.max_tokens:,}, and an answer of this server has {limit:,} tokens at most"
-        raise Refused(400, what, param="max_tokens", code="over_limit")
+        message = f"max_tokens is {params.max_tokens:,}, and an answer of this server has {limit:,} tokens at most"
+        raise Refused(400, message, param="max_tokens", code="over_limit")
     seed = time.time_ns() if params.sampling.seed == DRAWN else params.sampling.seed
     names = dict.fromkeys(map(skill_name, (*skills_of_alias(request.model, model_names), *request.notes.splice)))
     pictures = [part.picture for part in messages[0].parts if isinstance(part, ImagePart)]
@@ -339,8 +341,8 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
     if params.grammar is not None:
         check_usable(workspace, params.grammar)
         if request.tools and not params.must_call and form_of(workspace.model.chat_template or "") is None:
-            what = "how this model calls tools is not known: with a form of the answer it could call none"
-            raise Refused(400, what, param="tools", code="unsupported_value")
+            message = "how this model calls tools is not known: with a form of the answer it could call none"
+            raise Refused(400, message, param="tools", code="unsupported_value")
     max_tokens = _max_tokens(params, state.max_tokens)
     reasons = request.prompt is None and (think or workspace.reasoning.open)
     reasoning_end = ANSWER_RESERVE if reasons else 0

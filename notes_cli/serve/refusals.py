@@ -27,7 +27,7 @@ class Refused(NotesError):
     def __init__(
         self,
         status: int,
-        what: str,
+        message: str,
         *,
         param: str | None = None,
         code: str | None = None,
@@ -35,7 +35,7 @@ class Refused(NotesError):
         last: bool = False,
     ) -> None:
         """`wait`: seconds for Retry-After. `last`: close the connection."""
-        super().__init__(what)
+        super().__init__(message)
         self.status, self.param, self.code, self.wait, self.last = status, param, code, wait, last
 
     @property

@@ -70,23 +70,23 @@ class Guard:
         if name is None:
             return Refused(400, f"Host: {host[:80]!r} is not a name or an address, with a port or without")
         if not self._accepts_host(name):
-            what = f"this server answers to localhost and to its address, not to {host[:80]!r}"
-            return Refused(403, f"{what}: ask it by one of these, or let it listen by that name, or require a key")
+            message = f"this server answers to localhost and to its address, not to {host[:80]!r}"
+            return Refused(403, f"{message}: ask it by one of these, or let it listen by that name, or require a key")
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and origin.partition("://")[2] != host:
             return Refused(403, f"pages of {origin[:80]} may not ask this server")
         if not self._keys or path in OPEN or (path in self._pages and method in ("GET", "HEAD")) or method == "OPTIONS":
             return None
-        given = [headers.get("x-api-key", "")]  # from clients of Anthropic's API
+        sent_keys = [headers.get("x-api-key", "")]  # from clients of Anthropic's API
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            given.append(bearer)
+            sent_keys.append(bearer)
         # Compares all of them, so that the time does not depend on which matches.
-        matches = [hmac.compare_digest(sent.strip().encode("latin-1"), key) for sent in given for key in self._keys]
+        matches = [hmac.compare_digest(sent.strip().encode("latin-1"), key) for sent in sent_keys for key in self._keys]
         if any(matches):
             return None
-        what = "the API key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key: KEY"
-        return Refused(401, what, code="invalid_api_key")
+        message = "the API key is missing or wrong: send it as Authorization: Bearer KEY, or as x-api-key: KEY"
+        return Refused(401, message, code="invalid_api_key")
 
 
 def from_browser(headers: Headers) -> bool:
