@@ -1,4 +1,4 @@
-"""Requests are read and prepared beside the answers that run, and refused before that where they cannot fit."""
+"""Tests that requests are parsed and prepared while others decode, and refused early if they cannot fit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 
 
 def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schema that takes long is read beside the event loop."""
+    """A slow schema is parsed outside the event loop."""
     began, goes_on = threading.Event(), threading.Event()
 
     def slow(schema: Any) -> str:
@@ -129,14 +129,14 @@ def test_what_no_context_holds(
 
 
 def test_the_bound_is_that_of_the_context(library: Path) -> None:
-    """Of a given size, which a longer prompt does not fit however much the model was trained for."""
+    """With a fixed size, whatever the model's trained length."""
     with started(library, context=ContextOptions(n_ctx=512, n_threads=1), fixed_size=True) as served:
         error = served.chat([USER] * 600, 400)
         assert error["message"] == "600 messages: more than the 512 tokens of a context"
 
 
 def test_what_may_fit_is_let_through(served: Served) -> None:
-    """No text that fits the context is too large for the check, whatever it is made of."""
+    """No text that fits the context is refused by the check."""
     model, state, draw = served.scheduler.workspace.model, served.scheduler.state, random.Random(3)
     words = [piece.decode() for token in range(model.n_vocab) if (piece := model.token_bytes(token)).isascii()]
     longest = sorted(words, key=len)[-3:]
@@ -150,7 +150,7 @@ def test_what_may_fit_is_let_through(served: Served) -> None:
 
 
 def test_blanks_do_not_count(served: Served) -> None:
-    """They come to nothing in a prompt."""
+    """They may have no tokens in a prompt."""
     blank: Any = {"type": "text", "text": " \n"}
     whole = served.chat([ASK], max_tokens=1)["usage"]["prompt_tokens"]
     for messages in (
@@ -162,7 +162,7 @@ def test_blanks_do_not_count(served: Served) -> None:
 
 
 def test_parts_of_a_message() -> None:
-    """Several system messages at the head are one, and an answer's parts are one text."""
+    """Leading system messages are joined, and an answer's parts are one text."""
 
     def text(words: str) -> Json:
         return {"type": "text", "text": words}
@@ -176,7 +176,7 @@ def test_parts_of_a_message() -> None:
 
 
 def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all is as it was afterwards, also of what is no JSON."""
+    """And collection is enabled again afterwards, also for invalid JSON."""
     seen: list[bool] = []
     loads = json_body.json.loads
     monkeypatch.setattr(
@@ -190,7 +190,7 @@ def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("given", [{"messages": 3}, {"messages": [3, {"content": 5}]}, {"notes": 4}, [], "x"])
 def test_what_is_no_request_is_refused_when_it_is_parsed(served: Served, given: Any) -> None:
-    """The check of its messages passes over what has another form."""
+    """The early check ignores messages of another form."""
     reply = served.http.post("/v1/chat/completions", json=given)
     assert reply.status_code == 400 and reply.json()["error"]["code"] != "context_length_exceeded"
 
@@ -200,7 +200,7 @@ SKILL: Json = {"splice": ["returns"]}
 
 
 class Gate:
-    """A place where a preparation thread stops until the test lets it go on."""
+    """Stops a preparation thread until the test opens it."""
 
     def __init__(self) -> None:
         self.reached, self.goes_on = threading.Event(), threading.Event()
@@ -222,7 +222,7 @@ def gate() -> Iterator[Gate]:
 
 
 def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """The prompt of one question stops where its chat template would be rendered."""
+    """Stops a question's preparation before its chat template is rendered."""
     real = prepare.with_tools
 
     def stopping(workspace: Any, prompt: Any, *given: Any) -> Any:
@@ -234,7 +234,7 @@ def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """The first file of a segment that is opened stops there."""
+    """Stops preparation at the first segment file that is opened."""
     real = Workspace.open
 
     def stopping(self: Workspace, path: Path, word: str = "") -> Segment:
@@ -249,7 +249,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
 def test_a_running_answer_goes_on_meanwhile(
     library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate, slow: Callable[[pytest.MonkeyPatch, Gate], None]
 ) -> None:
-    """A slow template and a slow disk hold up their own request alone: others get tokens, and new ones are answered."""
+    """A slow template or disk delays only its own request: others get tokens, and new ones are answered."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     slow(monkeypatch, gate)
     with started(library) as served, ThreadPoolExecutor() as pool:
@@ -325,7 +325,7 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[Scheduler]:
 
 
 def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """The model is not closed under what is prepared. That is refused then, and what waits to be prepared, too."""
+    """The model stays open during preparation; those requests and waiting ones are refused."""
     slow_template(monkeypatch, gate)
     heard: list[JobEvent] = []
     with alone(library) as one:
@@ -349,7 +349,7 @@ def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate) -> None:
-    """It gets the result, or is refused where the server ends: neither waits for the other for ever."""
+    """It gets the result, or is refused at the end of the server, without a deadlock."""
     with alone(library) as one:
         assert one.prepare(lambda: one.compute(threading.current_thread)).result(60).name == "scheduler"
 
@@ -373,8 +373,8 @@ def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate)
 def test_the_next_turn_finds_what_the_one_before_has_left(
     library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
-    """It may be sent as soon as the end of an answer is there, or as its client stops it: then it is prepared when
-    that has been seen to."""
+    """It may be sent at the end of an answer, or as soon as its client stops it: it is prepared once the state is
+    kept."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with alone(library) as one:
         over, prepared = threading.Event(), threading.Event()
@@ -396,7 +396,7 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
             answer = {"role": "assistant", "content": "".join(texts)}
             asked = parse_chat({**first, "messages": [ASK, answer, ASK], "max_tokens": 1})
             one.submit(asked, lambda said: over.set() if said is None or isinstance(said, NotesError) else None)
-            prepared.wait(0.5)  # of the decode thread, in which preparation would overtake it
+            prepared.wait(0.5)  # blocks the decode thread, which preparation would overtake
 
         def tell(said: JobEvent) -> None:
             if isinstance(said, TextDelta):
