@@ -1,6 +1,6 @@
-"""A client of a running server of the same user: one POST, and the events of the reply.
+"""Sends one POST to a running server of the same user, and yields the events of the reply.
 
-It uses the standard library alone, so that `notes ask --server` imports little.
+It uses only the standard library, so that `notes ask --server` starts fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from notes_cli.serve.registry import Server
 
 CHAT, EXPLAIN = "/v1/chat/completions", "/v1/notes/explain"
-BEGIN = 20.0  # seconds until the first byte of a reply, of which the server sends some after 15
+BEGIN = 20.0  # seconds until the first byte of a reply; the server sends a comment after 15
 NO_CALLBACKS = 60.0  # seconds without a byte
 _UNABLE = {"overloaded_error", "rate_limit_error", "authentication_error", "permission_error", "timeout_error"}
 
@@ -23,8 +23,7 @@ Json = dict[str, Any]
 
 
 class Declined(Exception):
-    """The server does not answer this request, and nothing of an answer has come: why. `wrong`: the request cannot be
-    answered by anybody."""
+    """No part of an answer was received. `wrong`: the request is invalid for any server."""
 
     def __init__(self, why: str, *, wrong: bool = False) -> None:
         super().__init__(why)
@@ -32,26 +31,26 @@ class Declined(Exception):
 
 
 class Lost(Exception):
-    """The answer ends before it is complete: why."""
+    """The stream ended before the answer was complete."""
 
 
 def post(server: Server, path: str, body: Mapping[str, Any]) -> Generator[Json, None, None]:
-    """Yield the events of a reply, or a reply that is no stream. Closing this ends the answer. Raise Declined before
-    the first, Lost after it."""
+    """Yield the events of a stream, or the one object of a JSON reply. Closing the generator cancels the answer. Raises
+    Declined before the first event, Lost after it."""
     address = urlsplit(server.url)
     connection = HTTPConnection(address.hostname or "", address.port, timeout=BEGIN)
-    begun = False
+    started = False
     try:
         for event in _events(_response(connection, server, path, body)):
             if "error" in event:
-                raise Lost(event["error"]["message"]) if begun else _declined(event)
+                raise Lost(event["error"]["message"]) if started else _declined(event)
             yield event
-            begun = True
+            started = True
     except (OSError, IncompleteRead) as error:
         why = "it does not answer" if isinstance(error, TimeoutError) else "it has ended"
-        raise (Lost if begun else Declined)(why) from error
+        raise (Lost if started else Declined)(why) from error
     except (HTTPException, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise (Lost if begun else Declined)("it does not answer as a server of notes does") from error
+        raise (Lost if started else Declined)("it does not answer as a server of notes does") from error
     finally:
         connection.close()
 
@@ -60,7 +59,7 @@ def _response(connection: HTTPConnection, server: Server, path: str, body: Mappi
     connection.connect()
     sock = connection.sock
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {server.token}"}
-    with suppress(BrokenPipeError, ConnectionResetError):  # of a request that is too large, it reads only a part
+    with suppress(BrokenPipeError, ConnectionResetError):  # the server does not read all of a request that is too large
         connection.request("POST", path, json.dumps(body), headers)
     response = connection.getresponse()
     sock.settimeout(NO_CALLBACKS)
@@ -70,15 +69,15 @@ def _response(connection: HTTPConnection, server: Server, path: str, body: Mappi
 
 
 def _declined(event: Json) -> Declined:
-    """An error of OpenAI's API."""
+    """Convert an error of OpenAI's API."""
     error = event["error"]
     unable = error["type"] in _UNABLE or error["code"] in ("no_forms", "too_large", "over_limit")
     return Declined(str(error["message"]), wrong=not unable)
 
 
 def _events(response: HTTPResponse) -> Iterator[Json]:
-    """The events of a stream until [DONE], or the one object of a reply in JSON. Raise ConnectionError where the stream
-    ends before."""
+    """Yield the events of a stream until [DONE], or the object of a JSON reply. Raises ConnectionError for a stream
+    without [DONE]."""
     if response.getheader("Content-Type", "").startswith("application/json"):
         yield json.loads(response.read())
         return

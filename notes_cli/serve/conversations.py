@@ -1,12 +1,11 @@
-"""Conversations that come again with every turn: what each has been told, and with which skills it began.
+"""Remembers each conversation's skills, and where its errata are, so that later turns have the same prefix.
 
-A client sends all messages each time, and knows nothing of errata that everybody is told. So it is remembered which of
-them were said before which message: a later turn has them in the same place, and only what is new is said, right before
-the new question. What was read before stays as it is. The skills are remembered, too: a conversation goes on with those
-that it has when others compile them again.
+A client sends all messages at each turn, without the global errata that were added to them. Their places are remembered
+by the messages: a later turn has them in the same places, and new ones right before its question, so that earlier
+tokens stay the same. A conversation keeps its segments even when others compile its skills again.
 
-Messages do not tell two clients apart. So nothing that one has corrected is said to whoever does not say it, too: what
-is remembered of a client's own errata is where they were said, never that they were.
+Messages do not identify a client, so a client's own errata never reach a client that does not send them, too: only
+their places are remembered.
 """
 
 from __future__ import annotations
@@ -27,132 +26,134 @@ from notes_cli.text.erratum import Erratum, word
 from notes_cli.text.messages import ImagePart, Message
 
 MOST = 4096  # conversations that are remembered, the latest
-ALIKE = 16  # of the same messages, that differ in answers or errata
-NAMED = -1  # for the number of a message, of a skill that is in none
+ALIKE = 16  # turns with the same messages, but other answers or errata
+NO_MESSAGE = -1  # number of the message of a copy that is in none
 
 
 class Copy(NamedTuple):
-    """A place that has a skill: its text may be in several messages, and several times in one."""
+    """A place of a skill: its text may be in several messages, and several times in a message."""
 
     name: str
-    message: int = NAMED
-    nth: int = 0  # of that skill in that message
+    message: int = NO_MESSAGE
+    nth: int = 0  # copy of that skill in that message
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
-    """What is remembered of a conversation after one of its turns. Messages are counted as the client sends them."""
+class ConversationState:
+    """The skills and errata of a conversation after a turn. Messages are numbered as the client sends them."""
 
     skills: dict[str, Segment] = field(default_factory=dict)
-    copies: frozenset[Copy] = frozenset()  # of them, in its prompt
-    # Errata directly after a copy of a skill that is in the message of a question, or in one after it.
-    with_copy: dict[Copy, tuple[str, ...]] = field(default_factory=dict)
+    copies: frozenset[Copy] = frozenset()  # in its prompt
+    # Errata directly after a copy of a skill, in the message of a question or a later one.
+    after_copy: dict[Copy, tuple[str, ...]] = field(default_factory=dict)
     before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # errata at the beginning of a message
-    own: tuple[str, ...] = ()  # errata of the client that were said, in order: each turn has to give them again
-    values: dict[tuple[str, str], str] = field(default_factory=dict)  # of skills' fields, as they were said last
-    heard: int = 0  # standing errata that were there
+    client_errata: tuple[str, ...] = ()  # in order; the client sends them at each turn
+    values: dict[tuple[str, str], str] = field(default_factory=dict)  # by skill and field, of the latest errata
+    n_global: int = 0  # global errata that existed
 
-    def without(self, name: str) -> Talk:
-        """The same without a skill, of which nothing is remembered. Errata of other skills may be directly after its
-        copies, and leave the prompt with them: then the next turn repeats all errata that still hold, and places them
-        anew."""
-        rest = replace(
+    def without(self, name: str) -> ConversationState:
+        """Forget a skill. Errata directly after its copies leave the prompt with them, also those of other skills: then
+        the next turn places all errata anew."""
+        state = replace(
             self,
-            skills={one: segment for one, segment in self.skills.items() if one != name},
+            skills={skill: segment for skill, segment in self.skills.items() if skill != name},
             copies=frozenset(copy for copy in self.copies if copy.name != name),
             values={key: value for key, value in self.values.items() if key[0] != name},
         )
-        if any(copy.name == name for copy in self.with_copy):
-            return replace(rest, copies=frozenset(), with_copy={}, before={}, own=())
-        return rest
+        if any(copy.name == name for copy in self.after_copy):
+            return replace(state, copies=frozenset(), after_copy={}, before={}, client_errata=())
+        return state
 
 
 @dataclass(slots=True)
 class _Turn:
-    talk: Talk
-    answers: tuple[str, ...] = ()  # of the model, one for each choice
-    last: bool = True  # none of its later turns has come yet
+    state: ConversationState
+    answers: tuple[str, ...] = ()  # one for each choice
+    last: bool = True  # no later turn of its conversation was answered
 
 
 class Conversations:
-    """Those that were answered, by their messages. Any thread may use it."""
+    """The answered conversations, by digests of their messages. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._turns: OrderedDict[bytes, list[_Turn]] = OrderedDict()
 
-    def find(self, request: ChatRequest, keys: Sequence[bytes]) -> tuple[Talk | None, dict[str, Segment]]:
-        """What is remembered of the conversation that this goes on with, and the skills that it has. None for a new
-        one, and for one that was told what the client does not say: of that it has the skills. `keys`: of its messages
-        (`keys_of`)."""
+    def find(
+        self, request: ChatRequest, digests: Sequence[bytes]
+    ) -> tuple[ConversationState | None, dict[str, Segment]]:
+        """Return the state of the conversation that this request continues, and its skills. The state is None for a new
+        one, or if the client does not send the errata that the conversation has. `digests`: `prefix_digests`."""
         with self._lock:
-            turn, skills = self._find(request, keys)
-        return (turn.talk if turn else None), skills
+            turn, skills = self._find(request, digests)
+        return (turn.state if turn else None), skills
 
-    def _find(self, request: ChatRequest, keys: Sequence[bytes]) -> tuple[_Turn | None, dict[str, Segment]]:
-        own = request.notes.errata
+    def _find(self, request: ChatRequest, digests: Sequence[bytes]) -> tuple[_Turn | None, dict[str, Segment]]:
+        sent = request.notes.errata
         skills: dict[str, Segment] = {}
-        for turns in self._before(request, keys):
-            skills = skills or turns[-1].talk.skills
-            same = [one for one in turns if own[: len(one.talk.own)] == one.talk.own]
+        for turns in self._earlier_turns(request, digests):
+            skills = skills or turns[-1].state.skills
+            same = [turn for turn in turns if sent[: len(turn.state.client_errata)] == turn.state.client_errata]
             if same:
-                turn = max(reversed(same), key=lambda one: len(one.talk.own))
-                return turn, {**turn.talk.skills, **skills}
+                turn = max(reversed(same), key=lambda turn: len(turn.state.client_errata))
+                return turn, {**turn.state.skills, **skills}
         return None, skills
 
-    def _before(self, request: ChatRequest, keys: Sequence[bytes]) -> Iterator[list[_Turn]]:
-        """The turns that ended as this conversation has it, those of its latest answer first."""
-        for number in range(len(keys) - 1, 0, -1):
+    def _earlier_turns(self, request: ChatRequest, digests: Sequence[bytes]) -> Iterator[list[_Turn]]:
+        """Yield the turns with the messages and answers of this conversation, those of its latest answer first."""
+        for number in range(len(digests) - 1, 0, -1):
             message = request.messages[number]
-            turns = self._turns.get(keys[number - 1], ()) if message.role == "assistant" else ()
-            if said := [one for one in turns if _is_answer(message, one.answers)]:
-                yield said
+            turns = self._turns.get(digests[number - 1], ()) if message.role == "assistant" else ()
+            if matching := [turn for turn in turns if _is_answer(message, turn.answers)]:
+                yield matching
 
-    def keep(self, request: ChatRequest, keys: Sequence[bytes], talk: Talk, answers: Sequence[str]) -> None:
-        """A turn was answered; of an answer that was stopped the text that its client got."""
+    def keep(
+        self, request: ChatRequest, digests: Sequence[bytes], state: ConversationState, answers: Sequence[str]
+    ) -> None:
+        """Remember an answered turn. `answers`: the texts that the client got."""
+        key = tuple(answers), state.client_errata
         with self._lock:
-            before, _ = self._find(request, keys)
+            before, _ = self._find(request, digests)
             if before:
                 before.last = False
-            turns = self._turns.setdefault(keys[-1], [])
-            turns[:] = [one for one in turns if (one.answers, one.talk.own) != (tuple(answers), talk.own)][1 - ALIKE :]
-            turns.append(_Turn(talk, tuple(answers)))
-            self._turns.move_to_end(keys[-1])
+            turns = self._turns.setdefault(digests[-1], [])
+            turns[:] = [turn for turn in turns if (turn.answers, turn.state.client_errata) != key][1 - ALIKE :]
+            turns.append(_Turn(state, tuple(answers)))
+            self._turns.move_to_end(digests[-1])
             while len(self._turns) > MOST:
                 self._turns.popitem(last=False)
 
-    def having(self, skill: str, name: str, value: str) -> int:
-        """How many conversations have a skill whose field was not said to have this value."""
+    def count_outdated(self, skill: str, name: str, value: str) -> int:
+        """Count the conversations that have a skill with another value of a field."""
         with self._lock:
-            last = [
-                one.talk for turns in self._turns.values() for one in turns if one.last and skill in one.talk.skills
-            ]
-        return sum(talk.values.get((skill, name), value_of(talk.skills[skill], name)) != value for talk in last)
+            turns = (turn for turns in self._turns.values() for turn in turns if turn.last)
+            states = [turn.state for turn in turns if skill in turn.state.skills]
+        return sum(state.values.get((skill, name), value_of(state.skills[skill], name)) != value for state in states)
 
 
 def _is_answer(message: Message, answers: Sequence[str]) -> bool:
-    """Whether a client may have made this message of one of these answers: it may have cut it off, and sends calls of
-    tools in a form of its own."""
+    """Return True if a message of a client may be one of these answers: clients may cut it off, and write tool calls in
+    their own format."""
     text = message.text.strip()
     if message.tool_calls:
         return True
-    return any(one.strip() == text or (text and one.strip().startswith(text)) for one in answers)
+    return any(answer.strip() == text or (text and answer.strip().startswith(text)) for answer in answers)
 
 
 def value_of(segment: Segment, name: str) -> str | None:
-    """What the text of a skill says of a field."""
+    """Return the value of a field in the text of a skill."""
     return next((span.value for span in segment.fields if span.name == name), None)
 
 
-def keys_of(request: ChatRequest) -> list[bytes]:
-    """A digest of the messages up to each of them."""
-    whose = [request.notes.cache_salt, request.model, request.notes.splice, request.tools]
-    digest = hashlib.sha256(json.dumps(whose, default=dict).encode())
-    keys = []
+def prefix_digests(request: ChatRequest) -> list[bytes]:
+    """Return for each message a digest of the messages up to it, with the model, skills, tools and salt."""
+    shared = [request.notes.cache_salt, request.model, request.notes.splice, request.tools]
+    digest = hashlib.sha256(json.dumps(shared, default=dict).encode())
+    digests = []
     for message in request.messages:
         digest.update(b"\0" + json.dumps(_plain(message)).encode())
-        keys.append(digest.digest())
-    return keys
+        digests.append(digest.digest())
+    return digests
 
 
 def _plain(message: Message) -> list[object]:
@@ -161,86 +162,87 @@ def _plain(message: Message) -> list[object]:
     return [message.role, parts, calls, message.tool_call_id]
 
 
-def told(
-    talk: Talk | None,
+def place_errata(
+    state: ConversationState | None,
     skills: dict[str, Segment],
     copies: Sequence[Copy],
-    errata: Sequence[GlobalErratum],
-    own: Sequence[str],
+    global_errata: Sequence[GlobalErratum],
+    client_errata: Sequence[str],
     question: int,
     wording: str | None,
     result: int | None = None,
-) -> Talk:
-    """What a conversation is told at its next turn, of which `question` is the last message of the user: standing
-    errata that it has not heard, and the client's own, said again where a standing one has said another value since, or
-    a skill comes that they are of, too.
+) -> ConversationState:
+    """Add errata at the next turn of a conversation: new global ones, and new ones of the client. The client's are
+    repeated if a global one has overruled them, or if their skill has a new copy.
 
-    Errata come in the message with the question, directly before its words, where models follow them most often; where
-    that message or a later one has a new copy of a skill, after the last one. `copies`: the places that have skills, in
-    the order of the prompt. A copy that is new in this turn would overrule an erratum before it, so all that holds of
-    its skill comes again. `result`: the question was answered by calls of tools already, and this message is the last
-    result. Then global errata wait for the next question, unless the client has errata of its own, which come with the
-    result.
+    `copies`: places of skills in the order of the prompt. `question`: number of the user's last message. `result`:
+    number of the last message if it is a result of a tool call. `wording`: template of errata.
 
-    Raise SkillError for one of a field that no skill has.
+    Errata come at the beginning of the question's message, where models follow them most often; or after the last new
+    copy of a skill in that message or a later one. A new copy would overrule the errata before it, so all errata of its
+    skill are repeated. While the question is answered by tool calls, global errata wait for the next question, unless
+    the client has new errata, which come with the result.
+
+    Raises SkillError for an erratum of a field that no skill has.
     """
-    first, talk = talk is None, talk or Talk()
+    first, state = state is None, state or ConversationState()
     latest_last = [*dict.fromkeys(copy.name for copy in reversed(copies))][::-1]
     segments = [skills[name] for name in latest_last]  # so that the erratum of the latest comes last
     known = known_fields(*segments)
-    fresh = {copy for copy in copies if copy not in talk.copies}
-    came = {copy.name for copy in fresh if not skills[copy.name].is_image}
-    waits = result is not None and not first and len(own) == len(talk.own)
-    given = [(at, erratum) for at, text in enumerate(own) for erratum in parse_errata([text], segments)]
-    meant = [known.find(one.key) if one.field and one.value else [] for _, one in given]
-    owned = {(one.skill, one.field) for of in meant for one in of}
-    values, with_copy = dict(talk.values), dict(talk.with_copy)
-    said: list[str] = []
-    overruled: set[tuple[str, str]] = set()  # by a standing one that is said now
+    new_copies = {copy for copy in copies if copy not in state.copies}
+    new_skills = {copy.name for copy in new_copies if not skills[copy.name].is_image}
+    wait = result is not None and not first and len(client_errata) == len(state.client_errata)
+    parsed = [(at, erratum) for at, text in enumerate(client_errata) for erratum in parse_errata([text], segments)]
+    fields_of = [known.find(erratum.key) if erratum.field and erratum.value else [] for _, erratum in parsed]
+    client_fields = {(field.skill, field.field) for fields in fields_of for field in fields}
+    values, after_copy = dict(state.values), dict(state.after_copy)
+    sentences: list[str] = []
+    overruled: set[tuple[str, str]] = set()  # fields with a new global erratum
 
     def sentence(skill: str, name: str) -> str:
-        (reference,) = [found for found in known.find(f"{skill}.{name}") if found.skill == skill][:1]
+        (reference,) = [field for field in known.find(f"{skill}.{name}") if field.skill == skill][:1]
         return word(Erratum(name, values[skill, name], "", skill if reference.shared else ""), wording)
 
-    last = {copy.name: copy for copy in copies}
+    last_copies = {copy.name: copy for copy in copies}
     for name, segment in zip(latest_last, segments, strict=True):
-        there = name in talk.skills
+        is_known = name in state.skills
         latest: dict[str, GlobalErratum] = {}
-        # What was given since its last turn is about its older text, too. (A file that has become shorter was mended.)
-        for one in errata[talk.heard if there and talk.heard <= len(errata) else 0 :] if not (there and waits) else ():
-            if one.skill == name and (there or value_of(segment, one.field) == one.was):
-                latest[one.field] = one
+        # Errata since the last turn may be about the skill's older text, too. (A shorter file was repaired.)
+        start = state.n_global if is_known and state.n_global <= len(global_errata) else 0
+        for erratum in global_errata[start:] if not (is_known and wait) else ():
+            if erratum.skill == name and (is_known or value_of(segment, erratum.field) == erratum.was):
+                latest[erratum.field] = erratum
         new = {
-            (name, field): one.value
-            for field, one in latest.items()
-            if values.get((name, field), value_of(segment, field)) != one.value
+            (name, field): erratum.value
+            for field, erratum in latest.items()
+            if values.get((name, field), value_of(segment, field)) != erratum.value
         }
         values |= new
-        if last[name] in fresh:
-            said += [sentence(*key) for key in values if key[0] == name and key not in owned]
+        if last_copies[name] in new_copies:
+            sentences += [sentence(*key) for key in values if key[0] == name and key not in client_fields]
         else:
-            said += [sentence(*key) for key in new]
+            sentences += [sentence(*key) for key in new]
             overruled |= set(new)
-    for (at, erratum), of in zip(given, meant, strict=True):
-        again = any((one.skill, one.field) in overruled or one.skill in came for one in of) or bool(came and not of)
-        if at < len(talk.own) and not again:
+    for (at, client_erratum), fields in zip(parsed, fields_of, strict=True):
+        repeat = any((field.skill, field.field) in overruled or field.skill in new_skills for field in fields)
+        if at < len(state.client_errata) and not repeat and (fields or not new_skills):
             continue
-        said.append(word(erratum, wording))
-        values |= {(its.skill, its.field): erratum.value or "" for its in of}
-    before = dict(talk.before)
-    after = next((copy for copy in reversed(copies) if copy in fresh and copy.message >= question), None)
-    if said and after:
-        with_copy[after] = (*with_copy.get(after, ()), *said)
-    elif said:
-        place = question if first or result is None else result
-        before[place] = (*before.get(place, ()), *said)
+        sentences.append(word(client_erratum, wording))
+        values |= {(field.skill, field.field): client_erratum.value or "" for field in fields}
+    before = dict(state.before)
+    after = next((copy for copy in reversed(copies) if copy in new_copies and copy.message >= question), None)
+    if sentences and after:
+        after_copy[after] = (*after_copy.get(after, ()), *sentences)
+    elif sentences:
+        number = question if first or result is None else result
+        before[number] = (*before.get(number, ()), *sentences)
     return replace(
-        talk,
+        state,
         skills=dict(skills),
         copies=frozenset(copies),
-        with_copy=with_copy,
+        after_copy=after_copy,
         before=before,
-        own=tuple(own),
+        client_errata=tuple(client_errata),
         values=values,
-        heard=talk.heard if waits else len(errata),
+        n_global=state.n_global if wait else len(global_errata),
     )

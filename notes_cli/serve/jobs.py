@@ -1,4 +1,4 @@
-"""Jobs: the state of one request in the scheduler, and the events that it emits."""
+"""Holds the state of one request in the scheduler, and the events that it emits."""
 
 from __future__ import annotations
 
@@ -12,64 +12,63 @@ from notes_cli.engine.loop import RunningTask
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
 from notes_cli.runtime.request import Counts
-from notes_cli.serve.answering import TextDelta, Written
+from notes_cli.serve.generation import AnswerDone, TextDelta
 from notes_cli.serve.kv_budget import Reservation
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.questions import Prepared
 
-CHUNK = 256  # tokens of prompts that are read at a step
+CHUNK = 256  # prompt tokens that are prefilled per step
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much at a time."""
+    """Limits of the scheduler."""
 
-    parallel: int = 16  # sequences that answer or read at once
-    queue: int = 128  # requests that wait
-    tokens: int | None = None  # of an answer; None: until the context ends
+    parallel: int = 16  # sequences in prefill or decode
+    queue: int = 128  # waiting requests
+    tokens: int | None = None  # of an answer; None: until the context is full
     chunk: int = CHUNK
 
     @property
     def requests(self) -> int:
-        """Those that are answered and those that wait, at most; each prompt is one."""
+        """Most requests that run or wait, each with one prompt."""
         return self.parallel + self.queue
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The prompt was read: its tokens, how many of them were there already, and its pieces."""
+class PrefillDone:
+    """The end of a prefill: token counts and pieces of the prompt."""
 
     tokens: int
     cached: int
     counts: Counts
     pieces: tuple[Piece, ...]
-    seconds: float  # since the request came
+    seconds: float  # since the request arrived
     notices: tuple[str, ...] = ()
     saved: float | None = None  # seconds of prefill (runtime/assemble.py)
 
 
-JobEvent = Begun | TextDelta | Written | NotesError | None  # None: all is said
+JobEvent = PrefillDone | TextDelta | AnswerDone | NotesError | None  # None: the request is answered
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request that is prepared, waits or is answered. `on_event` is called in threads of the scheduler, and must not
-    block."""
+    """A request in the scheduler. `on_event` is called in the scheduler's threads and must not block."""
 
     request: ChatRequest
     on_event: Callable[[JobEvent], object]
-    came: float = field(default_factory=time.perf_counter)
-    gone: bool = False  # nobody wants the answer any more
-    prepared: Prepared | None = None  # None: not yet
+    arrived: float = field(default_factory=time.perf_counter)
+    cancelled: bool = False
+    prepared: Prepared | None = None
     running: RunningTask[None] | None = None
     reservations: list[Reservation] = field(default_factory=list)
-    held: ExitStack = field(default_factory=ExitStack)  # what it gives up when it is over: its session
-    over: threading.Event = field(default_factory=threading.Event)
+    resources: ExitStack = field(default_factory=ExitStack)  # closed when the job finishes: its session
+    finished: threading.Event = field(default_factory=threading.Event)
 
     @property
     def sequences(self) -> int:
         return self.request.params.choices
 
-    def leave(self) -> None:
-        """The client has gone: the answer ends at the next step."""
-        self.gone = True
+    def cancel(self) -> None:
+        """Have generation end at the next step."""
+        self.cancelled = True

@@ -1,8 +1,7 @@
-"""Admission by KV cells: reserve them for running requests, evict idle prefixes, preempt answers.
+"""Admits requests by KV cells: reserves cells for running requests, evicts idle prefixes, preempts answers.
 
-A prompt is prefilled only when there are cells for all of it and for the beginning of its answer. A longer answer gets
-more as it goes on. Idle prefixes are evicted for that, the least recently used first; a context whose size was not
-given is made larger, for running requests alone.
+A request is admitted when there are cells for its prompt and the first tokens of its answer; a longer answer reserves
+more as it grows. Idle prefixes are evicted first, least recently used first; then a context without a fixed size grows.
 """
 
 from __future__ import annotations
@@ -20,51 +19,51 @@ from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import State
 
-GRANT = 128  # tokens of an answer that there is room for at a time
-TURN = 2048  # tokens of an answer that there is room for when a turn of a session begins: it cannot be set aside
-SPARE = 128  # tokens of a template's own words, in a turn of a session, and to spare
-SENTENCE = 32  # tokens that a correction takes, beside its own words
+GRANT = 128  # answer tokens that are reserved at a time
+TURN = 2048  # answer tokens that are reserved when a session's turn begins, as it cannot be preempted
+SPARE = 128  # tokens that bound the template's text in a session's turn
+SENTENCE = 32  # tokens that bound the wording around an erratum
 
 
-def turn_of_session(workspace: Workspace, state: State, request: Request) -> tuple[int, int]:
-    """Tokens that a session has with its next prompt, and those that are written after it, each at most."""
-    words = (request.question, request.system or "", *request.errata, *request.fields.values())
-    told = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in words)
-    told += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
-    told += sum(len(one) for one in (*request.splice, *request.images) if isinstance(one, Segment))
-    return told, max_new_tokens(workspace, request, request.think)
+def session_tokens(workspace: Workspace, state: State, request: Request) -> tuple[int, int]:
+    """Return upper bounds of the tokens of a session with its next prompt, and of the tokens generated after it."""
+    texts = (request.question, request.system or "", *request.errata, *request.fields.values())
+    tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
+    tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
+    tokens += sum(len(item) for item in (*request.splice, *request.images) if isinstance(item, Segment))
+    return tokens, max_new_tokens(workspace, request, request.think)
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Cells that are reserved for a sequence: tokens that it may have at the moment."""
+    """Cells that are reserved for a sequence."""
 
     sequence: KVSequence
-    tokens: int
-    more: int = 0  # cells for sequences that will go on from it
-    others: int = 0  # these sequences: a sequence each
-    kept: int = 0  # of the tokens, for the end of a chain of thought
-    preempted: bool = False  # its rows were dropped, to be decoded again
+    tokens: int  # that it may have
+    fork_cells: int = 0  # cells for sequences that will be forked from it
+    forks: int = 0  # number of these sequences
+    reasoning_end: int = 0  # of `tokens`, those for the end of the reasoning
+    preempted: bool = False  # its KV entries were dropped, to be decoded again
 
     @property
     def promised(self) -> int:
-        """Cells that are reserved and not used yet."""
-        return max(0, self.tokens - self.sequence.rows) + self.more
+        """Cells that are reserved and not used."""
+        return max(0, self.tokens - self.sequence.rows) + self.fork_cells
 
     @property
-    def used_up(self) -> bool:
-        """Whether what is pending is as much as it may take: another token needs a new reservation."""
-        return len(self.sequence) + self.kept >= self.tokens
+    def exhausted(self) -> bool:
+        """True if another token needs a larger reservation."""
+        return len(self.sequence) + self.reasoning_end >= self.tokens
 
 
 class KVBudget:
-    """Cells and sequences of a workspace's context that are free or reserved."""
+    """Accounts for the free and the reserved cells and sequences of a workspace's context."""
 
     def __init__(self, workspace: Workspace, prefixes: PrefixCache) -> None:
         self._workspace, self._prefixes = workspace, prefixes
         self.reservations: list[Reservation] = []
-        self._reserved = 0
-        self._sequences = 0  # reserved, too
+        self._reserved = 0  # cells for work other than answers (`reserving`)
+        self._sequences = 0  # likewise
         self._grows = workspace.grows
 
     @property
@@ -77,23 +76,21 @@ class KVBudget:
 
     @property
     def free(self) -> int:
-        """Sequences that are free beside those that are reserved."""
+        """Sequences that are neither used nor reserved."""
         context = self._workspace.context
-        ours = {one.sequence for one in self.reservations} | {one.sequence for one in self._prefixes.entries}
-        taken = context.n_leased - len(ours)  # by what has reserved some
-        return (
-            context.n_free
-            - max(0, self._sequences - taken)
-            - sum(reservation.others for reservation in self.reservations)
-        )
+        running = {reservation.sequence for reservation in self.reservations}
+        cached = {prefix.sequence for prefix in self._prefixes.entries}
+        taken = context.n_leased - len(running | cached)  # in `reserving`
+        forks = sum(reservation.forks for reservation in self.reservations)
+        return context.n_free - max(0, self._sequences - taken) - forks
 
     def has(self, cells: int, sequences: int) -> bool:
-        """Whether so much is free beside what is reserved."""
+        """Return True if as many cells and sequences are neither used nor reserved."""
         context = self._workspace.context
         return sequences <= self.free and context.used + self.promised + cells <= context.cells
 
-    def make_room(self, cells: int, sequences: int = 0) -> bool:
-        """Evict idle prefixes until so much is free, else grow the context; False where that does not suffice now."""
+    def ensure_free(self, cells: int, sequences: int = 0) -> bool:
+        """Evict idle prefixes, then grow the context, until as much is free; False if that does not suffice now."""
         while not self.has(cells, sequences):
             if not self._prefixes.evict():
                 return self._grow(cells, sequences)
@@ -101,8 +98,8 @@ class KVBudget:
 
     @contextmanager
     def reserving(self, cells: int, sequences: int = 1) -> Iterator[None]:
-        """Reserve so much for work that is no answer, if it can be had now."""
-        cells, sequences = (cells, sequences) if self.make_room(cells, sequences) else (0, 0)
+        """Reserve cells for work other than answers, if they are available now."""
+        cells, sequences = (cells, sequences) if self.ensure_free(cells, sequences) else (0, 0)
         self._reserved += cells
         self._sequences += sequences
         try:
@@ -112,7 +109,7 @@ class KVBudget:
             self._sequences -= sequences
 
     def can_allocate(self, cells: int) -> bool:
-        """Whether the context can have so many cells, with no other request running."""
+        """Return True if the context can have as many cells when no other request runs."""
         return self._grows or cells <= self.cells
 
     def _grow(self, cells: int, sequences: int) -> bool:
@@ -124,67 +121,70 @@ class KVBudget:
             try:
                 self._workspace.reserve(tokens, sequences)
                 return True
-            except EngineError:  # the memory does not suffice, or rows would not fit any more
+            except EngineError:  # out of memory, or KV entries would not fit any more
                 continue
         return False
 
-    def reserve(self, sequence: KVSequence, tokens: int, more: int = 0, others: int = 0, kept: int = 0) -> Reservation:
-        """Reserve room that `make_room` has found."""
-        self.reservations.append(Reservation(sequence, tokens, more, others, kept))
+    def reserve(
+        self, sequence: KVSequence, tokens: int, fork_cells: int = 0, forks: int = 0, reasoning_end: int = 0
+    ) -> Reservation:
+        """Reserve cells that `ensure_free` has found."""
+        self.reservations.append(Reservation(sequence, tokens, fork_cells, forks, reasoning_end))
         return self.reservations[-1]
 
-    def end(self, reservations: Iterable[Reservation]) -> None:
+    def release(self, reservations: Iterable[Reservation]) -> None:
         for reservation in reservations:
             if reservation in self.reservations:
                 self.reservations.remove(reservation)
 
     def preempt(self, reservations: Iterable[Reservation], length: int) -> None:
-        """Give the rows after the first `length` up for others. Raise EngineError where they cannot go back."""
+        """Drop the KV entries after the first `length`. Raises EngineError if the sequence cannot be truncated."""
         for reservation in reservations:
             reservation.sequence.preempt(length)
             reservation.tokens, reservation.preempted = reservation.sequence.rows, True
 
     def can_resume(self, reservations: Sequence[Reservation]) -> bool:
-        """Whether those could go on that are preempted. Answers to one prompt have its rows in the same cells, and are
-        read again each with its own."""
-        return self.can_allocate(sum(len(reservation.sequence) + reservation.kept + 1 for reservation in reservations))
+        """Return True if these can be resumed once preempted. Answers to one prompt share its cells, but each decodes
+        the prompt again for itself."""
+        lengths = (len(reservation.sequence) + reservation.reasoning_end + 1 for reservation in reservations)
+        return self.can_allocate(sum(lengths))
 
     def resume(self, reservations: Sequence[Reservation], more: int = GRANT) -> bool:
-        """Let those go on that were preempted, if there is room for them and so many tokens more."""
+        """Resume preempted sequences with capacity for `more` tokens each; False if there are too few cells."""
         wanted = [
-            min(len(reservation.sequence) + reservation.kept + more, reservation.sequence.size)
+            min(len(reservation.sequence) + reservation.reasoning_end + more, reservation.sequence.size)
             for reservation in reservations
         ]
         rows = sum(reservation.sequence.rows for reservation in reservations)
-        if not self.make_room(sum(wanted) - rows):
+        if not self.ensure_free(sum(wanted) - rows):
             return False
         for reservation, tokens in zip(reservations, wanted, strict=True):
             reservation.tokens, reservation.preempted = tokens, False
         return True
 
     def divide(self, reservations: Sequence[Reservation]) -> None:
-        """Give what is left to those that are used up. With nothing left each ends with the token that waits, for
-        which there is a cell, and a chain of thought with what is kept for its end."""
-        waiting = [reservation for reservation in reservations if reservation.used_up and reservation.sequence.pending]
+        """Divide the free cells among exhausted sequences. Without any, each ends with its pending token, which has a
+        cell, and reasoning with the tokens reserved for its end."""
+        exhausted = [
+            reservation for reservation in reservations if reservation.exhausted and reservation.sequence.pending
+        ]
         left = self.cells - self._workspace.context.used - self.promised
-        for reservation in waiting:
-            if left >= len(waiting):
-                reservation.tokens += left // len(waiting)
+        for reservation in exhausted:
+            if left >= len(exhausted):
+                reservation.tokens += left // len(exhausted)
             else:
-                reservation.sequence.token_limit, reservation.kept = (
-                    max(len(reservation.sequence), reservation.tokens),
-                    0,
-                )
+                reservation.sequence.token_limit = max(len(reservation.sequence), reservation.tokens)
+                reservation.reasoning_end = 0
 
-    def held(self) -> list[KVSequence]:
-        """Sequences that have to wait, as there is no room for another token of theirs; the others have it."""
-        found = []
+    def blocked(self) -> list[KVSequence]:
+        """Enlarge exhausted reservations; return the sequences without a cell for their next token."""
+        blocked = []
         for reservation in self.reservations:
             if reservation.preempted:
-                found.append(reservation.sequence)
-            elif reservation.used_up and reservation.sequence.pending:
-                if self.make_room(GRANT):
+                blocked.append(reservation.sequence)
+            elif reservation.exhausted and reservation.sequence.pending:
+                if self.ensure_free(GRANT):
                     reservation.tokens += GRANT
                 else:
-                    found.append(reservation.sequence)
-        return found
+                    blocked.append(reservation.sequence)
+        return blocked

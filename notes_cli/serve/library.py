@@ -16,38 +16,37 @@ from notes_cli.runtime.compile import block_warnings
 from notes_cli.runtime.recompile import Compiled, compile_to_library
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
-from notes_cli.serve.refusals import Refused, refused
+from notes_cli.serve.refusals import Refused, as_refusal
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, parse_skill
 
-PAUSE = 0.2  # seconds between two tries to compile what another process compiles
+PAUSE = 0.2  # seconds between attempts while another process compiles the same text
 
 
-def listed(scheduler: Scheduler) -> list[Json]:
-    """All compiled skills, as `notes ls` has them; `model_matches`: whether they are for this model, `standing`: the
-    values of fields that everybody is told instead."""
+def list_skills(scheduler: Scheduler) -> list[Json]:
+    """Return all compiled skills as in `notes ls`, with `model_matches`, and `standing`: values by global errata."""
     workspace = scheduler.workspace
     identity = workspace.identity
     errata = scheduler.state.errata.all() if scheduler.state.errata else ()
-    found = []
+    skills = []
     for entry in workspace.library.entries():
         facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
         matches = entry.info is not None and entry.info.identity == identity
-        instead = holding(errata, entry.name, facts.get("fields", {}))
-        found.append({**facts, "model_matches": matches, "standing": instead})
-    return found
+        corrected = holding(errata, entry.name, facts.get("fields", {}))
+        skills.append({**facts, "model_matches": matches, "standing": corrected})
+    return skills
 
 
-def shown(scheduler: Scheduler, name: str) -> Json:
-    """One skill, with its text and where its fields are in it. Raise NotesError where it is not there."""
+def skill_json(scheduler: Scheduler, name: str) -> Json:
+    """Return one skill with its text and the spans of its fields. Raises NotesError for an unknown one."""
     workspace = scheduler.workspace
     entries = workspace.library.entries(name)
     if not entries:
         raise _unknown(name)
     identity = workspace.identity
-    entries.sort(key=lambda one: one.info is None or one.info.identity != identity)
+    entries.sort(key=lambda entry: entry.info is None or entry.info.identity != identity)
     entry = entries[0]
     facts = entry_as_json(entry, str(entry.problem) if entry.problem else None)
     info = entry.info
@@ -63,8 +62,8 @@ def shown(scheduler: Scheduler, name: str) -> Json:
     }
 
 
-def removed(scheduler: Scheduler, name: str) -> Json:
-    """Remove a skill of this model. Those who have it go on with it."""
+def remove_skill(scheduler: Scheduler, name: str) -> Json:
+    """Remove a skill of this model; requests that have it open are not affected."""
     library = scheduler.workspace.library
     if not isinstance(library, Library):
         raise Refused(400, "skills of this library cannot be removed here")
@@ -79,7 +78,7 @@ def _unknown(name: str) -> SegmentError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compile:
+class _CompileRequest:
     """A request to compile a text."""
 
     skill: Skill
@@ -91,21 +90,21 @@ class _Compile:
     warnings: tuple[str, ...]
 
 
-def _parse(scheduler: Scheduler, data: Any) -> _Compile:
-    """Raise Refused, SkillError."""
-    given = Reader(data)
-    name, text = given.text("name"), given.text("text")
-    force, influence = given.flag("force"), given.flag("influence")
-    blocks, kv = given.any("blocks"), given.any("kv")
-    if given.any("path") is not None:
+def _parse(scheduler: Scheduler, data: Any) -> _CompileRequest:
+    """Raises Refused, SkillError."""
+    reader = Reader(data)
+    name, text = reader.text("name"), reader.text("text")
+    force, influence = reader.flag("force"), reader.flag("influence")
+    blocks, kv = reader.any("blocks"), reader.any("kv")
+    if reader.any("path") is not None:
         raise Refused(400, "path is not supported: send the text", param="path")
-    given.end()
+    reader.end()
     if not name:
         raise Refused(400, "name is missing: what the skill is to be called", param="name")
     if blocks not in (None, "headings") and (not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1):
-        raise given.wrong("blocks", "a whole number, or headings", blocks)
+        raise reader.wrong("blocks", "a whole number, or headings", blocks)
     if kv not in (None, *STORED_TYPES):
-        raise given.wrong("kv", f"one of {', '.join(STORED_TYPES)}", kv)
+        raise reader.wrong("kv", f"one of {', '.join(STORED_TYPES)}", kv)
     workspace, wanted = scheduler.workspace, blocks or 1
     check_size(scheduler.state, [text], "text")
     try:
@@ -113,23 +112,23 @@ def _parse(scheduler: Scheduler, data: Any) -> _Compile:
         warnings = (*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ()))
         cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
     except NotesError as error:
-        raise _of_text(error) from error
-    return _Compile(skill, cells, wanted, kv or "f16", force, influence, warnings)
+        raise _text_refusal(error) from error
+    return _CompileRequest(skill, cells, wanted, kv or "f16", force, influence, warnings)
 
 
-async def compile_text(scheduler: Scheduler, data: Any, told: Callable[[Json], object]) -> Json:
-    """Compile a text, telling the progress; other requests are answered meanwhile. Raise Refused, SkillError."""
+async def compile_text(scheduler: Scheduler, data: Any, on_progress: Callable[[Json], object]) -> Json:
+    """Compile a text while other requests are decoded. Returns the skill. Raises Refused, SkillError."""
     wanted = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data)))
     workspace, skill, notices = scheduler.workspace, wanted.skill, [*wanted.warnings]
 
     def step(label: str) -> Progress:
         def update(done: int, total: int) -> None:
-            told({"step": label, "done": done, "total": total})
-            scheduler.between()
+            on_progress({"step": label, "done": done, "total": total})
+            scheduler.yield_to_others()
 
         return update
 
-    def compiled() -> Compiled:
+    def compile_skill() -> Compiled:
         with scheduler.budget.reserving(wanted.cells):
             return compile_to_library(
                 *(workspace, skill),
@@ -144,30 +143,30 @@ async def compile_text(scheduler: Scheduler, data: Any, told: Callable[[Json], o
 
     while True:
         try:
-            made = await asyncio.wrap_future(scheduler.call(compiled, long=True))
+            compiled = await asyncio.wrap_future(scheduler.call(compile_skill, long=True))
             break
-        except CompilingError:  # another process compiles it: then it need not be done again
-            told({"step": "waiting for another process", "done": 0, "total": 1})
+        except CompilingError:  # another process compiles it: wait for its result
+            on_progress({"step": "waiting for another process", "done": 0, "total": 1})
             await asyncio.sleep(PAUSE)
         except TakenError:
-            there = " or ".join({_origin(one) for one in workspace.library.entries(skill.name)})
-            what = f"the library has another skill {skill.name} already, {there}: force writes over it"
-            raise Refused(409, what, param="name", code="name_taken") from None
+            origins = " or ".join({_origin(entry) for entry in workspace.library.entries(skill.name)})
+            message = f"the library has another skill {skill.name} already, {origins}: force writes over it"
+            raise Refused(409, message, param="name", code="name_taken") from None
         except NotesError as error:
-            raise _of_text(error) from error
-    facts = await asyncio.wrap_future(scheduler.prepare(lambda: shown(scheduler, skill.name)))
-    return {**facts, "reasons": list(made.reasons), "notices": notices}
+            raise _text_refusal(error) from error
+    facts = await asyncio.wrap_future(scheduler.prepare(lambda: skill_json(scheduler, skill.name)))
+    return {**facts, "reasons": list(compiled.reasons), "notices": notices}
 
 
 def _origin(entry: SegmentFile) -> str:
-    """Where the text of a skill came from, for people."""
+    """Return the source of a skill's text, for messages."""
     source = entry.info.source if entry.info else ""
     return "from no file (it was sent to a server, or piped in)" if source == "-" else f"from {source_text(source)}"
 
 
-def _of_text(error: NotesError) -> Refused:
-    """What is wrong with a text that was sent."""
-    found = refused(error)
-    if found.status == 400:
-        found.param = "text"
-    return found
+def _text_refusal(error: NotesError) -> Refused:
+    """Return the refusal of a text that was sent."""
+    refusal = as_refusal(error)
+    if refusal.status == 400:
+        refusal.param = "text"
+    return refusal

@@ -1,4 +1,4 @@
-"""Counters of the server: tokens, outcomes and times. The decode thread writes them, but for the outcomes."""
+"""Counts the server's tokens, request outcomes and latencies."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # seconds
+BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper, in seconds
 
 
 @dataclass(slots=True)
-class Times:
-    """Durations, by the first bound that they do not exceed; the last is for all others."""
+class Histogram:
+    """Durations counted by bucket; the last bucket has no upper bound."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     sum: float = 0.0
@@ -23,14 +23,14 @@ class Times:
 
 @dataclass(slots=True)
 class Metrics:
-    """Tokens of prompts by how they came about, tokens of answers, and how requests ended."""
+    """Counters that the decode thread writes, except `outcomes`."""
 
-    decoded: int = 0
-    spliced: int = 0
-    live: int = 0
-    written: int = 0
+    decoded: int = 0  # prompt tokens
+    spliced: int = 0  # prompt tokens
+    live: int = 0  # prompt tokens found in the prefix cache
+    generated: int = 0  # tokens
     steps: int = 0
-    preempted: int = 0  # answers that made room for others
+    preempted: int = 0  # answers
     outcomes: Counter[str] = field(default_factory=Counter)  # answered, failed, gone, refused
-    first: Times = field(default_factory=Times)  # until the first token could be chosen
-    queued: Times = field(default_factory=Times)
+    first_token: Histogram = field(default_factory=Histogram)  # from arrival
+    queued: Histogram = field(default_factory=Histogram)

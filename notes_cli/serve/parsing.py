@@ -1,7 +1,7 @@
-"""What the JSON of a request asks for, checked as far as that goes without a model.
+"""Parses the JSON of requests to ChatRequest, with all checks that need no model.
 
-An unknown key is refused, as OpenAI's API does, unless it is null. Keys of that API, of llama.cpp's server and of vLLM
-which change nothing here are taken and ignored.
+Unknown keys are refused, as by OpenAI's API, unless they are null. Keys of that API, of llama-server and of vLLM that
+change nothing here are ignored.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from notes_cli.text.toolset import in_order
 
 T = TypeVar("T")
 
-# Keys that say nothing to us: accounting, caching that is automatic here, features of that API's own service.
+# Ignored keys: accounting, caching that is automatic here, features of OpenAI's service.
 IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
 }
-# Keys of llama.cpp's server, vLLM and Ollama that change no answer here: how a cache is kept, parameters of samplers
-# that another key turns on. It is logged that they were ignored.
+# Keys of llama-server, vLLM and Ollama that are ignored and logged, as they change no answer here: cache policies,
+# parameters of samplers that another key turns on.
 NEEDLESS = {
     *("n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose", "keep_alive"),
     *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "adaptive_decay"),
     *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
     *("request_id", "priority", "spaces_between_special_tokens", "prompt_cache_options"),
 }
-# Keys that ask for nothing with one of these values, and are refused with any other. All may be empty, too.
+# Keys that are ignored and logged with one of these values or an empty one, and refused with any other.
 NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("functions", "function_call", "prediction", "audio"), ()),
     **dict.fromkeys(("lora", "response_fields", "stop_token_ids", "bad_words", "logits_processors", "documents"), ()),
@@ -66,52 +66,49 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
-LONGEST_STOP = 1000  # characters: each is looked for as every token comes
+LONGEST_STOP = 1000  # characters, as each is searched for after every token
 MOST_BIASES = 1024  # logit_bias
 MOST_LIKELY = 20  # top_logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class NotesParams:
-    """The key `notes` of a request: skills and what is to be done with them."""
+    """The key `notes` of a request."""
 
     splice: tuple[str, ...] = ()
     errata: tuple[str, ...] = ()
     session: str | None = None
     explain: bool = False
     cache_salt: str = ""
-    match: bool = True  # texts of messages against those of compiled skills
+    match: bool = True  # match texts in messages with compiled skills
     recompute: bool = False  # decode everything, for comparisons
-    exact: bool = False  # reuse rows only where they are those of a prefill
-    # `ask`: one question, with the prompt of `notes ask`; options of Request that only such a prompt has. None: a chat.
-    ask: Mapping[str, Any] | None = None
+    exact: bool = False  # splice only K/V that equals that of a prefill
+    ask: Mapping[str, Any] | None = None  # further options of Request, for the prompt of `notes ask`; None: a chat
 
     @property
     def private(self) -> bool:
-        """Whether nothing of what others have is looked up, and nothing is kept for them."""
+        """True if the request shares no K/V with those of other clients."""
         return bool(self.cache_salt) or not self.match
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """How an answer is to be written."""
+    """Parameters of generation."""
 
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
-    max_tokens: int | None = None  # None: as many as the server allows
+    max_tokens: int | None = None  # None: the server's limit
     stops: tuple[str, ...] = ()
     choices: int = 1
-    likely: int | None = (
-        None  # so many alternatives to each token, with their log-probabilities; None: not even its own
-    )
+    likely: int | None = None  # alternatives to each token in its log-probabilities; None: no log-probabilities
     think: bool = False
     max_think: int = DEFAULT_MAX_THINK
-    grammar: str | None = None  # what the answer is held to
-    must_call: bool = False  # a tool, in the form that the grammar has
+    grammar: str | None = None  # constraint of the answer (engine/constraint.py)
+    must_call: bool = False  # the grammar is that of a tool call
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One request, of either endpoint: messages and tools, or a raw prompt."""
+    """A request to either endpoint: messages and tools, or a raw prompt."""
 
     model: str
     messages: tuple[Message, ...] = ()
@@ -121,19 +118,19 @@ class ChatRequest:
     params: GenerationParams = field(default_factory=GenerationParams)
     notes: NotesParams = field(default_factory=NotesParams)
     stream: bool = False
-    usage: bool = False  # tell it at the end of a stream
-    ignored: tuple[str, ...] = ()  # keys of NEEDLESS and NEUTRAL that it had
+    usage: bool = False  # at the end of the stream
+    ignored: tuple[str, ...] = ()  # its keys of NEEDLESS and NEUTRAL
 
 
 class Reader:
-    """The keys of a JSON object, taken one by one; what is left in the end is unknown."""
+    """Takes the keys of a JSON object one by one; `end` refuses the remaining ones."""
 
     def __init__(self, data: Any, where: str = "") -> None:
         if not isinstance(data, dict):
             raise Refused(400, f"{where or 'the body'} must be a JSON object", param=where or None)
         self._data = dict(data)
         self._where = f"{where}." if where else ""
-        self.ignored: list[str] = []  # of NEEDLESS and NEUTRAL
+        self.ignored: list[str] = []  # keys of NEEDLESS and NEUTRAL
 
     def name(self, key: str) -> str:
         return self._where + key
@@ -147,12 +144,12 @@ class Reader:
     def any(self, key: str) -> Any:
         return self._data.pop(key, None)
 
-    def take(self, key: str, wanted: str, right: Callable[[Any], bool], default: T) -> T:
-        """The value, if it is right; the default where there is none, or null."""
+    def take(self, key: str, wanted: str, is_valid: Callable[[Any], bool], default: T) -> T:
+        """Take a value, or the default for null. Raises Refused for an invalid one."""
         value = self._data.pop(key, None)
         if value is None:
             return default
-        if not right(value):
+        if not is_valid(value):
             raise self.wrong(key, wanted, value)
         return value  # type: ignore[no-any-return]
 
@@ -163,41 +160,41 @@ class Reader:
         return self.take(key, "a string", lambda value: isinstance(value, str), default)
 
     def needed(self, key: str) -> str:
-        """A text that must be there, though it may be empty."""
+        """Take a required string, which may be empty."""
         if self._data.get(key) is None:
             raise Refused(400, f"{self.name(key)} is missing", param=self.name(key), code="invalid_value")
         return self.text(key)
 
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int | None:
-        def right(value: Any) -> bool:
+        def is_valid(value: Any) -> bool:
             return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
-        return self.take(key, f"a whole number from {low} to {high:,}", right, default)
+        return self.take(key, f"a whole number from {low} to {high:,}", is_valid, default)
 
     def number(self, key: str, low: float, high: float, default: float) -> float:
-        def right(value: Any) -> bool:
+        def is_valid(value: Any) -> bool:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            return number and low <= value <= high  # neither NaN nor infinity is
+            return number and low <= value <= high  # False for NaN and infinity
 
-        return float(self.take(key, f"a number from {low:g} to {high:g}", right, default))
+        return float(self.take(key, f"a number from {low:g} to {high:g}", is_valid, default))
 
     def texts(self, key: str, most: int) -> tuple[str, ...]:
-        """A list of strings; one string is a list of it."""
+        """Take a list of strings, or a string as a list of one."""
         value = self._data.pop(key, None)
         if value is None:
             return ()
-        found = [value] if isinstance(value, str) else value
-        if not isinstance(found, list) or len(found) > most or not all(isinstance(one, str) and one for one in found):
+        texts = [value] if isinstance(value, str) else value
+        is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+        if not is_valid or len(texts) > most:
             raise self.wrong(key, f"a string or a list of at most {most} strings, none of them empty", value)
-        return tuple(found)
+        return tuple(texts)
 
     def ignore(self, keys: set[str]) -> None:
-        """Pass these over."""
         for key in keys:
             self._data.pop(key, None)
 
     def ignore_needless(self) -> None:
-        """Pass over those of NEEDLESS, and of NEUTRAL those that ask for nothing."""
+        """Ignore the keys of NEEDLESS, and those of NEUTRAL with a neutral value."""
         for key, value in list(self._data.items()):
             empty = value in ([], {}) or value in NEUTRAL.get(key, ())
             if key in NEEDLESS or (key in NEUTRAL and empty):
@@ -205,7 +202,7 @@ class Reader:
                 self.ignored.append(key)
 
     def end(self) -> None:
-        """Raise Refused for a key that was not taken, and is not null."""
+        """Raises Refused for a remaining key that is not null."""
         for key, value in self._data.items():
             if value is not None:
                 name = self.name(key)[:80]
@@ -213,50 +210,52 @@ class Reader:
 
 
 def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
-    """A request of /v1/chat/completions. `forms`: its answer may be held to one. Raise Refused."""
-    given = Reader(data)
-    model, stream, usage = given.text("model"), given.flag("stream"), _usage(given)
-    messages = _messages(given.any("messages"))
-    tools, forced = _tools(given, forms)
-    params = _writing(given, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(given))
-    notes = _notes(given.any("notes"))
-    grammar = _grammar(given, forms)
+    """Parse a request of /v1/chat/completions. `forms`: grammars and schemas are accepted. Raises Refused."""
+    reader = Reader(data)
+    model, stream, usage = reader.text("model"), reader.flag("stream"), _usage(reader)
+    messages = _messages(reader.any("messages"))
+    tools, forced = _tools(reader, forms)
+    params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(reader))
+    notes = _notes(reader.any("notes"))
+    grammar = _grammar(reader, forms)
     params = replace(params, grammar=forced or grammar, must_call=forced is not None)
-    given.ignore(IGNORED)
-    given.ignore_needless()
-    given.end()
-    ignored = tuple(given.ignored)
+    reader.ignore(IGNORED)
+    reader.ignore_needless()
+    reader.end()
+    ignored = tuple(reader.ignored)
     return ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
 
 
 def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
-    """A request of /v1/completions: one for each of its prompts. `forms`: as above. Raise Refused."""
-    given = Reader(data)
-    model, stream, usage, echo = given.text("model"), given.flag("stream"), _usage(given), given.flag("echo")
-    prompts = _prompts(given.any("prompt"))
-    likely = given.whole("logprobs", 0, MOST_LIKELY)
-    params = _writing(given, ("max_tokens", "n_predict"), likely, thinks=False)
-    if (best := given.whole("best_of", 1, MOST_CHOICES)) not in (None, params.choices):
-        raise given.wrong("best_of", "as many as n", best)
-    if given.any("suffix"):
+    """Parse a request of /v1/completions, to one ChatRequest per prompt. `forms`: as above. Raises Refused."""
+    reader = Reader(data)
+    model, stream, usage, echo = reader.text("model"), reader.flag("stream"), _usage(reader), reader.flag("echo")
+    prompts = _prompts(reader.any("prompt"))
+    likely = reader.whole("logprobs", 0, MOST_LIKELY)
+    params = _generation(reader, ("max_tokens", "n_predict"), likely, chat=False)
+    if (best := reader.whole("best_of", 1, MOST_CHOICES)) not in (None, params.choices):
+        raise reader.wrong("best_of", "as many as n", best)
+    if reader.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
-    params = replace(params, grammar=_grammar(given, forms))
-    notes = _notes(given.any("notes"))
+    params = replace(params, grammar=_grammar(reader, forms))
+    notes = _notes(reader.any("notes"))
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and params.max_tokens == 0:
-        what = "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
-        raise Refused(400, what, param="logprobs", code="unsupported_value")
-    given.ignore(IGNORED)
-    given.ignore_needless()
-    given.end()
-    ignored = tuple(given.ignored)
+        message = (
+            "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
+        )
+        raise Refused(400, message, param="logprobs", code="unsupported_value")
+    reader.ignore(IGNORED)
+    reader.ignore_needless()
+    reader.end()
+    ignored = tuple(reader.ignored)
     chat = ChatRequest(model, echo=echo, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
     return [replace(chat, prompt=prompt) for prompt in prompts]
 
 
-def _usage(given: Reader) -> bool:
-    options = given.any("stream_options")
+def _usage(reader: Reader) -> bool:
+    options = reader.any("stream_options")
     if options is None:
         return False
     inner = Reader(options, "stream_options")
@@ -267,83 +266,85 @@ def _usage(given: Reader) -> bool:
     return usage
 
 
-def _likely(given: Reader) -> int | None:
-    wanted, most = given.flag("logprobs"), given.whole("top_logprobs", 0, MOST_LIKELY)
+def _likely(reader: Reader) -> int | None:
+    wanted, most = reader.flag("logprobs"), reader.whole("top_logprobs", 0, MOST_LIKELY)
     if most is not None and not wanted:
         raise Refused(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     return (most or 0) if wanted else None
 
 
-def _writing(given: Reader, limits: Sequence[str], likely: int | None, *, thinks: bool = True) -> GenerationParams:
-    found = [given.whole(key, -1, 2**31 - 1) for key in limits]
-    most = next((one for one in found if one is not None), None)
-    effort = given.text("reasoning_effort") if thinks else ""
+def _generation(
+    reader: Reader, limit_keys: Sequence[str], likely: int | None, *, chat: bool = True
+) -> GenerationParams:
+    limits = [reader.whole(key, -1, 2**31 - 1) for key in limit_keys]
+    most = next((limit for limit in limits if limit is not None), None)
+    effort = reader.text("reasoning_effort") if chat else ""
     if effort not in ("", "none", "minimal", "low", "medium", "high", "xhigh"):
-        raise given.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
-    template = Reader(given.any("chat_template_kwargs") or {}, "chat_template_kwargs") if thinks else Reader({})
+        raise reader.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
+    template = Reader(reader.any("chat_template_kwargs") or {}, "chat_template_kwargs") if chat else Reader({})
     think = template.flag("enable_thinking") or effort in ("low", "medium", "high", "xhigh")
     template.end()
-    seed = given.whole("seed", -(2**63), 2**63 - 1)
+    seed = reader.whole("seed", -(2**63), 2**63 - 1)
     base = SamplerOptions()
     return GenerationParams(
         SamplerOptions(
-            given.number("temperature", 0, 100, base.temperature),
-            given.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
-            given.number("top_p", 0, 1, base.top_p),
-            given.number("min_p", 0, 1, base.min_p),
-            _positive(given, "repeat_penalty", base.repeat_penalty),
+            reader.number("temperature", 0, 100, base.temperature),
+            reader.whole("top_k", 0, 2**31 - 1, base.top_k) or 0,
+            reader.number("top_p", 0, 1, base.top_p),
+            reader.number("min_p", 0, 1, base.min_p),
+            _positive(reader, "repeat_penalty", base.repeat_penalty),
             DRAWN if seed is None else seed & 0xFFFFFFFF,
-            given.number("frequency_penalty", -2, 2, 0.0),
-            given.number("presence_penalty", -2, 2, 0.0),
-            _bias(given),
+            reader.number("frequency_penalty", -2, 2, 0.0),
+            reader.number("presence_penalty", -2, 2, 0.0),
+            _bias(reader),
         ),
         max_tokens=None if most is None or most < 0 else most,
-        stops=_stops(given),
-        choices=given.whole("n", 1, MOST_CHOICES, 1) or 1,
+        stops=_stops(reader),
+        choices=reader.whole("n", 1, MOST_CHOICES, 1) or 1,
         likely=likely,
         think=think,
-        max_think=(given.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if thinks else 0,
+        max_think=(reader.whole("max_think", 0, 2**31 - 1, DEFAULT_MAX_THINK) or 0) if chat else 0,
     )
 
 
-def _stops(given: Reader) -> tuple[str, ...]:
-    found = given.texts("stop", MOST_STOPS)
-    if (longest := max(map(len, found), default=0)) > LONGEST_STOP:
-        what = f"stop has {longest:,} characters: {LONGEST_STOP:,} at most"
-        raise Refused(400, what, param="stop", code="invalid_value")
-    return found
+def _stops(reader: Reader) -> tuple[str, ...]:
+    stops = reader.texts("stop", MOST_STOPS)
+    if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
+        message = f"stop has {longest:,} characters: {LONGEST_STOP:,} at most"
+        raise Refused(400, message, param="stop", code="invalid_value")
+    return stops
 
 
-DRAWN = -1  # a seed that is drawn when the answer begins
+DRAWN = -1  # for a random seed
 
 
-def _bias(given: Reader) -> tuple[tuple[int, float], ...]:
-    """`logit_bias`: numbers by tokens, which are texts in JSON. Whether there are such tokens shows later."""
-    biases = given.any("logit_bias")
+def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
+    """Parse `logit_bias`, an object from tokens to numbers. The tokens are checked later."""
+    biases = reader.any("logit_bias")
     if biases is None:
         return ()
     inner = Reader(biases, "logit_bias")
     if len(biases) > MOST_BIASES:
         raise Refused(400, f"logit_bias has {len(biases):,} tokens: {MOST_BIASES} at most", param="logit_bias")
-    found = []
+    parsed = []
     for key in biases:
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise Refused(400, f"logit_bias is by tokens, not by {key[:40]!r}", param="logit_bias")
-        found.append((int(key), inner.number(key, -100, 100, 0.0)))
-    return tuple(found)
+        parsed.append((int(key), inner.number(key, -100, 100, 0.0)))
+    return tuple(parsed)
 
 
-def _positive(given: Reader, key: str, default: float) -> float:
-    number = given.number(key, 0, 1e6, default)
+def _positive(reader: Reader, key: str, default: float) -> float:
+    number = reader.number(key, 0, 1e6, default)
     if not number:
-        raise given.wrong(key, "a number above 0", number)
+        raise reader.wrong(key, "a number above 0", number)
     return number
 
 
-def _grammar(given: Reader, forms: bool) -> str | None:
-    """What `response_format` or `grammar` hold the answer to. Raise Refused."""
-    wanted, grammar = given.any("response_format"), given.text("grammar") or None
-    schema = given.any("json_schema")
+def _grammar(reader: Reader, forms: bool) -> str | None:
+    """Return the constraint of the answer, from `response_format`, `json_schema` or `grammar`. Raises Refused."""
+    wanted, grammar = reader.any("response_format"), reader.text("grammar") or None
+    schema = reader.any("json_schema")
     if wanted is not None:
         form = Reader(wanted, "response_format")
         kind = form.text("type")
@@ -361,29 +362,27 @@ def _grammar(given: Reader, forms: bool) -> str | None:
         raise Refused(400, "an answer can be held to a JSON schema or to a grammar, not to both", param="grammar")
     if not forms and (schema is not None or grammar is not None):
         raise no_forms()
-    return _read("grammar", lambda: gbnf_grammar(grammar or "")) if schema is None and grammar else _held(schema)
+    if schema is not None:
+        return _compiled("response_format", lambda: schema_grammar(schema))
+    return _compiled("grammar", lambda: gbnf_grammar(grammar)) if grammar else None
 
 
 def no_forms() -> Refused:
-    """A server can be told to take none: to read one, and a token of its answer, may take a while."""
+    """Return the refusal of a grammar or schema with --no-forms, for untrusted clients: they cost time."""
     return Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
 
 
-def _schema(given: Reader, key: str, default: Any = None) -> Any:
-    found = given.any(key)
-    if found is None and default is None:
-        raise Refused(400, f"{given.name(key)} is missing", param=given.name(key), code="invalid_value")
-    return default if found is None else found
+def _schema(reader: Reader, key: str, default: Any = None) -> Any:
+    schema = reader.any(key)
+    if schema is None and default is None:
+        raise Refused(400, f"{reader.name(key)} is missing", param=reader.name(key), code="invalid_value")
+    return default if schema is None else schema
 
 
-def _held(schema: Any) -> str | None:
-    return None if schema is None else _read("response_format", lambda: schema_grammar(schema))
-
-
-def _read(param: str, made: Callable[[], str]) -> str:
-    """A grammar that can be read. Raise Refused."""
+def _compiled(param: str, compile_grammar: Callable[[], str]) -> str:
+    """Compile a grammar. Raises Refused for an invalid one."""
     try:
-        return made()
+        return compile_grammar()
     except GrammarError as error:
         raise Refused(400, str(error), param=param, code="invalid_value") from error
 
@@ -391,68 +390,69 @@ def _read(param: str, made: Callable[[], str]) -> str:
 def _notes(data: Any) -> NotesParams:
     if data is None:
         return NotesParams()
-    given = Reader(data, "notes")
-    ask = _ask(given) if given.flag("ask") else None
-    errata, fields = given.any("errata"), given.any("fields")
+    reader = Reader(data, "notes")
+    ask = _ask(reader) if reader.flag("ask") else None
+    errata, fields = reader.any("errata"), reader.any("fields")
     if isinstance(errata, dict):
-        errata = list(of_fields(_values(given, "errata", errata)))
-    found = NotesParams(
-        splice=given.texts("splice", 64),
+        errata = list(of_fields(_values(reader, "errata", errata)))
+    params = NotesParams(
+        splice=reader.texts("splice", 64),
         errata=(
             *Reader({"errata": errata}, "notes").texts("errata", 256),
-            *(() if fields is None else of_fields(_values(given, "fields", fields))),
+            *(() if fields is None else of_fields(_values(reader, "fields", fields))),
         ),
-        session=given.text("session") or None,
-        explain=given.flag("explain"),
-        cache_salt=given.text("cache_salt"),
-        match=given.take("match", "true or false", lambda value: isinstance(value, bool), True),
-        recompute=given.flag("recompute"),
-        exact=given.flag("exact"),
+        session=reader.text("session") or None,
+        explain=reader.flag("explain"),
+        cache_salt=reader.text("cache_salt"),
+        match=reader.take("match", "true or false", lambda value: isinstance(value, bool), True),
+        recompute=reader.flag("recompute"),
+        exact=reader.flag("exact"),
         ask=ask,
     )
-    given.end()
-    return found
+    reader.end()
+    return params
 
 
-def _ask(given: Reader) -> dict[str, Any]:
-    """The options that go with `ask`, by the names of Request. Raise Refused."""
-    fields, method = given.any("fields"), given.text("method")
-    with _told_of("notes.method"):
+def _ask(reader: Reader) -> dict[str, Any]:
+    """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
+    fields, method = reader.any("fields"), reader.text("method")
+    with _refusing("notes.method"):
         return {
-            "fields": {} if fields is None else _values(given, "fields", fields),
+            "fields": {} if fields is None else _values(reader, "fields", fields),
             "method": parse_method(method or None),
-            "choices": given.texts("choices", 256) or None,
-            "seam": given.whole("seam", 0, 2**31 - 1),
-            "place": given.take("place", "early or late", lambda value: value in ("early", "late"), None),
-            "wording": given.text("wording") or None,
-            "decode": given.texts("decode", 64),
-            "strict": given.flag("strict"),
+            "choices": reader.texts("choices", 256) or None,
+            "seam": reader.whole("seam", 0, 2**31 - 1),
+            "place": reader.take("place", "early or late", lambda value: value in ("early", "late"), None),
+            "wording": reader.text("wording") or None,
+            "decode": reader.texts("decode", 64),
+            "strict": reader.flag("strict"),
         }
 
 
-def _values(given: Reader, key: str, values: Any) -> dict[str, str]:
-    """New values of fields. Raise Refused."""
-    named = isinstance(values, dict) and all(name.strip() and "=" not in name for name in values)
-    if not named or not all(map(_is_value, values.values())):
+def _values(reader: Reader, key: str, values: Any) -> dict[str, str]:
+    """Check the new values of fields, and convert them to text. Raises Refused."""
+    valid_names = isinstance(values, dict) and all(name.strip() and "=" not in name for name in values)
+    if not valid_names or not all(map(_is_value, values.values())):
         also = ", or a list of field=value" if key == "errata" else ""
-        raise given.wrong(key, f"an object of fields and texts{also}", values)
+        raise reader.wrong(key, f"an object of fields and texts{also}", values)
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
 def _is_value(value: Any) -> bool:
-    """Whether a field may have it: a text, or a number, true or false, which are then written as in JSON."""
+    """Return True for a value of a field: a string, or a finite number or boolean, which becomes text as in JSON."""
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
-    """The tools by their names, so that their order costs nothing, and the grammar of a call that must be made."""
+def _tools(reader: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
+    """Return the tools ordered by name, so that their order does not change the prefix, and the grammar of a required
+    call."""
     none: list[Any] = []
-    listed = given.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
-    with _told_of("tools"):
+    listed = reader.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
+    with _refusing("tools"):
         tools = in_order(listed)
         for tool in tools:
             as_given(tool)
-    choice = given.any("tool_choice")
+    choice = reader.any("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         tools, choice = _allowed(choice, tools)
     if choice == "none":
@@ -468,61 +468,61 @@ def _tools(given: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], s
             wanted = "none, auto, required, or a function with its name"
             raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
         name = Reader(named.any("function"), "tool_choice.function").text("name")
-    with _told_of("tool_choice"):
+    with _refusing("tool_choice"):
         parameters = parameters_of(tools, name)
-    return tools, _read("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
+    return tools, _compiled("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
 
 
 def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], str]:
-    """Of `tool_choice` allowed_tools: these tools alone, which the model sees then, and whether it must call one."""
+    """Return the tools of `tool_choice` allowed_tools, and its mode, auto or required."""
     where = "tool_choice.allowed_tools"
-    given = Reader(choice.get("allowed_tools"), where)
-    mode, listed = given.text("mode", "auto"), given.any("tools")
+    reader = Reader(choice.get("allowed_tools"), where)
+    mode, listed = reader.text("mode", "auto"), reader.any("tools")
     if mode not in ("auto", "required"):
-        raise given.wrong("mode", "auto or required", mode)
+        raise reader.wrong("mode", "auto or required", mode)
     if not isinstance(listed, list) or not listed:
-        raise given.wrong("tools", "a list of tools", listed)
-    entries = [Reader(one, f"{where}.tools[{number}]") for number, one in enumerate(listed)]
-    names = {Reader(one.any("function"), one.name("function")).needed("name") for one in entries}
-    found = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    if strange := names - {tool["function"]["name"] for tool in found}:
-        what = f"{where} has {min(strange)[:64]!r}, which is none of the tools"
-        raise Refused(400, what, param="tool_choice", code="invalid_value")
-    return found, mode
+        raise reader.wrong("tools", "a list of tools", listed)
+    entries = [Reader(entry, f"{where}.tools[{number}]") for number, entry in enumerate(listed)]
+    names = {Reader(entry.any("function"), entry.name("function")).needed("name") for entry in entries}
+    allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
+    if unknown := names - {tool["function"]["name"] for tool in allowed}:
+        message = f"{where} has {min(unknown)[:64]!r}, which is none of the tools"
+        raise Refused(400, message, param="tool_choice", code="invalid_value")
+    return allowed, mode
 
 
 @contextmanager
-def _told_of(param: str) -> Iterator[None]:
-    """Raise Refused for what is wrong with a parameter."""
+def _refusing(param: str) -> Iterator[None]:
+    """Convert errors in a parameter to Refused."""
     try:
         yield
     except Refused:
         raise
     except NotesError as error:
-        what = re.sub(r"\bmessage (\d+)\b", lambda found: f"messages[{int(found[1]) - 1}]", str(error))
-        raise Refused(400, what, param=param, code="invalid_value") from error
+        message = re.sub(r"\bmessage (\d+)\b", lambda match: f"messages[{int(match[1]) - 1}]", str(error))
+        raise Refused(400, message, param=param, code="invalid_value") from error
 
 
-def _prompts(given: Any) -> list[str | tuple[int, ...]]:
+def _prompts(data: Any) -> list[str | tuple[int, ...]]:
     wrong = Refused(400, "prompt must be a string, tokens, or a list of these", param="prompt", code="invalid_value")
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list) or not given:
+    if isinstance(data, str):
+        return [data]
+    if not isinstance(data, list) or not data:
         raise wrong
-    if all(_is_token(one) for one in given):
-        return [tuple(given)]
-    if len(given) > PROMPTS:
-        what = f"prompt must be {PROMPTS} prompts at most, not {len(given):,}"
-        raise Refused(400, what, param="prompt", code="invalid_value")
-    found: list[str | tuple[int, ...]] = []
-    for one in given:
-        if isinstance(one, list) and all(_is_token(token) for token in one):
-            found.append(tuple(one))
-        elif isinstance(one, str):
-            found.append(one)
+    if all(_is_token(item) for item in data):
+        return [tuple(data)]
+    if len(data) > PROMPTS:
+        message = f"prompt must be {PROMPTS} prompts at most, not {len(data):,}"
+        raise Refused(400, message, param="prompt", code="invalid_value")
+    prompts: list[str | tuple[int, ...]] = []
+    for item in data:
+        if isinstance(item, list) and all(_is_token(token) for token in item):
+            prompts.append(tuple(item))
+        elif isinstance(item, str):
+            prompts.append(item)
         else:
             raise wrong
-    return found
+    return prompts
 
 
 def _is_token(value: Any) -> bool:
@@ -532,53 +532,54 @@ def _is_token(value: Any) -> bool:
 # Messages.
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_KEYS = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"}  # that say nothing to us
+_IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"}
 
 
-def _messages(given: Any) -> tuple[Message, ...]:
-    if not isinstance(given, list) or not given:
+def _messages(data: Any) -> tuple[Message, ...]:
+    if not isinstance(data, list) or not data:
         raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
-    found = [_message(one, f"messages[{number}]") for number, one in enumerate(given)]
-    with _told_of("messages"):  # as they were sent: later on skills are among them, and blank ones are not
-        Conversation(tuple(map(_in_words, found)))
-    found = [one for one in found if one.role != "system" or not one.empty] or found[:1]  # nothing comes of blank ones
-    first = next((number for number, one in enumerate(found) if one.role != "system"), len(found))
-    if first > 1:  # some clients give several
-        found[:first] = [Message("system", tuple(part for one in found[:first] for part in one.parts))]
-    return tuple(found)
+    messages = [_message(item, f"messages[{number}]") for number, item in enumerate(data)]
+    with _refusing("messages"):  # checks them as sent, before blank ones are removed and skills added
+        Conversation(tuple(map(_without_images, messages)))
+    messages = [message for message in messages if message.role != "system" or not message.empty] or messages[:1]
+    first = next((number for number, message in enumerate(messages) if message.role != "system"), len(messages))
+    if first > 1:  # some clients send several system messages
+        messages[:first] = [Message("system", tuple(part for message in messages[:first] for part in message.parts))]
+    return tuple(messages)
 
 
-def _in_words(message: Message) -> Message:
-    """A message with something said in the place of each image."""
-    shown = TextPart("image")
-    return replace(message, parts=tuple(part if isinstance(part, TextPart) else shown for part in message.parts))
+def _without_images(message: Message) -> Message:
+    """Replace images by text."""
+    text = TextPart("image")
+    return replace(message, parts=tuple(part if isinstance(part, TextPart) else text for part in message.parts))
 
 
 def _message(data: Any, where: str) -> Message:
-    given = Reader(data, where)
-    role = given.text("role")
+    reader = Reader(data, where)
+    role = reader.text("role")
     if role not in _ROLES:
-        raise given.wrong("role", f"one of {', '.join(_ROLES)}", role)
-    silent = role != "user" and "content" in data and data["content"] in (None, [])
-    parts = _parts(given.any("content"), where, images=role in ("user", "system", "developer"))
-    calls = _calls(given.any("tool_calls"), where)
-    if given.any("function_call"):
+        raise reader.wrong("role", f"one of {', '.join(_ROLES)}", role)
+    may_be_empty = role != "user" and "content" in data and data["content"] in (None, [])
+    parts = _parts(reader.any("content"), where, images=role in ("user", "system", "developer"))
+    calls = _calls(reader.any("tool_calls"), where)
+    if reader.any("function_call"):
         raise Refused(400, f"{where}.function_call is not supported: use tool_calls", param=f"{where}.function_call")
-    call = given.text("tool_call_id")
-    if role not in ("assistant", "tool"):  # to which programs add their own keys
-        given.ignore(_KEYS)
-        given.end()
+    call = reader.text("tool_call_id")
+    if role not in ("assistant", "tool"):  # programs add their own keys to these
+        reader.ignore(_IGNORED_IN_MESSAGES)
+        reader.end()
     if not parts and role != "assistant":
-        if not silent:
+        if not may_be_empty:
             raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
         parts = (TextPart(""),)
-    if role == "assistant":  # whose parts are one text
+    if role == "assistant":  # the parts of an answer are one text
         parts = (TextPart("".join(part.text for part in parts if isinstance(part, TextPart))),) if parts else ()
-    elif role != "tool":  # blank ones come to nothing, but for the last, which is the question
+    elif role != "tool":  # drops blank parts, except the last, which is the question
         last = len(parts) - 1
-        full = (not isinstance(part, TextPart) or part.text.strip() for part in parts)
         parts = tuple(
-            part for number, (part, kept) in enumerate(zip(parts, full, strict=True)) if kept or number == last
+            part
+            for number, part in enumerate(parts)
+            if number == last or not isinstance(part, TextPart) or part.text.strip()
         )
     return Message(_ROLES[role], parts, calls, call)
 
@@ -591,34 +592,34 @@ def _parts(content: Any, where: str, images: bool = False) -> tuple[TextPart | I
         return (TextPart(content),)
     if not isinstance(content, list):
         raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
-    found: list[TextPart | ImagePart] = []
+    parts: list[TextPart | ImagePart] = []
     for number, part in enumerate(content):
-        given = Reader(part, f"{where}[{number}]")
-        kind = given.text("type")
+        reader = Reader(part, f"{where}[{number}]")
+        kind = reader.text("type")
         if kind == "image_url" and images:
-            found.append(_image(given))
+            parts.append(_image(reader))
             continue
         if kind not in ("text", "refusal"):
             raise Refused(400, f"{where}[{number}] is {kind[:40] or 'of no type'}: only text is supported", param=where)
-        found.append(TextPart(given.needed(kind)))
+        parts.append(TextPart(reader.needed(kind)))
         if images:
-            given.ignore({"cache_control"})
-            given.end()
-    return tuple(found)
+            reader.ignore({"cache_control"})
+            reader.end()
+    return tuple(parts)
 
 
-def _image(given: Reader) -> ImagePart:
-    """An image as OpenAI's interface has it, which must bring its bytes: nothing is fetched."""
-    inner = Reader(given.any("image_url"), given.name("image_url"))
+def _image(reader: Reader) -> ImagePart:
+    """Parse an image of OpenAI's API, which must be a data URL, as nothing is fetched."""
+    inner = Reader(reader.any("image_url"), reader.name("image_url"))
     url, name = inner.text("url"), inner.name("url")
     inner.ignore({"detail"})
     inner.end()
-    given.ignore({"cache_control"})
-    given.end()
+    reader.ignore({"cache_control"})
+    reader.end()
     head, _, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
-        what = f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere"
-        raise Refused(400, what, param=name, code="invalid_value")
+        message = f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere"
+        raise Refused(400, message, param=name, code="invalid_value")
     try:
         return ImagePart(read_picture(b64decode(data, validate=True), name))
     except ValueError as error:
@@ -627,29 +628,28 @@ def _image(given: Reader) -> ImagePart:
         raise Refused(400, str(error), param=name, code="invalid_value") from error
 
 
-def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
-    if given is None:
+def _calls(data: Any, where: str) -> tuple[ToolCall, ...]:
+    if data is None:
         return ()
     where += ".tool_calls"
-    if not isinstance(given, list):
+    if not isinstance(data, list):
         raise Refused(400, f"{where} must be a list", param=where, code="invalid_value")
-    found = []
-    for number, one in enumerate(given):
-        call = Reader(one, f"{where}[{number}]")
+    calls = []
+    for number, item in enumerate(data):
+        call = Reader(item, f"{where}[{number}]")
         function = Reader(call.any("function"), f"{where}[{number}].function")
-        name, words = function.text("name"), function.any("arguments")
-        found.append(ToolCall(call.text("id"), name, _arguments(words)))
-    return tuple(found)
+        name, arguments = function.text("name"), function.any("arguments")
+        calls.append(ToolCall(call.text("id"), name, _arguments(arguments)))
+    return tuple(calls)
 
 
-def _arguments(given: Any) -> Mapping[str, Any]:
-    """The arguments of a call in a history, an object or its JSON. Blank, null and an empty list are those of a tool
-    that takes none. What is no object, as a model may have written it, is one argument, so that the conversation goes
-    on."""
-    found = given
-    if isinstance(given, str):
+def _arguments(data: Any) -> Mapping[str, Any]:
+    """Parse the arguments of an earlier call: an object, or its JSON. Blank, null and an empty list are no arguments.
+    Anything else, as a model may have generated it, becomes one argument, so that the conversation can continue."""
+    arguments = data
+    if isinstance(data, str):
         with suppress(ValueError, RecursionError):
-            found = json.loads(given) if given.strip() else None
-    if isinstance(found, dict):
-        return found
-    return {} if found in (None, [], "") else {"arguments": found}
+            arguments = json.loads(data) if data.strip() else None
+    if isinstance(arguments, dict):
+        return arguments
+    return {} if arguments in (None, [], "") else {"arguments": arguments}

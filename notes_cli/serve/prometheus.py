@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format: counters of requests and tokens, and gauges of the context."""
+"""Renders the server's metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from notes_cli.serve.metrics import BOUNDS, Metrics, Times
+from notes_cli.serve.metrics import BOUNDS, Histogram, Metrics
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class _Now(Collector):
-    """Counters and gauges at one moment."""
+class _Snapshot(Collector):
+    """Collects given metrics and gauges."""
 
     def __init__(self, metrics: Metrics, gauges: dict[str, float]) -> None:
         self._metrics, self._gauges = metrics, gauges
@@ -31,28 +31,27 @@ class _Now(Collector):
         for how, tokens in (("decoded", metrics.decoded), ("spliced", metrics.spliced), ("live", metrics.live)):
             prompts.add_metric([how], tokens)
         yield prompts
-        yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.written)
+        yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.generated)
         yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=metrics.steps)
         yield CounterMetricFamily("notes_set_aside", "Answers that made room for others.", value=metrics.preempted)
-        for name, (what, times) in {
-            "notes_first_token_seconds": ("From a request to its first token.", metrics.first),
+        for name, (help_text, histogram) in {
+            "notes_first_token_seconds": ("From a request to its first token.", metrics.first_token),
             "notes_queue_seconds": ("From a request to its beginning.", metrics.queued),
         }.items():
-            yield _histogram(name, what, times)
+            yield _histogram_metric(name, help_text, histogram)
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(f"notes_{name}", name.replace("_", " "), value=value)
 
 
-def _histogram(name: str, what: str, times: Times) -> Metric:
+def _histogram_metric(name: str, help_text: str, histogram: Histogram) -> Metric:
     buckets, total = [], 0
-    for bound, count in zip((*map(str, BOUNDS), "+Inf"), times.counts, strict=True):
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), histogram.counts, strict=True):
         total += count
         buckets.append((bound, float(total)))
-    return HistogramMetricFamily(name, what, buckets=buckets, sum_value=times.sum)
+    return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=histogram.sum)
 
 
-def exposed(metrics: Metrics, gauges: dict[str, float]) -> bytes:
-    """All of it in Prometheus' text format."""
+def render_metrics(metrics: Metrics, gauges: dict[str, float]) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Now(metrics, gauges))
+    registry.register(_Snapshot(metrics, gauges))
     return generate_latest(registry)

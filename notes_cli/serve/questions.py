@@ -1,4 +1,4 @@
-"""Preparation of a question with the prompt of `notes ask`, and of the next turn of a session, before it has K/V."""
+"""Prepares questions with the prompt of `notes ask` and turns of sessions, before any work on K/V."""
 
 from __future__ import annotations
 
@@ -15,22 +15,29 @@ from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.runtime.resolve import ResolvedRequest, resolve_request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.kv_budget import TURN, turn_of_session
+from notes_cli.serve.kv_budget import TURN, session_tokens
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.serve.prepare import PreparedRequest, ServerState, check_bias, check_request, prepare_request, turn_of
+from notes_cli.serve.prepare import (
+    PreparedRequest,
+    ServerState,
+    check_bias,
+    check_request,
+    prepare_request,
+    single_turn,
+)
 from notes_cli.sessions.folder import SessionFolder, Sessions
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request whose settings are resolved, and the cells that it takes."""
+    """A question whose settings are resolved, and the cells that it needs."""
 
     draft: ResolvedRequest
     prompt: Prompt
     parts: Parts
-    tokens: int  # cells of the prompt, and those that edits of it take meanwhile
-    room: int  # tokens to write that there is room for when it begins
-    lookahead: int  # cells in which the longest of its choices is scored
+    tokens: int  # cells of the prompt, and temporary ones for edits of it
+    first_tokens: int  # generated tokens that have cells at admission
+    lookahead: int  # cells to score its longest choice
     notices: list[str]
 
 
@@ -40,39 +47,38 @@ class PreparedTurn:
 
     stored: SessionFolder
     request: Request
-    tokens: int  # of the session with its next prompt, at most
-    room: int  # tokens to write that there is room for when it begins
-    lookahead: int  # cells in which the longest of its choices is scored
+    tokens: int  # upper bound of the session with this prompt
+    first_tokens: int  # generated tokens that have cells at admission
+    lookahead: int  # cells to score its longest choice
     notices: list[str]
 
 
 Prepared = PreparedRequest | Question | PreparedTurn
 
 
-def prepare(state: ServerState, chat: ChatRequest, held: ExitStack, *, dry: bool = False) -> Prepared:
-    """Prepare any request. `held` keeps its session open and locked. `dry`: it is only to be explained, and nothing is
-    compiled for it. Raise NotesError."""
+def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
+    """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
+    compiling images. Raises NotesError."""
     if chat.notes.session is not None:
-        return _turn(state, chat, chat.notes.session, held)
-    return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _question(state, chat, dry)
+        return _prepare_turn(state, chat, chat.notes.session, resources)
+    return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _prepare_question(state, chat, dry)
 
 
-def _turn(state: ServerState, chat: ChatRequest, name: str, held: ExitStack) -> PreparedTurn:
+def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: ExitStack) -> PreparedTurn:
     check_request(state, chat)
     workspace = state.workspace
-    stored = held.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-    request = turn_of(state.segment_cache, chat, state.names, state.most, begun=bool(stored.state.live))
+    stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
+    request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=bool(stored.state.live))
     check_bias(workspace, chat)
-    tokens, spare = turn_of_session(workspace, stored.state, request)
-    room, notices = _first_room(request, spare), _edited_notices(workspace, request)
-    return PreparedTurn(stored, request, tokens, room, _lookahead(workspace, request), notices)
+    tokens, max_new = session_tokens(workspace, stored.state, request)
+    first_tokens, notices = _first_tokens(request, max_new), _edited_notices(workspace, request)
+    return PreparedTurn(stored, request, tokens, first_tokens, _lookahead(workspace, request), notices)
 
 
-def _question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
-    """Open the skills of a request and resolve its settings."""
+def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
     check_request(state, chat)
     workspace = state.workspace
-    request = turn_of(state.segment_cache, chat, state.names, state.most, begun=False, dry=dry)
+    request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=False, dry=dry)
     check_bias(workspace, chat)
     notices = _edited_notices(workspace, request)
     callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
@@ -80,27 +86,27 @@ def _question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
     prompt = draft.prompt
     parts = parts_of(workspace, prompt)
     tokens = parts.count + temporary_cells(prompt, parts)
-    spare = max_new_tokens(workspace, draft.request, draft.settings.think)
-    workspace.check_length(tokens + min(spare, 1))
-    room = _first_room(draft.request, spare)
-    return Question(draft, prompt, parts, tokens, room, _lookahead(workspace, request), notices)
+    max_new = max_new_tokens(workspace, draft.request, draft.settings.think)
+    workspace.check_length(tokens + min(max_new, 1))
+    first_tokens = _first_tokens(draft.request, max_new)
+    return Question(draft, prompt, parts, tokens, first_tokens, _lookahead(workspace, request), notices)
 
 
-def _first_room(request: Request, spare: int) -> int:
-    """Of the `spare` tokens that a request may write those that there must be room for when it begins."""
-    return spare - request.room + min(request.room, TURN)
+def _first_tokens(request: Request, max_new: int) -> int:
+    """Return how many of a request's `max_new` tokens need cells at admission."""
+    return max_new - request.room + min(request.room, TURN)
 
 
 def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
-    """A notice for each skill whose text was edited since it was compiled."""
-    found: list[Notice] = []
-    for one in request.splice:
-        if isinstance(one, Segment):
-            warn_edited(workspace, one, found.append)
-    return list(map(str, found))
+    """Return a notice for each skill whose text was edited since it was compiled."""
+    notices: list[Notice] = []
+    for skill in request.splice:
+        if isinstance(skill, Segment):
+            warn_edited(workspace, skill, notices.append)
+    return list(map(str, notices))
 
 
 def _lookahead(workspace: Workspace, request: Request) -> int:
-    """Cells in which the longest of the request's choices is decoded to score it; 0 without choices."""
+    """Return the cells to score the longest of the request's choices; 0 without choices."""
     variants = variants_of(workspace.model, request.choices or ()).values()
     return max((len(option) for options in variants for option in options), default=0)

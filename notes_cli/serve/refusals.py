@@ -1,4 +1,4 @@
-"""What a client is told when something cannot be done: a status, and the body of OpenAI's errors."""
+"""Maps errors to HTTP statuses and to the JSON of OpenAI's error objects."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from notes_cli.errors import (
 
 
 class Refused(NotesError):
-    """A request that is not answered: `status` is that of HTTP, `param` what of the request is meant."""
+    """An HTTP error response: its status, and `param`, the key of the request that caused it."""
 
     def __init__(
         self,
         status: int,
-        what: str,
+        message: str,
         *,
         param: str | None = None,
         code: str | None = None,
         wait: int | None = None,
         last: bool = False,
     ) -> None:
-        """`wait`: seconds after which it may be tried again, `last`: over another connection."""
-        super().__init__(what)
+        """`wait`: seconds for Retry-After. `last`: close the connection."""
+        super().__init__(message)
         self.status, self.param, self.code, self.wait, self.last = status, param, code, wait, last
 
     @property
@@ -45,7 +45,7 @@ class Refused(NotesError):
 
 
 class ServerError(NotesError):
-    """A fault of ours: no request should be able to cause it."""
+    """An internal error, which no request should be able to cause."""
 
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
@@ -55,49 +55,50 @@ _TOO_LONG = (Help.LARGER_CONTEXT, Help.FEWER_TOKENS)  # of other errors than Con
 
 
 def too_long(longest: int, what: str, param: str = "messages") -> Refused:
-    """A request that does not fit a context. `what`: "needs 5000 tokens". Programs know it by the code, or by the first
-    words of the message, which are those of OpenAI's API and of vLLM."""
+    """Return the refusal of a request that does not fit the context. `what`: "needs 5000 tokens". Clients recognise it
+    by its code, or by the first words of the message, which OpenAI's API and vLLM use, too."""
     message = f"This model's maximum context length is {longest} tokens. However, this request {what}. Shorten it"
     return Refused(400, message, param=param, code="context_length_exceeded")
 
 
-def refused(error: NotesError) -> Refused:
-    """An error as a client is told of it."""
+def as_refusal(error: NotesError) -> Refused:
+    """Return the HTTP error for an error."""
     if isinstance(error, Refused):
         return error
-    what = str(error)
+    message = str(error)
     help_ = error.remedy.help if error.remedy else None
     if isinstance(error, ContextLengthError):
         return too_long(error.longest, f"needs {error.tokens} tokens")
     if isinstance(error, EngineError) and help_ in _TOO_LONG:
-        return Refused(400, what, param="messages", code="context_length_exceeded")
+        return Refused(400, message, param="messages", code="context_length_exceeded")
     if isinstance(error, SegmentError):
-        return _segment(error, what)
+        return _segment_refusal(error, message)
     if isinstance(error, SessionError):
-        held = isinstance(error, HeldSessionError)
-        return Refused(409 if held else 400, what, param="notes.session", code="session_in_use" if held else None)
+        in_use = isinstance(error, HeldSessionError)
+        status, code = (409, "session_in_use") if in_use else (400, None)
+        return Refused(status, message, param="notes.session", code=code)
     if isinstance(error, ImageError):
-        return Refused(400, what, param="messages", code="invalid_image")
+        return Refused(400, message, param="messages", code="invalid_image")
     if isinstance(error, SkillError):
-        return Refused(400, what, param="notes")
+        return Refused(400, message, param="notes")
     if isinstance(error, (ServerError, EngineError)) and not isinstance(error, UnsupportedError):
-        return Refused(500, what, code="engine_error")
+        return Refused(500, message, code="engine_error")
     if isinstance(error, ModelError):
-        return Refused(400, what, param="messages", code="template_error")
-    return Refused(400, what)
+        return Refused(400, message, param="messages", code="template_error")
+    return Refused(400, message)
 
 
-def _segment(error: SegmentError, what: str) -> Refused:
+def _segment_refusal(error: SegmentError, message: str) -> Refused:
     if isinstance(error, TakenError):
-        return Refused(409, what, param="name", code="name_taken")
+        return Refused(409, message, param="name", code="name_taken")
     if isinstance(error, UnwritableError):
-        return Refused(500, what, code="unwritable")
+        return Refused(500, message, code="unwritable")
     missing = error.remedy is not None and error.remedy.help in (Help.LIST_SKILLS, Help.COMPILE_NAMED)
     code = "skill_not_found" if missing else "skill_not_usable"
-    return Refused(404 if missing else 400, what, param="notes.splice", code=code)
+    return Refused(404 if missing else 400, message, param="notes.splice", code=code)
 
 
-def body(error: Refused) -> dict[str, Any]:
-    """As OpenAI's API words it."""
+def error_body(error: Refused) -> dict[str, Any]:
+    """Return the error as JSON of OpenAI's API."""
     kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}

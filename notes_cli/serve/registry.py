@@ -1,7 +1,7 @@
-"""The servers of one user that run: a small file each, by which other processes of that user find them.
+"""Registers a user's running servers, by one small file each, so that the user's other processes find them.
 
-A file is held (a lock of the system) for as long as its server runs, so that one which was left by a server that was
-killed is known, whoever listens on its port by then. It is readable for its user alone: it has the server's token.
+A server locks its file while it runs, so that a file left by a killed server is recognised even if its port is in use
+again. Only the user can read it, as it has the server's token.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LOCAL = {"127.0.0.1": "127.0.0.1", "localhost": "127.0.0.1", "0.0.0.0": "127.0.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs, and what its answers depend on."""
+    """A running server, with the model and the settings that its answers depend on."""
 
     url: str  # on this machine
-    token: str  # lets processes of its user in
-    files: list[list[int]]  # stamps of the model's (engine/source.py), as they were when it was loaded
-    context: dict[str, Any]  # how contexts are made
+    token: str  # a key for processes of its user
+    files: list[list[int]]  # stamps of the model's files (engine/source.py) when it was loaded
+    context: dict[str, Any]  # parameters of its contexts
     folders: list[str]  # library, sessions, profiles
     pid: int
     machine: str = field(default_factory=socket.gethostname)
@@ -47,13 +47,13 @@ class Server:
 
 
 def address(host: str, port: int) -> str | None:
-    """Where a server that listens there is found from this machine itself; None where that may not be."""
-    near = LOCAL.get(host, host if _is_loopback(host) else None)
-    return f"http://{near}:{port}" if near else None
+    """Return the URL of a listening server from this machine; None if it does not listen on loopback."""
+    local = LOCAL.get(host, host if _is_loopback(host) else None)
+    return f"http://{local}:{port}" if local else None
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether it is one of IPv4's loopback addresses, 127.0.0.0/8."""
+    """Return True for IPv4's loopback addresses, 127.0.0.0/8."""
     try:
         return socket.inet_pton(socket.AF_INET, host)[0] == 127
     except OSError:
@@ -62,10 +62,8 @@ def _is_loopback(host: str) -> bool:
 
 @contextmanager
 def registered(folder: Path, server: Server) -> Iterator[None]:
-    """Have others find a server until the block is left. Raise OSError, NotesError for a folder that is not ours.
-
-    Where the system has no locks nobody could tell that it still runs, and it is not found.
-    """
+    """Register a server for the duration of a block, except where the system has no file locks. Raises OSError, and
+    NotesError for a folder that is not ours."""
     if not LOCKS:
         yield
         return
@@ -76,7 +74,7 @@ def registered(folder: Path, server: Server) -> Iterator[None]:
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w+b") as file:
-        lock_shared(file)  # before it is found
+        lock_shared(file)  # before it gets its name
         file.write(json.dumps(asdict(server)).encode())
         file.flush()
         temporary.replace(path)
@@ -84,15 +82,15 @@ def registered(folder: Path, server: Server) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                if os.path.samestat(path.stat(), os.fstat(file.fileno())):  # not that of a later one
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):  # not the file of a later server
                     path.unlink()
 
 
 def running(folder: Path) -> list[Server]:
-    """The servers of this user that run on this machine, the latest first. What others left is removed. Raise
-    NotesError for a folder that is not ours, OSError."""
+    """Return the user's servers on this machine, the latest first, and remove files of servers that ended. Raises
+    OSError, and NotesError for a folder that is not ours."""
     check_private(folder)
-    found: list[tuple[float, Server]] = []
+    servers: list[tuple[float, Server]] = []
     for path in folder.glob("*.json"):
         with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
             status = path.lstat()
@@ -102,16 +100,16 @@ def running(folder: Path) -> list[Server]:
             if is_unused(path):
                 remove_unused(path, sure=True)
             elif (server.version, server.protocol) == (__version__, PROTOCOL):
-                found.append((status.st_mtime, server))
-    return [server for _, server in sorted(found, key=lambda one: -one[0])]
+                servers.append((status.st_mtime, server))
+    return [server for _, server in sorted(servers, key=lambda entry: -entry[0])]
 
 
 def _read(path: Path, status: os.stat_result) -> Server | None:
-    """None for a file that is another user's, or that others may read or write."""
+    """Read a server's file; None if another user owns it, or may read or write it."""
     if not stat.S_ISREG(status.st_mode) or status.st_mode & OTHERS:
         return None
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return None
     data: Mapping[str, Any] = json.loads(path.read_bytes())
-    server = Server(**{one.name: data[one.name] for one in fields(Server)})
+    server = Server(**{field.name: data[field.name] for field in fields(Server)})
     return server if str(server.url).startswith("http://") else None

@@ -1,4 +1,4 @@
-"""What a client reads: answers in the shapes of OpenAI's API, whole or in chunks."""
+"""Formats answers as JSON of OpenAI's API, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing import Any
 
 from notes_cli.engine.sequence import Stopped
 from notes_cli.explaining import explanation
-from notes_cli.serve.answering import TextDelta, Token, Written
-from notes_cli.serve.jobs import Begun
+from notes_cli.serve.generation import AnswerDone, TextDelta, Token
+from notes_cli.serve.jobs import PrefillDone
 from notes_cli.serve.parsing import ChatRequest
 
 _REASONS: dict[Stopped, str] = {"end": "stop", "length": "length", "context": "length"}
+AnswerEvent = PrefillDone | TextDelta | AnswerDone
 Json = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Reply:
-    """One request's reply, as it comes. `first` is the index of its first choice, where several prompts share one."""
+    """Collects the events of one prompt and formats its reply. `first`: index of its first choice in the response."""
 
     request: ChatRequest
     model: str
     first: int = 0
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    begun: Begun | None = None
-    written: dict[int, Written] = field(default_factory=dict)
-    _words: dict[int, list[TextDelta]] = field(default_factory=dict)
-    _places: dict[int, Places] = field(default_factory=dict)  # of tokens, for the log-probabilities of completions
+    prefill: PrefillDone | None = None
+    done: dict[int, AnswerDone] = field(default_factory=dict)  # by choice, as are the next two
+    _deltas: dict[int, list[TextDelta]] = field(default_factory=dict)
+    _offsets: dict[int, TokenOffsets] = field(default_factory=dict)  # for the log-probabilities of completions
 
     @property
     def chat(self) -> bool:
@@ -43,16 +44,15 @@ class Reply:
         prompt = self.request.prompt
         return prompt if self.request.echo and isinstance(prompt, str) else ""
 
-    def hear(self, told: Begun | TextDelta | Written) -> None:
-        """What was told by the scheduler."""
-        if isinstance(told, Begun):
-            self.begun = told
-        elif isinstance(told, TextDelta):
-            self._words.setdefault(told.index, []).append(told)
+    def add(self, event: AnswerEvent) -> None:
+        if isinstance(event, PrefillDone):
+            self.prefill = event
+        elif isinstance(event, TextDelta):
+            self._deltas.setdefault(event.index, []).append(event)
         else:
-            self.written[told.index] = told
+            self.done[event.index] = event
 
-    # Whole.
+    # Whole replies.
 
     def whole(self) -> Json:
         choices = [self._choice(index) for index in range(self.request.params.choices)]
@@ -60,47 +60,46 @@ class Reply:
         return {**self._head(kind), "choices": choices, "usage": usage([self]), **self.explained()}
 
     def _choice(self, index: int) -> Json:
-        words, written = self._words.get(index, []), self.written[index]
-        text = "".join(one.text for one in words if not one.thought)
-        tokens = [token for one in words for token in one.tokens] + list(written.rest)
-        shared = {"index": self.first + index, "finish_reason": reason(written)}
+        deltas, done = self._deltas.get(index, []), self.done[index]
+        text = "".join(delta.text for delta in deltas if not delta.reasoning)
+        tokens = [token for delta in deltas for token in delta.tokens] + list(done.rest)
+        shared = {"index": self.first + index, "finish_reason": finish_reason(done)}
         if not self.chat:
-            return {**shared, "text": self.echo + text, "logprobs": self._completed(index, tokens)}
+            return {**shared, "text": self.echo + text, "logprobs": self._completion_logprobs(index, tokens)}
         message: Json = {"role": "assistant", "content": text, "refusal": None}
-        if written.calls:
-            message |= {"content": text or None, "tool_calls": calls(written)}
-        if thought := "".join(one.text for one in words if one.thought):
-            message["reasoning_content"] = thought
+        if done.calls:
+            message |= {"content": text or None, "tool_calls": tool_calls(done)}
+        if reasoning := "".join(delta.text for delta in deltas if delta.reasoning):
+            message["reasoning_content"] = reasoning
         return {**shared, "message": message, "logprobs": self._logprobs(tokens)}
 
-    # In chunks.
+    # Chunks.
 
     def opening(self) -> Iterable[Json]:
-        """The chunks before any word."""
+        """Yield the chunks before the first delta."""
         for index in range(self.request.params.choices):
             if self.chat:
                 yield self._chunk(index, {"role": "assistant", "content": ""})
             elif self.echo:
                 yield self._chunk(index, self.echo)
 
-    def chunks(self, told: Begun | TextDelta | Written) -> Iterable[Json]:
-        """What comes of an answer at a time, and its end."""
-        if isinstance(told, Written):
-            if told.calls:
-                listed = [{"index": number, **call} for number, call in enumerate(calls(told))]
-                yield self._chunk(told.index, {"tool_calls": listed})
-            last = self._chunk(told.index, {} if self.chat else "", told.rest, reason(told))
-            whole = len(self.written) == self.request.params.choices and not self.request.usage
-            yield {**last, **self.explained()} if whole else last
-        elif isinstance(told, TextDelta) and self.chat:
-            key = "reasoning_content" if told.thought else "content"
-            yield self._chunk(told.index, {key: told.text}, told.tokens)
-        elif isinstance(told, TextDelta):
-            yield self._chunk(told.index, told.text, told.tokens)
+    def chunks(self, event: AnswerEvent) -> Iterable[Json]:
+        """Yield the chunks of an event."""
+        if isinstance(event, AnswerDone):
+            if event.calls:
+                calls = [{"index": number, **call} for number, call in enumerate(tool_calls(event))]
+                yield self._chunk(event.index, {"tool_calls": calls})
+            last = self._chunk(event.index, {} if self.chat else "", event.rest, finish_reason(event))
+            complete = len(self.done) == self.request.params.choices and not self.request.usage
+            yield {**last, **self.explained()} if complete else last
+        elif isinstance(event, TextDelta) and self.chat:
+            key = "reasoning_content" if event.reasoning else "content"
+            yield self._chunk(event.index, {key: event.text}, event.tokens)
+        elif isinstance(event, TextDelta):
+            yield self._chunk(event.index, event.text, event.tokens)
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
-        """The last chunk, of all replies, which has no choice: what was used, where that was asked for, and what the
-        prompt was made of."""
+        """Yield the chunk of all replies with usage and pieces, and no choice, if usage was requested."""
         if self.request.usage:
             kind = "chat.completion.chunk" if self.chat else "text_completion"
             yield {**self._head(kind), "choices": [], "usage": usage(replies), **self.explained()}
@@ -110,7 +109,7 @@ class Reply:
         if self.chat:
             choice = {**shared, "delta": delta, "logprobs": self._logprobs(tokens) if tokens else None}
             return {**self._head("chat.completion.chunk"), "choices": [choice]}
-        choice = {**shared, "text": delta, "logprobs": self._completed(index, tokens) if tokens else None}
+        choice = {**shared, "text": delta, "logprobs": self._completion_logprobs(index, tokens) if tokens else None}
         return {**self._head("text_completion"), "choices": [choice]}
 
     # Parts.
@@ -120,12 +119,12 @@ class Reply:
         return {"id": prefix + self.id, "object": kind, "created": self.created, "model": self.model}
 
     def explained(self) -> Json:
-        """The key `notes`, where it was asked for."""
-        told: Json = {name: value for one in self.written.values() for name, value in one.notes.items()}
-        if self.request.notes.explain and self.begun:
-            pieces = explanation(self.begun.pieces, asdict(self.begun.counts), self.begun.notices)
-            told = {**told, **pieces, "ms": {"prompt": round(1000 * self.begun.seconds, 3)}, **told}
-        return {"notes": told} if told else {}
+        """Return the key `notes`, if requested."""
+        notes: Json = {name: value for done in self.done.values() for name, value in done.notes.items()}
+        if self.request.notes.explain and self.prefill:
+            pieces = explanation(self.prefill.pieces, asdict(self.prefill.counts), self.prefill.notices)
+            notes = {**notes, **pieces, "ms": {"prompt": round(1000 * self.prefill.seconds, 3)}, **notes}
+        return {"notes": notes} if notes else {}
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if self.request.params.likely is None:
@@ -133,49 +132,50 @@ class Reply:
         return {
             "content": [
                 {
-                    **_likely(one.text, one.spelt, one.logprob),
-                    "top_logprobs": [_likely(*other) for other in one.likely],
+                    **_logprob(token.text, token.raw, token.logprob),
+                    "top_logprobs": [_logprob(*alternative) for alternative in token.likely],
                 }
-                for one in tokens
+                for token in tokens
             ],
             "refusal": None,
         }
 
-    def _completed(self, index: int, tokens: Sequence[Token]) -> Json | None:
+    def _completion_logprobs(self, index: int, tokens: Sequence[Token]) -> Json | None:
         if self.request.params.likely is None:
             return None
-        places = self._places.setdefault(index, Places(len(self.echo)))
+        offsets = self._offsets.setdefault(index, TokenOffsets(len(self.echo)))
         return {
-            "tokens": [_key(one.spelt) for one in tokens],
-            "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [_by_key(one) for one in tokens],
-            "text_offset": [places.next(one.shown) for one in tokens],
+            "tokens": [_token_key(token.raw) for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_likely_by_key(token) for token in tokens],
+            "text_offset": [offsets.next(token.shown) for token in tokens],
         }
 
 
-class Places:
-    """Where the tokens of a text begin in it, in characters. A token in the middle of a character is where that is."""
+class TokenOffsets:
+    """Computes the offsets of tokens in their text, in characters; of a token inside a character, the character's."""
 
     def __init__(self, start: int) -> None:
-        self._place, self._open = start, b""  # bytes of a character that is not complete
+        self._offset, self._incomplete = start, b""  # bytes of an incomplete character
 
     def next(self, token: bytes) -> int:
-        """Where the next token is."""
-        first = self._open + token[:1]
-        lost = bool(self._open and _decoded(first)[0]) and not _whole(first)  # it does not go on with what is open,
-        place = self._place + lost  # which is U+FFFD then
-        text, self._open = _decoded(self._open + token)
-        self._place += len(text)
-        return place
+        """Return the offset of the next token."""
+        first = self._incomplete + token[:1]
+        # The incomplete character becomes U+FFFD if the token does not continue it.
+        broken = bool(self._incomplete and _decode(first)[0]) and not _is_utf8(first)
+        offset = self._offset + broken
+        text, self._incomplete = _decode(self._incomplete + token)
+        self._offset += len(text)
+        return offset
 
 
-def _decoded(data: bytes) -> tuple[str, bytes]:
-    """The characters that bytes are for certain, what is none as U+FFFD, and the bytes of one that may follow."""
+def _decode(data: bytes) -> tuple[str, bytes]:
+    """Decode UTF-8, with U+FFFD for invalid bytes; return also the bytes of an incomplete character at the end."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     return decoder.decode(data), decoder.getstate()[0]
 
 
-def _whole(data: bytes) -> bool:
+def _is_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -183,75 +183,74 @@ def _whole(data: bytes) -> bool:
     return True
 
 
-def _by_key(token: Token) -> dict[str, float]:
-    """The likeliest tokens and their log-probabilities; of two that are spelt alike, that of the likelier one."""
-    found: dict[str, float] = {}
-    for _, spelt, logprob in token.likely:
-        found.setdefault(_key(spelt), logprob)
-    return found
+def _likely_by_key(token: Token) -> dict[str, float]:
+    """Return log-probabilities of the likeliest tokens; of two with the same bytes, that of the likelier one."""
+    logprobs: dict[str, float] = {}
+    for _, raw, logprob in token.likely:
+        logprobs.setdefault(_token_key(raw), logprob)
+    return logprobs
 
 
-def _key(spelt: bytes) -> str:
-    """A token as completions name it: its text, or its bytes where it is a part of a character."""
+def _token_key(raw: bytes) -> str:
+    """Return a token as the completions API names it: its text, or its bytes if they are part of a character."""
     try:
-        return spelt.decode()
+        return raw.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelt)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def reason(written: Written) -> str:
-    """Why an answer ends."""
-    return "tool_calls" if written.calls and written.stopped == "end" else _REASONS[written.stopped]
+def finish_reason(done: AnswerDone) -> str:
+    return "tool_calls" if done.calls and done.stopped == "end" else _REASONS[done.stopped]
 
 
-def calls(written: Written) -> list[Json]:
-    """The tools that an answer calls."""
+def tool_calls(done: AnswerDone) -> list[Json]:
     return [
         {
             "id": call.id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
         }
-        for call in written.calls
+        for call in done.calls
     ]
 
 
 def usage(replies: Sequence[Reply]) -> Json:
-    """The tokens of some prompts and their answers."""
-    read = [one.begun for one in replies if one.begun]
-    written = [each for one in replies for each in one.written.values()]
-    prompt, answers = sum(one.tokens for one in read), sum(one.tokens for one in written)
+    """Return the token counts of prompts and their answers."""
+    prefills = [reply.prefill for reply in replies if reply.prefill]
+    done = [answer for reply in replies for answer in reply.done.values()]
+    prompt, answers = sum(prefill.tokens for prefill in prefills), sum(answer.tokens for answer in done)
+    cached = sum(prefill.cached for prefill in prefills)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answers,
         "total_tokens": prompt + answers,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached for one in read), "notes": gain(replies)},
-        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in written)},
+        "prompt_tokens_details": {"cached_tokens": cached, "notes": gain(replies)},
+        "completion_tokens_details": {"reasoning_tokens": sum(answer.reasoning for answer in done)},
     }
 
 
 def gain(replies: Sequence[Reply]) -> dict[str, int]:
-    """What splicing did for some prompts: tokens that were spliced and decoded, and the milliseconds of prefill that
-    this saved, where all of them are known. Whole numbers, as clients expect them of a usage."""
-    read = [one.begun for one in replies if one.begun]
-    found = {
-        "spliced_tokens": sum(one.counts.spliced for one in read),
-        "decoded_tokens": sum(one.counts.decoded for one in read),
+    """Return the spliced and the decoded prompt tokens, and the milliseconds of prefill that splicing saved, if known
+    for all prompts. Integers, as clients expect in `usage`."""
+    prefills = [reply.prefill for reply in replies if reply.prefill]
+    counts = {
+        "spliced_tokens": sum(prefill.counts.spliced for prefill in prefills),
+        "decoded_tokens": sum(prefill.counts.decoded for prefill in prefills),
     }
-    times = [one.saved for one in read if one.saved is not None]
-    return {**found, "saved_ms": round(1000 * sum(times))} if len(times) == len(read) else found
+    times = [prefill.saved for prefill in prefills if prefill.saved is not None]
+    return {**counts, "saved_ms": round(1000 * sum(times))} if len(times) == len(prefills) else counts
 
 
 def headers(replies: Sequence[Reply]) -> dict[str, str]:
-    """The same as headers of a response."""
+    """Return `gain` as response headers."""
     return {f"x-notes-{name.replace('_', '-')}": str(number) for name, number in gain(replies).items()}
 
 
-def joined(replies: Sequence[Reply]) -> Json:
-    """The replies to several prompts as one."""
-    whole = [one.whole() for one in replies]
-    return {**whole[0], "choices": [choice for one in whole for choice in one["choices"]], "usage": usage(replies)}
+def join_replies(replies: Sequence[Reply]) -> Json:
+    """Join the replies to several prompts."""
+    whole = [reply.whole() for reply in replies]
+    return {**whole[0], "choices": [choice for reply in whole for choice in reply["choices"]], "usage": usage(replies)}
 
 
-def _likely(text: str, spelt: bytes, logprob: float) -> Json:
-    return {"token": text, "logprob": logprob, "bytes": list(spelt)}
+def _logprob(text: str, raw: bytes, logprob: float) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(raw)}

@@ -1,7 +1,7 @@
-"""Open segments by name, shared by all requests, and matching of texts in messages against compiled ones.
+"""Caches open segments by name for all requests, and matches texts in messages against compiled skills.
 
-Texts are looked up in what the files say of themselves, so only what is placed is open. A skill that is compiled again
-is another segment from then on; whoever has the old one keeps it, and its file.
+Texts are matched by the files' metadata, so only segments that are spliced are opened. A skill that is compiled again
+is a new segment; requests and conversations that have the old one keep it, with its open file.
 """
 
 from __future__ import annotations
@@ -41,62 +41,62 @@ from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
 from notes_cli.text.skill import image_skill
 
-SHORTEST = 64  # characters of a text without fields that is looked for in messages: others cost less than looking
-PAUSE = 0.1  # seconds between two tries to compile what another process compiles
-OPEN = 32  # segments that are kept open beside those that somebody has: each takes a file descriptor
+SHORTEST = 64  # characters of a text without fields that is matched in messages: shorter ones are not worth it
+PAUSE = 0.1  # seconds between attempts while another process compiles the same image
+OPEN = 32  # unused segments that are kept open, with a file descriptor each
 
 Text = Segment | SegmentInfo  # of a skill, open or not
 T = TypeVar("T")
-_Stamp = tuple[int, int, int]  # of a file: the same for as long as nobody writes another
+_Stamp = tuple[int, int, int]  # of a file's contents
 
 
 class Compute(Protocol):
-    """Call a function in the thread that has the context, and wait for its result."""
+    """Calls a function in the decode thread, and waits for its result."""
 
     def __call__(self, function: Callable[[], T]) -> T: ...
 
 
 class SegmentCache:
-    """The library of a workspace, for requests that come by the hundred. Any thread may use it but for `image`, which
-    waits for the decode thread."""
+    """The skills and images of a workspace's library. Any thread may use it, except that `image` waits for the decode
+    thread."""
 
     def __init__(self, workspace: Workspace, compute: Compute) -> None:
         self._workspace, self._compute = workspace, compute
-        self._lock = threading.RLock()  # of what follows; no segment is opened under it
-        self._open: OrderedDict[tuple[Path, _Stamp], Segment] = OrderedDict()  # the one used last is the last
-        self._had: WeakValueDictionary[tuple[Path, _Stamp], Segment] = WeakValueDictionary()  # by anybody
+        self._lock = threading.RLock()  # guards the attributes below; no segment is opened under it
+        self._open: OrderedDict[tuple[Path, _Stamp], Segment] = OrderedDict()  # last: most recently used
+        self._in_use: WeakValueDictionary[tuple[Path, _Stamp], Segment] = WeakValueDictionary()
         self._infos: dict[Path, tuple[_Stamp, SegmentInfo]] = {}
-        self._listed: list[Path] = []  # of skills for this model
-        self._folder: object = None  # what the library's folder was like when it was listed
-        self._looked: dict[Path, int] = {}  # when the text of a skill had been written last, as it was looked at
+        self._paths: list[Path] = []  # of skills for this model
+        self._listed_at: object = None  # the library folder's time of change when `_paths` was listed
+        self._warned: dict[Path, int] = {}  # time of change of a skill's source when it was last checked for edits
 
     def segment(self, name: str) -> Segment:
-        """A compiled skill. Raise SegmentError where there is none, or none for this model."""
+        """Return a compiled skill. Raises SegmentError for an unknown one, or one of another model."""
         store, workspace = self._workspace.library, self._workspace
-        named = called(name)
-        if not names.is_name(named):  # a client names skills: what may be a file is not even looked for
+        skill = skill_name(name)
+        if not names.is_name(skill):  # clients must not probe for files
             raise SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
-        path = store.find(named, workspace.identity, workspace.compile_again(named))
-        return self._at(path, named)
+        path = store.find(skill, workspace.identity, workspace.compile_again(skill))
+        return self._at(path, skill)
 
     def known(self) -> list[SegmentInfo]:
-        """What the skills that are compiled for this model say of themselves. None is kept open for that."""
+        """Return the metadata of the skills of this model, without opening segments."""
         with self._lock:
             self._list()
-            found = []
-            for path in self._listed:
+            infos = []
+            for path in self._paths:
                 try:
                     stamp = _stamp(path)
                     info = self._infos.get(path)
                     if info is None or info[0] != stamp:
                         info = self._infos[path] = stamp, peek(path)
-                    found.append(info[1])
-                except (NotesError, OSError):  # damaged, or removed since: an error where a request names it
+                    infos.append(info[1])
+                except (NotesError, OSError):  # damaged or removed: an error only for requests that name it
                     self._infos.pop(path, None)
-            return found
+            return infos
 
     def open(self, info: SegmentInfo) -> Segment | None:
-        """The skill that this was said of; None where it cannot be opened, or is another one now."""
+        """Open a known skill; None if it cannot be opened or has changed."""
         try:
             segment = self._at(info.path, info.name)
         except (NotesError, OSError):
@@ -104,9 +104,9 @@ class SegmentCache:
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
 
     def image(self, picture: Picture, *, private: bool = False, dry: bool = False) -> Segment:
-        """A compiled image with these very bytes, whatever it is called; compiled now, and kept, where there is none.
-        `private`: it is neither looked for nor kept. `dry`: it is not compiled, and has no rows then. Raise ModelError
-        without a projector, ImageError for one that cannot be decoded."""
+        """Return a compiled image with the same bytes, under any name; else compile and store it. `private`: without
+        the library. `dry`: do not compile it, and return a segment without K/V. Raises ModelError without a projector,
+        ImageError for an image that cannot be decoded."""
         workspace = self._workspace
         if not private:
             for info in self.known():
@@ -119,9 +119,9 @@ class SegmentCache:
             return self._compute(lambda: plan(workspace, skill))
         while not private:
             try:
-                made = self._compute(lambda: compile_to_library(workspace, skill, say=_say, wait=0))
-                return self._at(made.path, name)
-            except CompilingError:  # another process compiles it: then it need not be done again
+                compiled = self._compute(lambda: compile_to_library(workspace, skill, say=_say, wait=0))
+                return self._at(compiled.path, name)
+            except CompilingError:  # another process compiles it: wait for its result
                 time.sleep(PAUSE)
             except (UnwritableError, TakenError):
                 break
@@ -129,20 +129,20 @@ class SegmentCache:
 
     @cached_property
     def _projector(self) -> str | None:
-        """The digest and settings of the projector, which is loaded for that; None without one."""
+        """The digest and settings of the projector, which this loads; None without one."""
         return self._compute(lambda: self._workspace.image_encoding.projector) if self._workspace.has_vision else None
 
     def _at(self, path: Path, name: str) -> Segment:
-        """The skill in a file; whoever places it checks again that it fits."""
+        """Return the segment in a file. `splice` checks again that it matches the model."""
         key = path, _stamp(path)
-        segment = self._had.get(key)
+        segment = self._in_use.get(key)
         if segment is None:
             opened = self._workspace.open(path, name)
             with self._lock:
-                segment = self._had.setdefault(key, opened)  # another thread may have opened it meanwhile
+                segment = self._in_use.setdefault(key, opened)  # another thread may have opened it meanwhile
         now = modified_ns(segment.source)
-        if self._looked.get(path) != now:  # once for each time that it is written
-            self._looked[path] = now
+        if self._warned.get(path) != now:  # once for each change
+            self._warned[path] = now
             warn_edited(self._workspace, segment, _say)
         with self._lock:
             self._open[key] = segment
@@ -152,61 +152,61 @@ class SegmentCache:
         return segment
 
     def _list(self) -> None:
-        """See what there is, if that may have changed."""
+        """List the library again if its folder may have changed."""
         store, folder = self._workspace.library, getattr(self._workspace.library, "folder", None)
         try:
             now: object = os.stat(folder).st_mtime_ns if folder is not None else None
         except FileNotFoundError:
             now = 0
-        if now is not None and now == self._folder:
+        if now is not None and now == self._listed_at:
             return
         try:
-            key = self._workspace.identity
+            identity = self._workspace.identity
         except UnsupportedError:
-            self._listed = []
+            self._paths = []
             return
-        self._listed = [one.path for one in store.entries() if one.info and one.info.identity == key]
-        self._folder = now
-        listed = set(self._listed)
-        self._infos = {path: one for path, one in self._infos.items() if path in listed}
-        self._open = OrderedDict((key, one) for key, one in self._open.items() if key[0] in listed)
+        self._paths = [entry.path for entry in store.entries() if entry.info and entry.info.identity == identity]
+        self._listed_at = now
+        paths = set(self._paths)
+        self._infos = {path: info for path, info in self._infos.items() if path in paths}
+        self._open = OrderedDict((key, segment) for key, segment in self._open.items() if key[0] in paths)
 
 
 def _say(notice: object) -> None:
     output.say(str(notice))
 
 
-def called(word: str) -> str:
-    """The name of the skill that a client's word means, as for commands: what is no name is one in lower case."""
+def skill_name(word: str) -> str:
+    """Return the skill's name for a client's word, as for commands; a word that is not a name is lower-cased."""
     typed = names.typed(word)
     return typed if names.is_name(typed) else names.typed(word.lower())
 
 
 def _stamp(path: Path) -> _Stamp:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def matched(
+def match_skills(
     parts: tuple[Part, ...],
     skills: dict[str, Segment],
     known: Sequence[Text],
     open_: Callable[[SegmentInfo], Segment | None],
 ) -> tuple[Part, ...]:
-    """The parts of a message, with texts that are those of known skills as such, each of which `skills` has then, too.
+    """Replace the texts of known skills in a message by the skills, which are added to `skills`.
 
-    A text is one if it is a whole part, or whole paragraphs of it: what the model reads is the same text, as often as
-    it is there. Of several skills the longest counts, and of those of one name the first, or the one that `skills` has.
-    `open_` gives one that is not open yet.
+    A text matches if it is a whole part or whole paragraphs of one, any number of times; so the model's input stays the
+    same text. Longer texts match first; of several texts with one name that in `skills`, else the first. `open_` opens
+    a skill.
     """
     first: dict[str, Text] = dict(skills)
-    for one in known:
-        first.setdefault(one.name, one)
-    for one in _longest_first(first.values()):
-        spliced = _spliced(parts, one.text, one.name)
+    for text in known:
+        first.setdefault(text.name, text)
+    for text in _longest_first(first.values()):
+        spliced = _splice_text(parts, text.text, text.name)
         if spliced is None:
             continue
-        segment = one if isinstance(one, Segment) else open_(one)
+        segment = text if isinstance(text, Segment) else open_(text)
         if segment is None:
             continue
         skills[segment.name] = segment
@@ -214,11 +214,11 @@ def matched(
     return parts
 
 
-def read_last(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> str | None:
-    """Which of these texts is in messages last, as `matched` finds them; None if none is."""
+def last_text(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> str | None:
+    """Return the text with the last match in the messages; None without any match."""
     for parts in reversed(messages):
-        for one in _longest_first(texts):
-            parts = _spliced(parts, one.text, one.text) or parts
+        for text in _longest_first(texts):
+            parts = _splice_text(parts, text.text, text.text) or parts
         for part in reversed(parts):
             if isinstance(part, SkillPart):
                 return part.name
@@ -226,39 +226,40 @@ def read_last(messages: Sequence[tuple[Part, ...]], texts: Sequence[Text]) -> st
 
 
 def _longest_first(texts: Iterable[Text]) -> list[Text]:
-    """Those texts that are looked for in messages, in that order."""
-    found = [one for one in texts if not (one.tools or one.media) and (len(one.text) >= SHORTEST or one.fields)]
-    return sorted(found, key=lambda one: -len(one.text))
+    """Return the texts that are matched in messages, longest first."""
+    candidates = [text for text in texts if not (text.tools or text.media)]
+    matchable = [text for text in candidates if len(text.text) >= SHORTEST or text.fields]
+    return sorted(matchable, key=lambda text: -len(text.text))
 
 
-def _spliced(parts: tuple[Part, ...], text: str, name: str) -> tuple[Part, ...] | None:
-    """The parts with a skill of this name wherever its text is; None where that is nowhere."""
+def _splice_text(parts: tuple[Part, ...], text: str, name: str) -> tuple[Part, ...] | None:
+    """Replace a skill's text in parts by the skill; None without a match."""
     cut = [_cut(part.text, text) if isinstance(part, TextPart) else [] for part in parts]
     if not any(cut):
         return None
     return tuple(
-        found
-        for part, pieces in zip(parts, cut, strict=True)
-        for found in (_between(pieces, SkillPart(name)) if pieces else [part])
+        piece
+        for part, texts in zip(parts, cut, strict=True)
+        for piece in (_join(texts, SkillPart(name)) if texts else [part])
     )
 
 
-def _between(texts: Sequence[str], skill: SkillPart) -> list[Part]:
-    """Texts with a skill between each two, without those that are blank."""
-    found: list[Part] = []
+def _join(texts: Sequence[str], skill: SkillPart) -> list[Part]:
+    """Join texts by a skill, without blank ones."""
+    parts: list[Part] = []
     for number, text in enumerate(texts):
-        found += [skill] if number else []
-        found += [TextPart(text)] if text.strip() else []
-    return found
+        parts += [skill] if number else []
+        parts += [TextPart(text)] if text.strip() else []
+    return parts
 
 
 def _cut(text: str, wanted: str) -> list[str]:
-    """What is before, between and after the places in which a text is whole paragraphs of another; none where it is not
-    in there so. Put together with it and empty lines between, they are the text again."""
+    """Split a text at another one that is whole paragraphs of it; [] without a match. Joined by the other text and
+    empty lines, the pieces are the text again."""
     place = text.find(wanted) if wanted == wanted.strip() else -1
     first, last = len(text) - len(text.lstrip()), len(text.rstrip())
-    found, begin = [], 0
-    while place >= 0:  # looked at in its place: a text may repeat it thousands of times
+    pieces, begin = [], 0
+    while place >= 0:  # compares in place: a text may repeat the other thousands of times
         end = place + len(wanted)
         above, below = place - len(BETWEEN), end + len(BETWEEN)
         opens = place <= max(first, begin) or (
@@ -266,9 +267,9 @@ def _cut(text: str, wanted: str) -> list[str]:
         )
         closes = end >= last or (text.startswith(BETWEEN, end) and not text[below : below + 1].isspace())
         if opens and closes:
-            found.append(text[begin:place].removesuffix(BETWEEN))
+            pieces.append(text[begin:place].removesuffix(BETWEEN))
             begin = end if end >= last else below
             place = text.find(wanted, begin)
         else:
             place = text.find(wanted, place + 1)
-    return [*found, text[begin:]] if found else []
+    return [*pieces, text[begin:]] if pieces else []

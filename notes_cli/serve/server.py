@@ -1,4 +1,4 @@
-"""Serving: listening, loading the model meanwhile, and ending without cutting anybody off."""
+"""Runs the HTTP server: listens, loads the model meanwhile, and drains running answers at the end."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ import uvicorn
 from notes_cli.errors import NotesError
 from notes_cli.serve.app import Service
 
-DRAIN = 30.0  # seconds that answers have to come to their ends
-SWITCH = 0.0005  # seconds that a thread which reads a large request may keep the others from their next call
-KEEP_ALIVE = 75  # seconds; balancers expect more than their own 60
-CUT_OFF = "ASGI callable returned without completing response"  # what uvicorn says of a client that takes nothing
+DRAIN = 30.0  # seconds for running answers at the end
+SWITCH = 0.0005  # seconds of Python's switch interval: threads that parse large requests must not delay the others
+KEEP_ALIVE = 75  # seconds; more than the 60 of load balancers
+CUT_OFF = "ASGI callable returned without completing response"  # uvicorn's message about a stalled client
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: the first one has it drain."""
+    """A uvicorn server that leaves signals to `_serve`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether it is worth telling: a client that is cut off, as it takes nothing, is no fault of anybody here."""
+def _is_error(record: logging.LogRecord) -> bool:
+    """Return False for a stalled client that was cut off, which is not an error of the server."""
     return CUT_OFF not in record.getMessage()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 is any. Raise NotesError where that is not possible."""
+    """Open a listening socket; port 0 is any port. Raises NotesError if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Asyncio turns Nagle's algorithm off for TCP alone, and by that name: without it a stream on a connection that is
-    # used again waits 40 ms for the client's acknowledgement.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # asyncio turns Nagle's algorithm off only for sockets that name TCP as their protocol. With it a stream on a reused
+    # connection waits 40 ms for the client's acknowledgement.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(2048)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(2048)
     except (OSError, OverflowError) as error:
-        found.close()
+        listening.close()
         why = getattr(error, "strerror", None) or str(error)
         raise NotesError(f"cannot listen on {host} port {port}: {why}", "Choose another host or port") from error
-    return found
+    return listening
 
 
-def serve(service: Service, listening: socket.socket, told: Callable[[], object], drain: float = DRAIN) -> None:
-    """Serve until a signal asks for the end, and those that were asked before it have their answers, or `drain`
-    seconds have passed; a second signal ends it at once. `told`: the model is there. Raise what its loading raised."""
+def serve(service: Service, listening: socket.socket, on_ready: Callable[[], object], drain: float = DRAIN) -> None:
+    """Serve until SIGINT or SIGTERM, then wait at most `drain` seconds for running answers; a second signal ends it at
+    once. `on_ready` is called once the model is loaded. Raises the error of loading it."""
     sys.setswitchinterval(SWITCH)
-    asyncio.run(_serve(service, listening, told, drain))
+    asyncio.run(_serve(service, listening, on_ready, drain))
 
 
-async def _serve(service: Service, listening: socket.socket, told: Callable[[], object], drain: float) -> None:
+async def _serve(service: Service, listening: socket.socket, on_ready: Callable[[], object], drain: float) -> None:
     config = uvicorn.Config(
         service.app,
         log_config=None,
-        log_level="error",  # what clients do wrong is told them, not the log
+        log_level="error",  # clients' errors are in their responses
         access_log=False,
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE,
@@ -72,13 +72,13 @@ async def _serve(service: Service, listening: socket.socket, told: Callable[[], 
         h11_max_incomplete_event_size=64 << 10,
     )
     server = _Server(config)
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
-    asked = asyncio.Event()
+    logging.getLogger("uvicorn.error").addFilter(_is_error)
+    ended = asyncio.Event()
 
     def end() -> None:
-        if asked.is_set():
+        if ended.is_set():
             server.should_exit = server.force_exit = True
-        asked.set()
+        ended.set()
 
     loop = asyncio.get_running_loop()
     service.end = lambda: loop.call_soon_threadsafe(end)
@@ -89,14 +89,14 @@ async def _serve(service: Service, listening: socket.socket, told: Callable[[], 
     scheduler.start()
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
     ready = asyncio.wrap_future(scheduler.ready)
-    ending = asyncio.ensure_future(asked.wait())
+    ending = asyncio.ensure_future(ended.wait())
     try:
         over = asyncio.wrap_future(scheduler.over)
         first: set[asyncio.Future[Any]] = {serving, ready, ending, over}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             ready.result()
-            told()
+            on_ready()
             await asyncio.wait(first - {ready}, return_when=asyncio.FIRST_COMPLETED)
         service.draining = True
         end_at = loop.time() + drain

@@ -1,4 +1,4 @@
-"""The page: its files, each at a path of its own, with headers that keep a browser from loading anything else."""
+"""Serves the web page's files, with headers that keep a browser from loading anything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 FOLDER = Path(__file__).parent / "page"
 
-# Named here, as systems differ in what they take these for, and a browser runs no script of another type.
+# Set here, as systems guess them differently, and browsers do not run scripts of other types.
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 _POLICY = {
@@ -22,7 +22,7 @@ _POLICY = {
     "base-uri": "'none'",
     "form-action": "'none'",
     "frame-ancestors": "'none'",
-    "require-trusted-types-for": "'script'",  # no text becomes HTML, whatever a script says
+    "require-trusted-types-for": "'script'",  # scripts cannot turn text into HTML
     "trusted-types": "'none'",
 }
 HEADERS = {
@@ -31,20 +31,20 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # the files of another version have the same names
+    "Cache-Control": "no-cache",  # file names are the same in all versions
 }
 
 
 def page_routes() -> list[Route]:
-    """`/` and the files that it loads, all named "page": what a browser has before it can send a key."""
+    """Return routes of `/` and the files that it loads. All are named "page": a browser loads them without a key."""
     files = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
     return [_route("/" if path.name == "index.html" else f"/page/{path.name}", path) for path in files]
 
 
-def _route(place: str, path: Path) -> Route:
-    content, kind = path.read_bytes(), TYPES[path.suffix]
+def _route(url_path: str, path: Path) -> Route:
+    content, media_type = path.read_bytes(), TYPES[path.suffix]
 
     async def page(_: Request) -> Response:
-        return Response(content, media_type=kind, headers=HEADERS)
+        return Response(content, media_type=media_type, headers=HEADERS)
 
-    return Route(place, page, methods=["GET", "HEAD"], name="page")
+    return Route(url_path, page, methods=["GET", "HEAD"], name="page")

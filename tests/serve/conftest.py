@@ -1,4 +1,4 @@
-"""A server over the model that ships, in this process: real sockets, a real client, skills that are compiled."""
+"""Runs a server on the shipped model in this process: real sockets, a real client, compiled skills."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ class Served:
     home: Path
 
     def ask(self, question: str = QUESTION, **notes: Any) -> Json:
-        """What a question is answered with."""
+        """Return the reply to a question."""
         return self.chat([{"role": "user", "content": question}], notes={"explain": True, **notes})
 
     def chat(self, messages: list[Json], status: int = 200, **more: Any) -> Json:
-        """The reply to these messages, or the error."""
+        """Return the reply to these messages, or the error."""
         reply = self.http.post("/v1/chat/completions", json={"messages": messages, **more})
         assert reply.status_code == status, reply.text
         found: Json = reply.json()
         return found if status == 200 else found["error"]
 
     def at_context(self, function: Callable[[], Any]) -> Any:
-        """What a function gives between two steps of the scheduler."""
+        """Call a function in the decode thread, between two steps."""
         return self.scheduler.call(function).result(30)
 
 
 def told(reply: Json) -> str:
-    """The answer."""
+    """Return the text of the answer."""
     text: str = reply["choices"][0]["message"]["content"]
     return text
 
 
 def pieces(reply: Json) -> list[tuple[str, str, int]]:
-    """What the prompt was made of: kind, how, tokens."""
+    """Return kind, how and tokens of the prompt's pieces."""
     return [(one["kind"], one["how"], one["tokens"]) for one in reply["notes"]["pieces"]]
 
 
 def compile_into(home: Path, *names: str) -> None:
-    """Put skills that ship into a library."""
+    """Compile shipped skills into a library."""
     with Model(Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))) as model:
         for name in names:
             model.compile(str(SAMPLES / name))
@@ -85,7 +85,7 @@ def started(
     names: Sequence[str] = ("tiny",),
     **workspace: Any,
 ) -> Iterator[Served]:
-    """A server in a thread of its own; it ends with the block."""
+    """Run a server in a thread for the duration of the block."""
 
     def opened() -> Workspace:
         given = context or ContextOptions(n_threads=1)
@@ -119,7 +119,7 @@ def started(
 
 @pytest.fixture(scope="package")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home in which the skills that ship are compiled."""
+    """A home with the shipped skills compiled."""
     home = tmp_path_factory.mktemp("served")
     compile_into(home, *SKILLS)
     return home
@@ -134,7 +134,7 @@ def served(library: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def alone(library: Path) -> Iterator[Callable[..., str]]:
-    """What the same question is answered with by itself, without a server."""
+    """Answers the same question in this process, without a server."""
     options = ContextOptions(n_threads=1)
     with Model(Workspace(config.shipped_model(), options, paths=Paths.under(library))) as model:
 

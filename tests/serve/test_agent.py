@@ -1,4 +1,4 @@
-"""An agent works as it is: Pydantic AI asks, calls tools, reads their results, and gets answers in a form."""
+"""Tests an unchanged agent: Pydantic AI asks, calls tools, reads their results, and gets structured answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Writes = Callable[..., None]
 
 
 class Verdict(pydantic.BaseModel):
-    """What was decided."""
+    """A decision."""
 
     decision: Literal["accepted", "refused"]
     days: int = pydantic.Field(ge=0, le=9)
@@ -35,7 +35,7 @@ class Verdict(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server over a random model with the template of Qwen2.5, which calls tools, and its marks."""
+    """A server on a random model with Qwen2.5's template, which has tool calls, and its special tokens."""
     path = make_model("llama", template=SOURCES["Qwen-Qwen2.5-7B-Instruct"], added=MARKS[:4], trained=8192)
     home: Path = tmp_path_factory.mktemp("agent")
     with started(home, context=ContextOptions(n_ctx=8192, n_threads=1), model=path) as found:
@@ -44,8 +44,7 @@ def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def writes(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Writes:
-    """What the model writes in its answers, one after the other, whatever it would have said itself; afterwards, and
-    where an answer is held to a grammar, it says that itself."""
+    """Force the model's next answers to these texts; afterwards, and under a grammar, it generates freely."""
     real, model = generate.Sampler, qwen.scheduler.workspace.model
     left: list[str] = []
 
@@ -61,18 +60,18 @@ def model(served: Served) -> OpenAIChatModel:
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A call, as Qwen writes it."""
+    """Format a call as Qwen does."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class ServerState:
-    """An agent of Pydantic AI with a tool, and what the tool was asked."""
+    """An agent of Pydantic AI with a tool, and the arguments of the tool's calls."""
 
     def __init__(self, served: Served, **given: Any) -> None:
         self.asked: list[str] = []
 
         def days_since(order: Literal["A-1", "A-2", "A-3"]) -> int:
-            """How many days ago an order was made."""
+            """Return how many days ago an order was made."""
             self.asked.append(order)
             return 12
 
@@ -86,7 +85,7 @@ class ServerState:
 
 
 def test_it_calls_a_tool_and_reads_its_result(qwen: Served, writes: Writes) -> None:
-    """A loop of requests, what was read stays read; the conversation goes on, also with two calls at once."""
+    """A loop of requests reuses its prefix; the conversation continues, also with two calls at once."""
     state = ServerState(qwen)
     writes(call("days_since", order="A-1"), "It was 12 days ago.")
     found = state.agent.run_sync("When was A-1 ordered?")
@@ -100,7 +99,7 @@ def test_it_calls_a_tool_and_reads_its_result(qwen: Served, writes: Writes) -> N
 
 
 def test_it_streams(qwen: Served, writes: Writes) -> None:
-    """The call and the words of the answer after it, as they come."""
+    """The call, and the deltas of the answer after it."""
     state = ServerState(qwen)
 
     async def words() -> list[str]:
@@ -114,7 +113,7 @@ def test_it_streams(qwen: Served, writes: Writes) -> None:
 
 @pytest.mark.parametrize("form", [NativeOutput, ToolOutput])
 def test_its_answer_has_a_form(qwen: Served, writes: Writes, form: Any) -> None:
-    """By a JSON schema, beside a tool and after its result, or by a call that must be made; whole and streamed."""
+    """By a JSON schema, with a tool and after its result, or by a required call; whole and streamed."""
     state = ServerState(qwen, output_type=form(Verdict), **({} if form is NativeOutput else {"tools": []}))
     if form is NativeOutput:
         writes(call("days_since", order="A-1"))
@@ -131,7 +130,7 @@ def test_its_answer_has_a_form(qwen: Served, writes: Writes, form: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("words", ["I think so.", call("fly"), "<tool_call> yes"])
 def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, stream: bool, words: str) -> None:
-    """Beside tools: words, or a call of no tool, are taken back, and nobody has heard of them."""
+    """With tools, text or a call of an unknown tool is discarded, and not streamed."""
     tool = {"type": "function", "function": {"name": "days_since", "parameters": {"type": "object", "properties": {}}}}
     form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": Verdict.model_json_schema()}}
     writes(words)
@@ -147,7 +146,7 @@ def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, stream: bool
 
 
 def test_it_gains_without_knowing(served: Served) -> None:
-    """A skill's text in its instructions is spliced where it is; a field that changes for everybody is said to it."""
+    """A skill's text in the instructions is spliced in place, and gets a global erratum."""
     text = served.http.get("/v1/notes/returns").json()["text"]
     agent = Agent(model(served), instructions=text)
     first = agent.run_sync("May I return this?")

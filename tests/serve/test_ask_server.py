@@ -1,4 +1,4 @@
-"""`notes ask --server`: the text, the tokens and the document that this process would print."""
+"""Tests `notes ask --server`: the same text, tokens and document as without a server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Running:
         return self.home / "servers" / f"{self.url.rpartition(':')[2]}-{self.process.pid}.json"
 
     def counted(self) -> float:
-        """Requests that it has answered."""
+        """Return the number of requests that it has answered."""
         found = httpx.get(f"{self.url}/metrics").text
         line = next((line for line in found.splitlines() if 'outcome="answered"' in line), "0")
         return float(line.split()[-1])
@@ -94,7 +94,7 @@ def at_home(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def comparable(found: Outcome) -> tuple[int, Any, str]:
-    """All of it but times, and who has answered."""
+    """Remove times and the server's URL."""
     if not found.out.startswith("{"):
         return found.code, found.out, found.err
     document = json.loads(found.out)
@@ -102,7 +102,7 @@ def comparable(found: Outcome) -> tuple[int, Any, str]:
 
 
 def both(server: Running, *arguments: object, stdin: str = "") -> tuple[Outcome, Outcome]:
-    """What is said without a server, and with this one."""
+    """Return the results without a server, and with this one."""
     cold = run_here("ask", *arguments, "--server", "off", stdin=stdin)
     return cold, run_here("ask", *arguments, "--server", server.url, stdin=stdin)
 
@@ -142,7 +142,7 @@ CASES = [
 
 @pytest.mark.parametrize("arguments", CASES, ids=lambda one: " ".join(one)[:80])
 def test_a_server_answers_as_this_process_does(server: Running, arguments: list[str]) -> None:
-    """Text, tokens, pieces, probabilities and notices, whatever is asked for."""
+    """The same text, tokens, pieces, probabilities and notices for all options."""
     cold, warm = both(server, *arguments)
     assert comparable(warm) == comparable(cold) and cold.code == 0
     if cold.out.startswith("{") and "answer" in cold.json:
@@ -153,7 +153,7 @@ def test_a_server_answers_as_this_process_does(server: Running, arguments: list[
 @pytest.mark.parametrize(
     ("arguments", "keyword"),
     [
-        (["--splice", "exact"], "K/V cache"),  # compiled for another cache
+        (["--splice", "exact"], "K/V cache"),  # compiled for another type of cache
         (["--splice", "returns", "--erratum", "colour=red"], "colour"),
         (["--splice", "returns", "--field", "date=2026-07-01", "--method", "nonsense"], "nonsense"),
         (["--splice", "returns", "--grammar", 'root ::= "perhaps'], "GBNF"),
@@ -166,7 +166,7 @@ def test_a_server_answers_as_this_process_does(server: Running, arguments: list[
     ],
 )
 def test_an_error_is_one_line(server: Running, arguments: list[str], keyword: str) -> None:
-    """The server's message and a status above 0, as a document with --json; by itself this process says the same."""
+    """The server's message and a status above 0, a document with --json, and the same error without a server."""
     for which in ("off", "auto", server.url):
         found = run_here("ask", QUESTION, *arguments, "--server", which)
         assert found.code in (1, 2) and found.out == "" and keyword in found.err.splitlines()[-1], found.err
@@ -176,7 +176,7 @@ def test_an_error_is_one_line(server: Running, arguments: list[str], keyword: st
 
 
 def test_the_context_of_the_server(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not fit is refused, and what fills it is cut there."""
+    """A longer prompt is refused, and a longer answer is cut."""
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "small"))
     monkeypatch.setattr(engine.Model, "ends", lambda self, token: False)
     with serving(tmp_path / "small", "-c", "512", code=ENDLESS) as found:
@@ -190,12 +190,12 @@ def test_the_context_of_the_server(tmp_path: Path, server: Running, monkeypatch:
 
 
 def test_a_session_is_the_same_from_both(server: Running) -> None:
-    """Begun by one and continued by the other, each turn is answered as in a session of one of them alone."""
+    """Turns from the server and from this process are answered as in a session of either alone."""
     turns = (
         [QUESTION, "--splice", "returns", "--field", "date=2026-07-01"],
-        ["And now?", "--splice", "returns"],  # it has that already
+        ["And now?", "--splice", "returns"],  # the session has it already
         [QUESTION, LATE, "--think"],
-        [QUESTION, "--system", "Be brief."],  # too late
+        [QUESTION, "--system", "Be brief."],  # only at the first turn
         [QUESTION, "--choices", "accepted,refused", *DOCUMENT],
         [f"{QUESTION} Think first.", "--splice", "support", *DOCUMENT],
     )
@@ -213,7 +213,7 @@ def test_a_session_is_the_same_from_both(server: Running) -> None:
     ledgers = [(server.home / "sessions" / name / "ledger.jsonl").read_text() for name in ("cold", "warm")]
     first, second = ([json.loads(line) for line in text.splitlines()] for text in ledgers)
     for one in (*first, *second):
-        for key in ("time", "heard", "checksum", "rows_checksum"):  # times, and what follows from them
+        for key in ("time", "heard", "checksum", "rows_checksum"):  # times, and values computed from them
             one.pop(key, None)
     assert first == second
     with Sessions(server.home / "sessions").locked("warm"):
@@ -222,7 +222,7 @@ def test_a_session_is_the_same_from_both(server: Running) -> None:
 
 
 def test_notices(server: Running, tmp_path: Path) -> None:
-    """Of a text that was edited, and of a correction for everybody."""
+    """About an edited text, and a global erratum."""
     text = tmp_path / "edited.txt"
     text.write_text("date: 2026-05-01\n\nBe brief.\n")
     assert run_here("compile", text).code == 0
@@ -238,7 +238,7 @@ def test_notices(server: Running, tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_the_same(server: Running) -> None:
-    """The reasoning and the answer as they come, dimmed and not, and what was saved."""
+    """The reasoning, dimmed, and the answer as they are streamed, and the time saved."""
     asked = ["ask", f"{QUESTION} Think first.", "--splice", "returns", LATE, "--think"]
     cold, warm = (
         re.sub(r"read in [\d.]+ s", "read", on_a_terminal([*asked, "--server", which])) for which in ("off", server.url)
@@ -247,7 +247,7 @@ def test_a_terminal_shows_the_same(server: Running) -> None:
 
 
 def test_auto_takes_a_server_that_answers_the_same(server: Running) -> None:
-    """And none that would not, or cannot; then this process answers, and -v says why."""
+    """A server with other settings is not used: this process answers, and -v gives the reason."""
     before = server.counted()
 
     def asked(*more: object) -> Outcome:
@@ -271,7 +271,7 @@ def test_auto_takes_a_server_that_answers_the_same(server: Running) -> None:
 
 
 def test_a_setting_asks_for_a_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable or a line of config.yaml, below the option; what is no address is wrong usage."""
+    """A variable or a line of config.yaml, below the option; an invalid address is a usage error."""
 
     def answered_by(*more: str) -> Any:
         found = run_here("ask", QUESTION, "--json", *more)
@@ -293,7 +293,7 @@ def test_a_setting_asks_for_a_server(server: Running, monkeypatch: pytest.Monkey
 
 
 def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_model: Callable[..., Path]) -> None:
-    """One line, and status 1; nothing is answered by another way."""
+    """One line and status 1; no other way of answering is tried."""
     port = int(server.url.rpartition(":")[2])
     assert run_here("ask", QUESTION, "--json", "--server", f"http://localhost:{port}/").json["server"] == server.url
     for more, where, why in (
@@ -317,7 +317,7 @@ def test_a_server_that_is_named_answers_or_it_is_said_why(server: Running, make_
 
 
 def test_another_model_of_the_same_path_is_another(tmp_path: Path, make_model: Callable[..., Path]) -> None:
-    """A file that was changed since it was loaded is not what the server has."""
+    """A model file that changed after the server loaded it is not the server's model."""
     model = tmp_path / "model.gguf"
     model.write_bytes(make_model("llama").read_bytes())
     home = tmp_path / "other"
@@ -330,7 +330,7 @@ def test_another_model_of_the_same_path_is_another(tmp_path: Path, make_model: C
 
 
 def test_only_its_user_is_let_in(server: Running) -> None:
-    """The file with the token is that user's alone, and one that others could have written or read is not believed."""
+    """The file with the token is private, and a file that others could have read or written is ignored."""
     assert server.file.stat().st_mode & 0o777 == 0o600 and server.file.parent.stat().st_mode & 0o777 == 0o700
     server.file.chmod(0o644)
     try:
@@ -349,7 +349,7 @@ def test_only_its_user_is_let_in(server: Running) -> None:
     "other", [{"machine": "elsewhere"}, {"version": "0.0.1"}, {"protocol": 0}, {"url": None}, "{", "[" * 100_000, "[1]"]
 )
 def test_a_file_of_another_machine_or_version_is_passed_over(server: Running, other: Json | str) -> None:
-    """A home may be on several machines, and what another version says is not known; nor is what is no record."""
+    """A home may be shared by machines; files of other versions and invalid files are ignored, too."""
     was = server.file.read_text()
     server.file.write_text(other if isinstance(other, str) else json.dumps({**json.loads(was), **other}))
     try:
@@ -377,7 +377,8 @@ def test_a_file_of_another_machine_or_version_is_passed_over(server: Running, ot
 def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
     tmp_path: Path, server: Running, said: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or is stopped (None), which is noticed soon: this process answers, or one line says that the server cannot."""
+    """A server that answers nonsense or is stopped (None) is noticed soon: this process answers, or one line gives the
+    error."""
     monkeypatch.setattr(client, "BEGIN", 0.2)
     was = json.loads(server.file.read_text())
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as other:
@@ -388,7 +389,7 @@ def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
                 with connection:
                     connection.recv(1 << 16)
                     if said is None:
-                        connection.recv(1)  # until the other side has enough
+                        connection.recv(1)  # until the client closes the connection
                     else:
                         connection.sendall(said)
 
@@ -403,7 +404,7 @@ def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
 
 
 def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
-    """The token in the file is a key; a server that takes no grammar leaves them to this process."""
+    """The token in the file is a key; with --no-forms, this process answers requests with a grammar."""
     home = tmp_path / "keyed"
     with serving(home, "--no-forms", NOTES_API_KEY="secret") as found, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOTES_HOME", str(home))
@@ -429,12 +430,12 @@ def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
     ],
 )
 def test_where_a_server_is_found(host: str, found: str | None) -> None:
-    """On loopback alone: what asks it sends its token along."""
+    """Only on loopback, as requests carry its token."""
     assert address(host, 1) == found
 
 
 def test_what_a_killed_server_left_is_not_believed(tmp_path: Path, server: Running) -> None:
-    """Whoever listens on its port by then is told nothing; the file goes."""
+    """A process that has its port now gets no request, and the file is removed."""
     home = tmp_path / "killed"
     with serving(home) as found, pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOTES_HOME", str(home))
@@ -478,7 +479,7 @@ def asking(*arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_server_that_dies_while_it_answers(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was said stays, one line says what happened, and the session has the turns that were complete."""
+    """Text that was printed stays, one line gives the error, and the session has its complete turns."""
     home = tmp_path / "dies"
     monkeypatch.setenv("NOTES_HOME", str(home))
     with serving(home, code=ENDLESS) as found:
@@ -494,7 +495,7 @@ def test_a_server_that_dies_while_it_answers(tmp_path: Path, server: Running, mo
 
 
 def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As without a server: 130 after Ctrl-C, else by the signal; and the server goes on with nothing."""
+    """As without a server: 130 after Ctrl-C, else the signal; and the server stops decoding."""
     home = tmp_path / "stops"
     monkeypatch.setenv("NOTES_HOME", str(home))
     with serving(home, code=ENDLESS) as found:
@@ -511,7 +512,7 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
 
 
 def test_others_beside_it_change_nothing(server: Running) -> None:
-    """ChatRequest all at once, and while clients of OpenAI's ask, each says what it says alone."""
+    """Concurrent questions, with OpenAI clients running, each print the same as alone."""
     asked = [[QUESTION, "--splice", "returns", *more] for more in ([], [LATE], ["-s", "Be brief."], ["--think", LATE])]
     alone = [run_here("ask", *one, "--server", "off") for one in asked]
     messages = [{"role": "user", "content": f"{QUESTION} Think first."}]
@@ -524,7 +525,7 @@ def test_others_beside_it_change_nothing(server: Running) -> None:
 
 
 def test_little_is_loaded_to_ask_a_server(server: Running) -> None:
-    """Neither numpy nor llama.cpp, which is what it is for; and without a server nothing of this is loaded."""
+    """Neither numpy nor llama.cpp; and without a server, nothing of its client."""
 
     def loaded(*arguments: str) -> set[str]:
         code = "import sys; from notes_cli.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"

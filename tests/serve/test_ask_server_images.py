@@ -1,4 +1,4 @@
-"""`notes ask --image --server`: the bytes go to the server, which opens no file, and answers as this process would."""
+"""Tests `notes ask --image --server`: the bytes are sent, as the server opens no file, and the answer is the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def folder(tmp_path: Path, server: Running, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this process is: another folder than the server's, with pictures."""
+    """A current folder other than the server's, with pictures."""
     monkeypatch.setenv("NOTES_HOME", str(server.home))
     monkeypatch.setenv("NOTES_THREADS", "1")
     monkeypatch.chdir(tmp_path)
@@ -45,7 +45,7 @@ CASES = [
 
 
 def test_a_server_compiles_the_image_that_it_gets(server: Running, folder: Path) -> None:
-    """Once; the next time it is spliced, whatever it is called."""
+    """Once; afterwards it is spliced under any name."""
     first = run_here("ask", QUESTION, "--image", "photo.png", *SEES, "--server", server.url)
     assert first.code == 0 and first.json["server"] == server.url and first.json["tokens"]["spliced"] == 17
     (folder / "photo.png").rename(folder / "other.png")
@@ -56,14 +56,14 @@ def test_a_server_compiles_the_image_that_it_gets(server: Running, folder: Path)
 
 @pytest.mark.parametrize("arguments", CASES, ids=lambda one: repr(" ".join(one))[:60])
 def test_it_answers_as_this_process_does(server: Running, folder: Path, arguments: list[str]) -> None:
-    """Text, document and status, for images that are compiled already."""
+    """The same text, document and status, for compiled images."""
     run_here("ask", QUESTION, "--image", "photo.png", "--image", "my\nphoto (1).png", *SEES, "--server", "off")
     cold = run_here("ask", QUESTION, *arguments, *SEES, "--server", "off")
     warm = run_here("ask", QUESTION, *arguments, *SEES, "--server", server.url)
     (_, here, _), (_, there, _) = comparable(cold), comparable(warm)
     for document in (here, there):
         for piece in document["pieces"]:
-            piece["name"] = ""  # an image that was sent is named after its bytes
+            piece["name"] = ""  # a sent image is named after its bytes
     assert there == here and cold.code == 0 and warm.json["server"] == server.url
 
 
@@ -76,7 +76,7 @@ def test_what_is_no_image(server: Running, folder: Path, image: str) -> None:
 
 
 def test_a_session_with_images(server: Running, folder: Path) -> None:
-    """Begun by either, gone on with by the other: the same turns."""
+    """Turns from the server and from this process are the same."""
     said = {}
     for name, order in (("one", ("off", server.url)), ("two", (server.url, "off"))):
         for turn, which in enumerate(order):
@@ -88,7 +88,7 @@ def test_a_session_with_images(server: Running, folder: Path) -> None:
 
 
 def test_what_cannot_be_sent(server: Running, folder: Path) -> None:
-    """No file, a folder, more than the server takes: one line where it was named; by itself this process answers."""
+    """No file, a folder, too large: one line if the server was named, else this process answers."""
     (folder / "noise.png").write_bytes(image_bytes(700, 700, seed=1))
     for given, why in (
         ("gone.png", "gone.png is no file of an image"),

@@ -1,4 +1,4 @@
-"""A slice of bench/clients.py: clients that vanish, stall, repeat and send garbage leave nothing behind."""
+"""Runs a slice of bench/clients.py: clients that vanish, stall, repeat and send garbage leave no leaks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_misbehaving_clients_leave_nothing_behind(served: Served) -> None:
 
 
 def test_a_leak_is_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: one sequence that is not given back is what the campaign tells of."""
+    """The control: the campaign reports one sequence that is not returned."""
     prefixes, kept = served.scheduler.prefixes, list[CachedPrefix]()
     rest = prefixes.set_idle
 

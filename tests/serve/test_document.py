@@ -1,4 +1,4 @@
-"""docs/serving.md: every example in it is run against a server, and gives what it says."""
+"""Runs every example of docs/serving.md against a server, and compares its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def matches(shown: str, found: str) -> bool:
-    """Whether an output is as it is shown, where `...` is anything."""
+    """Compare an output with the expected one, in which `...` matches anything."""
     pattern = ".*?".join(re.escape(part.strip("\n")) for part in shown.split("..."))
     return re.fullmatch(rf"\s*{pattern}\s*", found, re.S) is not None
 
@@ -35,7 +35,7 @@ def matches(shown: str, found: str) -> bool:
 def test_every_example(
     own: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In their order, as they build on each other."""
+    """In order, as they depend on each other."""
     shutil.copytree(SAMPLES, tmp_path / "tests" / "skills")
     monkeypatch.chdir(tmp_path)
     seen = 0

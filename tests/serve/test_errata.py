@@ -1,4 +1,4 @@
-"""A correction for everybody is said to every conversation that has the skill, once, before its next question."""
+"""Tests global errata: each conversation with the skill gets one, once, before its next question."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATE = {"field": "date", "value": "2026-07-01"}
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A server with a library and sessions of its own, which the command line has, too."""
+    """A server with its own library and sessions, which the command line shares."""
     monkeypatch.setenv("NOTES_HOME", str(tmp_path))
     monkeypatch.setenv("NOTES_THREADS", "1")
     compile_into(tmp_path, "returns", "support")
@@ -33,7 +33,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def turn(served: Served, talk: list[Json], question: Json, **notes: Any) -> Json:
-    """The next turn of a conversation, which `talk` then has."""
+    """Ask the next turn of a conversation, and append it to `talk`."""
     talk.append(question)
     reply = served.chat(talk, notes={**NOTES, **notes})
     talk.append({"role": "assistant", "content": told(reply)})
@@ -41,7 +41,7 @@ def turn(served: Served, talk: list[Json], question: Json, **notes: Any) -> Json
 
 
 def standing_of(served: Served) -> Json:
-    """What everybody is told of each skill, as the list has it."""
+    """Return the listed values of global errata by skill."""
     return {one["name"]: one["standing"] for one in served.http.get("/v1/notes").json()["skills"]}
 
 
@@ -50,8 +50,8 @@ def errata(reply: Json) -> int:
 
 
 def test_said_to_live_conversations_once(own: Served) -> None:
-    """Those that have the skill hear of it before the next question and keep their rows, those that do not do not; new
-    ones hear of it with the skill; a value that is taken back is said, too."""
+    """Conversations with the skill get the erratum before the next question and keep their prefix, others do not; new
+    ones get it with the skill; so is a revoked value."""
     talk: list[Json] = []
     other: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
@@ -77,7 +77,7 @@ def test_said_to_live_conversations_once(own: Served) -> None:
 
 
 def test_a_matched_text_is_corrected(own: Served) -> None:
-    """A client that knows nothing of us and sends the text gets it spliced where it is, and corrected."""
+    """A skill's text from a client without `notes` is spliced in place, and corrected."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     system = {"role": "system", "content": f"You work for Harbor Books.\n\n{text}\n\nBe brief."}
     reply = own.chat([system, ASK], notes={"explain": True})
@@ -90,7 +90,7 @@ def test_a_matched_text_is_corrected(own: Served) -> None:
 
 
 def test_a_client_corrects_its_own(own: Served) -> None:
-    """An erratum that comes with a later turn is said there, and stays where it was said."""
+    """An erratum of a later turn is placed there, and keeps its place."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     second = turn(own, talk, ASK, errata={"date": "2026-07-01"})
@@ -103,7 +103,7 @@ def test_a_client_corrects_its_own(own: Served) -> None:
 
 
 def test_nobody_hears_what_another_client_has_corrected(own: Served) -> None:
-    """Messages do not tell clients apart: the same ones, with the answer that the other was given or another one."""
+    """Equal messages of two clients do not share errata, with the same or with another answer."""
     one: list[Json] = []
     assert told(turn(own, one, ASK, errata={"date": "2026-09-09"})) == "refused"
     for answer in ("refused", "refused, I am afraid"):
@@ -116,7 +116,7 @@ def test_nobody_hears_what_another_client_has_corrected(own: Served) -> None:
 
 
 def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
-    """Also when there are more of them, with the same messages and answers, than are remembered."""
+    """Also with more clients of equal messages and answers than are remembered."""
     dates = [f"2026-{month:02}-{day:02}" for month in (7, 8) for day in range(1, 12)]
     for date in dates:
         assert told(own.chat([ASK], notes={**NOTES, "errata": {"date": date}})) == "refused"
@@ -128,7 +128,7 @@ def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
 
 @pytest.mark.parametrize("before", [[], [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]])
 def test_a_client_corrects_a_text_that_it_sends_itself(own: Served, before: list[Json]) -> None:
-    """Its erratum comes after the text, wherever that is; a sentence before it would be overruled by it."""
+    """Its erratum comes after the text, which would overrule an earlier one."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     sent = [*before, {"role": "user", "content": f"{text}\n\n{QUESTION}"}]
     notes = {"explain": True, "errata": {"date": "2026-07-01"}}
@@ -142,7 +142,7 @@ def test_a_client_corrects_a_text_that_it_sends_itself(own: Served, before: list
 @pytest.mark.parametrize("everybody", [False, True])
 @pytest.mark.parametrize("first", ["named", "system", "question", "both"])
 def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str, everybody: bool) -> None:
-    """Clients send a document with each question. Each copy of it is spliced, and what holds is said after the last."""
+    """With a document in each question, each copy is spliced, and errata follow the last one."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     with_text = {"role": "user", "content": f"{text}\n\n{QUESTION}"}
     late = {} if everybody else {"errata": {"date": "2026-07-01"}}
@@ -157,7 +157,7 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
         assert (told(reply), kinds[-1]) == ("refused", "erratum"), kinds
         assert max(tokens for _, how, tokens in pieces(reply) if how == "decoded") < 40, "no copy is decoded"
         assert told(own.chat(talk, notes={**notes, "recompute": True})) == "refused"
-        if notes["splice"]:  # with a salt of its own it is matched with nothing else
+        if notes["splice"]:  # with a salt nothing else is matched
             salted = own.chat(talk, notes={**notes, "cache_salt": "alone"})
             assert told(salted) == "refused"
             assert max(tokens for _, how, tokens in pieces(salted) if how == "decoded") < 40
@@ -165,7 +165,7 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
 
 
 def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -> None:
-    """Whichever of their texts is the longest, which would be found first; that of the latest text comes last."""
+    """Even if another text is longer, and so matched first, the erratum of the last text comes last."""
     first, then = (rules_of(own, name, name, "full", "reduced") for name in ("repair", "long refund"))
     talk = [first, {"role": "assistant", "content": "full"}, then]
     for order in (talk, [then, talk[1], first]):
@@ -174,7 +174,7 @@ def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -
 
 
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
-    """The blank line before a correction was left by another request, and has other words after it here."""
+    """The blank line before an erratum is cached from another request, and is followed by other text here."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     first = own.chat(
         [{"role": "system", "content": text}, ASK], notes={"explain": True, "errata": {"date": "2026-07-01"}}
@@ -195,7 +195,7 @@ def asked_with(text: str, question: str = QUESTION) -> Json:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_newer_text_of_a_skill_overrules_no_correction(own: Served, named: bool) -> None:
-    """It was compiled since, and its client sends it in a conversation that began with the older one."""
+    """A client sends the recompiled text in a conversation that began with the older one."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     notes = {"splice": ["returns"] if named else [], "errata": {"date": "2026-07-01"}, "explain": True}
     talk = [asked_with(text)]
@@ -211,7 +211,7 @@ def test_a_newer_text_of_a_skill_overrules_no_correction(own: Served, named: boo
 
 @pytest.mark.parametrize("everybody", [False, True])
 def test_a_skill_that_has_its_earlier_text_again_overrules_no_correction(own: Served, everybody: bool) -> None:
-    """The conversation has that one, too, and a newer copy after it: what is read last is what is corrected."""
+    """The conversation has both texts: the erratum follows the last copy."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     newer = text.replace("amount: 120", "amount: 121")
     if everybody:
@@ -231,7 +231,7 @@ def test_a_skill_that_has_its_earlier_text_again_overrules_no_correction(own: Se
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_newer_text_that_is_only_quoted_is_no_copy(own: Served, role: str) -> None:
-    """In a fence, or by the model: the conversation goes on with the text that it has, and with its rows."""
+    """In a fence or an answer it does not match: the conversation keeps its text and its prefix."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     newer = text.replace("amount: 120", "amount: 121")
     talk: list[Json] = []
@@ -243,7 +243,7 @@ def test_a_newer_text_that_is_only_quoted_is_no_copy(own: Served, role: str) -> 
 
 
 def test_a_correction_that_is_what_a_newer_text_says(own: Served) -> None:
-    """Who has the older one is told, as the reply counts."""
+    """Conversations with the older text get it, and the reply counts them."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
@@ -255,7 +255,7 @@ def test_a_correction_that_is_what_a_newer_text_says(own: Served) -> None:
 
 
 def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) -> None:
-    """Nobody knows which skill they are of."""
+    """An erratum without a field may be about any skill, so it is repeated."""
     text = own.http.get("/v1/notes/returns").json()["text"]
     notes = {"errata": ["The date is now 2026-07-01. This replaces the earlier date."]}
     talk: list[Json] = []
@@ -266,7 +266,7 @@ def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) ->
 
 
 def test_a_short_text_with_a_field_is_found(own: Served) -> None:
-    """It may be corrected for everybody, as a long one."""
+    """It can be corrected like a long one."""
     text = "# Fee\n\ntier: gold\n\nThe fee is due."
     compiled(own, "fee", text)
     assert own.http.post("/v1/notes/errata", json={"field": "fee.tier", "value": "silver"}).status_code == 200
@@ -286,7 +286,7 @@ def test_a_short_text_with_a_field_is_found(own: Served) -> None:
 def test_the_last_of_a_clients_own_corrections_counts(
     own: Served, first: list[str], then: list[str], answer: str
 ) -> None:
-    """In the order in which this request gives them, whatever an earlier one gave."""
+    """In the order of this request, whatever earlier ones had."""
     talk: list[Json] = []
     turn(own, talk, ASK, errata=first)
     assert told(turn(own, talk, ASK, errata=then)) == answer
@@ -302,14 +302,14 @@ season: winter
 
 
 def rules_of(own: Served, name: str, topic: str, *outcomes: str) -> Json:
-    """Compiled, and as a message that asks for the topic."""
+    """Compile a text, and return it as a message that asks for the topic."""
     text = RULES.format(topic, *outcomes)
     own.http.post("/v1/notes/compile", json={"name": name, "text": text})
     return {"role": "user", "content": f"{text.strip()}\n\nWhat is the {topic}?"}
 
 
 def test_what_is_said_of_all_skills_is_said_of_a_later_one(own: Served) -> None:
-    """`*.season` of a skill that comes with a later message, right after it."""
+    """`*.season` applies to a skill in a later message, and follows it directly."""
     gate = rules_of(own, "gate", "access", "granted", "revoked")
     club = rules_of(own, "club", "discount", "large", "small")
     talk: list[Json] = []
@@ -321,7 +321,7 @@ def test_what_is_said_of_all_skills_is_said_of_a_later_one(own: Served) -> None:
 
 @pytest.mark.parametrize("then", [{"date": "2026-05-02"}, {}])
 def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then: Json) -> None:
-    """A skill that was removed since, with another correction than at the first turn, or none."""
+    """A skill that was removed since, with another erratum than at the first turn, or none."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused"
     assert own.http.delete("/v1/notes/returns").status_code == 200
@@ -329,7 +329,7 @@ def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then:
 
 
 def test_a_clients_own_correction_is_said_again_after_that_of_everybody(own: Served) -> None:
-    """What a request says itself counts more than what everybody is told meanwhile."""
+    """A request's own errata take precedence over newer global ones."""
     talk: list[Json] = []
     late = {"date": "2026-07-01"}
     assert told(turn(own, talk, ASK, errata=late)) == "refused"
@@ -342,7 +342,7 @@ def test_a_clients_own_correction_is_said_again_after_that_of_everybody(own: Ser
 def test_sessions_are_told_too(
     own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sessions on disk, of the server and of the command line, are the same, and `notes edit --all` tells them all."""
+    """The server and the command line share sessions on disk, and `notes edit --all` edits all of them."""
     monkeypatch.setattr("sys.stdin", None)
     ours = {**NOTES, "session": "ours"}
     assert told(own.chat([ASK], notes=ours)) == "accepted"
@@ -365,7 +365,7 @@ def test_sessions_are_told_too(
 def test_an_edited_text_is_told_in_the_log(
     own: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for each edit: clients go on with what was compiled, and whoever runs the server can compile it again."""
+    """Once for each edit: clients keep the compiled text, and the operator can recompile it."""
     text = tmp_path / "edited.txt"
     text.write_text("plan: basic\n\n- If the plan is basic then the support is slow.\n")
     monkeypatch.setattr("sys.stdin", None)
@@ -379,7 +379,7 @@ def test_an_edited_text_is_told_in_the_log(
 
 
 def test_a_session_is_opened_by_one_at_a_time(own: Served) -> None:
-    """Whoever comes second is told so at once, with 409; the first is not disturbed."""
+    """The second request gets 409 at once; the first is not disturbed."""
     from notes_cli.sessions.folder import Sessions
 
     with Sessions(own.home / "sessions").locked("mine", new=True):
@@ -407,7 +407,7 @@ def test_what_nobody_can_be_told(own: Served, status: int, given: Json) -> None:
 
 
 def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
-    """A line that a crash tore is written over; another process's lines are seen."""
+    """A torn line from a crash is overwritten; another process's lines are read."""
     first, second = GlobalErrata(tmp_path / "library"), GlobalErrata(tmp_path / "library")
     first.add([new_erratum("returns", "date", "a", "b")])
     with first.path.open("ab") as file:
@@ -418,8 +418,8 @@ def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_a_stopped_answer_has_been_told(own: Served) -> None:
-    """An erratum that came with a turn whose answer the client stopped was said all the same: the conversation goes on
-    from the part of the answer that it has heard, and from its rows."""
+    """Errata of a turn whose answer the client stopped are in the prompt: the conversation continues from the partial
+    answer, and from its prefix."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     talk.append({"role": "user", "content": f"{QUESTION} Think first."})
@@ -439,7 +439,7 @@ def test_a_stopped_answer_has_been_told(own: Served) -> None:
 
 
 def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each session is told between two steps, and everybody who answers gets a token before the next one is."""
+    """Sessions are edited between steps, and all running answers get a token between two of them."""
     for number in range(4):
         own.chat([ASK], notes={**NOTES, "session": f"s{number}"})
     steps: list[int] = []

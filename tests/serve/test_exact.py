@@ -1,4 +1,4 @@
-"""`exact` over HTTP: rows of skills are those of a prefill, whoever was there before."""
+"""Tests `exact` over HTTP: K/V of skills equals that of a prefill, whatever is in the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ORDERS = (["returns"], ["returns", "support"], ["support", "returns"], ["returns
 
 
 def likely(served: Served, skills: list[str], **notes: Any) -> tuple[list[float], dict[str, Any]]:
-    """The log-probabilities of the answer's tokens and of their rivals, and the reply."""
+    """Return the log-probabilities of the answer's tokens and their alternatives, and the reply."""
     given = {"splice": skills, "explain": True, **notes}
     turns = [{"role": "user", "content": QUESTION}]
     reply = served.chat(turns, notes=given, logprobs=True, top_logprobs=5, max_tokens=4)
@@ -19,12 +19,12 @@ def likely(served: Served, skills: list[str], **notes: Any) -> tuple[list[float]
 
 
 def test_an_exact_answer_is_that_of_a_prefill(served: Served) -> None:
-    """To a part in a thousand where a splice that moves is off by more, also after requests that left such rows; and
-    the explanation says which skill was decoded, and why."""
+    """Within a thousandth, where a moved splice is further off, also after inexact requests; the explanation gives the
+    reason for a decoded skill."""
     worst = 0.0
     for number, skills in enumerate(ORDERS):
         wanted, _ = likely(served, skills, recompute=True, cache_salt=f"prefill {number}")
-        spliced, plain = likely(served, skills)  # leaves rows that an exact request may not go on from
+        spliced, plain = likely(served, skills)  # leaves a prefix that an exact request may not reuse
         exact, reply = likely(served, skills, exact=True)
         assert max(abs(a - b) for a, b in zip(exact, wanted, strict=True)) < 1e-3
         assert len(skills) > 1 or told(plain) == told(reply)
@@ -34,11 +34,11 @@ def test_an_exact_answer_is_that_of_a_prefill(served: Served) -> None:
         assert all(one["how"] in ("spliced", "live") for one in parts[:1])
         for one in parts[1:]:
             assert one["how"] == "live" or (one["how"] == "decoded" and "exact rows were asked for" in one["why"])
-    assert worst > 1e-3  # else nothing was moved that could tell
+    assert worst > 1e-3  # else no skill was moved
 
 
 def test_an_exact_conversation_goes_on(served: Served) -> None:
-    """The next turn goes on from its own rows, decodes no skill again, and says what the prefill says."""
+    """The next turn reuses its own prefix, decodes no skill again, and answers as a prefill does."""
     given = {"splice": ["support", "returns"], "exact": True, "explain": True}
     turns = [{"role": "user", "content": "What is the tier?"}]
     first = served.chat(turns, notes=given)
@@ -50,7 +50,7 @@ def test_an_exact_conversation_goes_on(served: Served) -> None:
 
 
 def test_a_session_has_it_with_its_first_turn(served: Served) -> None:
-    """As on the command line: its rows are made once."""
+    """As on the command line: its K/V is computed once."""
     ask = [{"role": "user", "content": QUESTION}]
     first = served.chat(
         ask, notes={"session": "exact", "splice": ["support", "returns"], "exact": True, "explain": True}

@@ -1,4 +1,4 @@
-"""What splicing saved, as a server tells it: in headers, in the usage, and in the records of the library."""
+"""Tests the savings of splicing in headers, in usage, and in the library's records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .conftest import QUESTION, Json, Served, compile_into, started
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A segment of `returns` whose tokens took a second each."""
+    """A segment of `returns` with a recorded compile time of one second per token."""
     compile_into(tmp_path, "returns")
     (found,) = (tmp_path / "library").glob("returns.*.gguf")
     segment = open_segment(found)
@@ -34,7 +34,7 @@ def own(path: Path) -> Iterator[Served]:
 
 
 def asked(served: Served, **more: object) -> tuple[dict[str, str], Json]:
-    """The headers of ours, and what the usage has under `notes`."""
+    """Return the x-notes headers, and `notes` of the usage."""
     messages = [{"role": "user", "content": QUESTION}]
     reply = served.http.post(
         "/v1/chat/completions", json={"messages": messages, "notes": {"splice": ["returns"]}, **more}
@@ -45,7 +45,7 @@ def asked(served: Served, **more: object) -> tuple[dict[str, str], Json]:
 
 
 def test_headers_and_usage(own: Served, path: Path) -> None:
-    """What was spliced now was saved; what an earlier prompt had left in the context was not saved again."""
+    """Spliced tokens count as saved, cached ones of an earlier prompt do not."""
     tokens = len(open_segment(path))
     headers, usage = asked(own)
     assert usage == {
@@ -63,7 +63,7 @@ def test_headers_and_usage(own: Served, path: Path) -> None:
 
 
 def test_the_last_chunk_of_a_stream_has_it(own: Served, path: Path) -> None:
-    """With the usage, where that was asked for; the headers have gone by then."""
+    """With usage, if requested, as the headers are sent before."""
     tokens = len(open_segment(path))
     given = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"]}, "stream": True}
     with own.http.stream(
@@ -75,7 +75,7 @@ def test_the_last_chunk_of_a_stream_has_it(own: Served, path: Path) -> None:
 
 
 def test_a_client_of_openai_reads_it(own: Served, path: Path) -> None:
-    """An extra key of the details, beside the one that they know."""
+    """As an extra key of the details."""
     reply = own.client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": QUESTION}], extra_body={"notes": {"splice": ["returns"]}}
     )
@@ -86,7 +86,7 @@ def test_a_client_of_openai_reads_it(own: Served, path: Path) -> None:
 
 
 def test_no_time_where_none_is_known(path: Path) -> None:
-    """A file that says nothing, and a session that is put back from disk: the tokens alone."""
+    """A file without a time, and a session restored from disk, have only tokens."""
     tokens = len(open_segment(path))
     write_segment(path, replace(open_segment(path), prefill=None))
     with started(path.parents[1]) as served:

@@ -1,4 +1,5 @@
-"""Answers in a form, by OpenAI's client: JSON schemas, grammars, calls of tools and results, whole and streamed."""
+"""Tests constrained answers with OpenAI's client: JSON schemas, grammars, tool calls and results, whole and
+streamed."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ Script = Callable[[str], None]
 
 @pytest.fixture(scope="module")
 def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server over a random model with the template of Qwen3 and its marks."""
+    """A server on a random model with Qwen3's template and special tokens."""
     path = make_model("llama", template=SOURCES["Qwen-Qwen3-0.6B"], added=MARKS, trained=8192)
     home: Path = tmp_path_factory.mktemp("tools")
     with started(home, context=ContextOptions(n_ctx=8192, n_threads=1), model=path) as found:
@@ -62,7 +63,7 @@ def qwen(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def script(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """What the model writes, whatever it would have said itself."""
+    """Force the model's next answers to these texts."""
 
     def write(text: str) -> None:
         model = qwen.scheduler.workspace.model
@@ -81,7 +82,7 @@ def held(schema: Any) -> Any:
 
 
 def test_a_json_schema(served: Served) -> None:
-    """Valid, whole and streamed, greedy and drawn, and several at once."""
+    """Valid, whole and streamed, greedy and sampled, and several at once."""
     found = create(served, response_format=held(SCHEMA), n=2, temperature=1, seed=3)
     for choice in found.choices:
         assert choice.finish_reason == "stop"
@@ -92,7 +93,7 @@ def test_a_json_schema(served: Served) -> None:
 
 
 def test_any_json_object(served: Served) -> None:
-    """An object, or it was cut, which is said."""
+    """An object, or cut with the finish reason length."""
     found = create(served, response_format={"type": "json_object"}, temperature=1, seed=2).choices[0]
     assert found.message.content.startswith("{")
     assert found.finish_reason == "length" or isinstance(json.loads(found.message.content), dict)
@@ -107,7 +108,7 @@ def test_a_grammar(served: Served) -> None:
 
 
 def test_a_grammar_that_becomes_too_ambiguous(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends its own answer, with a line, and no other one."""
+    """It ends only its own answer, with a logged line."""
     with monkeypatch.context() as patched:
         patched.setattr(guidance, "LIMITS", {**guidance.LIMITS, "step_max_items": 20})
         with pytest.raises(openai.BadRequestError, match=r"the grammar cannot be used: .*[Tt]oo many items"):
@@ -116,7 +117,7 @@ def test_a_grammar_that_becomes_too_ambiguous(served: Served, monkeypatch: pytes
 
 
 def test_a_session(served: Served) -> None:
-    """A turn of a session has a form, too; tools do not go with one."""
+    """A turn of a session may have a grammar, but no tools."""
     session = {"notes": {"session": "held"}}
     for word in ("one", "two"):
         found = create(served, response_format=held({"const": word}), extra_body=session)
@@ -148,21 +149,21 @@ def test_a_session(served: Served) -> None:
     ],
 )
 def test_refused(qwen: Served, given: Json, says: str) -> None:
-    """A 400 in one line, and the server goes on."""
+    """A 400 in one line, and the server continues."""
     with pytest.raises(openai.BadRequestError, match=says):
         create(qwen, **given)
     assert qwen.http.get("/health").json() == {"status": "ok"}
 
 
 def test_a_template_without_tools(served: Served) -> None:
-    """The model would not know of them."""
+    """The model would not see them."""
     with pytest.raises(openai.BadRequestError, match="does not tell the model of tools"):
         create(served, tools=TOOLS)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_and_its_result(qwen: Served, script: Script, stream: bool) -> None:
-    """The client gets the call; the answer goes on from the result."""
+    """The client gets the call, and the answer continues after the result."""
     script('I\'ll look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
     text, calls, reason = told(create(qwen, tools=TOOLS, stream=stream), stream)
     assert (text, reason) == ("I'll look.", "tool_calls")
@@ -178,7 +179,7 @@ def test_a_call_and_its_result(qwen: Served, script: Script, stream: bool) -> No
 
 
 def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str]:
-    """The text, the calls and the reason, whole or put together from chunks."""
+    """Return the text, the calls and the finish reason, whole or joined from chunks."""
     if not stream:
         choice = reply.choices[0]
         calls = [(one.id, one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()]
@@ -196,7 +197,7 @@ def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str
 
 @pytest.mark.parametrize("text", ["No <tool_call> here.", '<tool_call>{"name": "fly", "arguments": {}}</tool_call>'])
 def test_what_is_no_call_is_text(qwen: Served, script: Script, text: str) -> None:
-    """Nothing is lost of it."""
+    """All of it is streamed."""
     script(text)
     for stream in (False, True):
         assert told(create(qwen, tools=TOOLS, stream=stream), stream) == (text, [], "stop")
@@ -204,7 +205,7 @@ def test_what_is_no_call_is_text(qwen: Served, script: Script, text: str) -> Non
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
-    """Of any tool, or of one that is named, with arguments that are valid."""
+    """Of any tool, or of a named one, with valid arguments."""
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
     for choice, names in (
         ("required", set(schemas)),
@@ -216,7 +217,7 @@ def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
 
 
 def test_tools_that_are_allowed(qwen: Served) -> None:
-    """Of all tools these are called, or shown alone where no call must be made."""
+    """Only these can be called; if no call is required, the model sees only these."""
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
     for seed in range(3):
         choice, sampling = allowed("required", "add", "get_time"), {"temperature": 2, "seed": seed}
@@ -229,7 +230,7 @@ def test_tools_that_are_allowed(qwen: Served) -> None:
 
 @pytest.mark.parametrize("function", [{}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}])
 def test_a_call_that_has_no_arguments(qwen: Served, script: Script, function: Json) -> None:
-    """None are made up where the call must be, and null is none where the model writes it."""
+    """A required call gets none, and a generated null is none."""
     now = [{"type": "function", "function": {"name": "now", **function}}]
     for seed in range(3):
         _, calls, _ = told(create(qwen, tools=now, tool_choice="required", temperature=2, seed=seed), False)
@@ -240,7 +241,7 @@ def test_a_call_that_has_no_arguments(qwen: Served, script: Script, function: Js
 
 
 def test_a_catalogue_with_a_keyword_that_is_not_enforced(qwen: Served) -> None:
-    """One of twenty tools: a call must be one of them; only a tool that is strict is refused, with the place in its own
+    """In one of twenty tools: it is enforced where it can be; only a strict tool is refused, with the place in its own
     schema."""
     tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     odd = tool("label", tags=tags)
@@ -259,7 +260,7 @@ def test_a_catalogue_with_a_keyword_that_is_not_enforced(qwen: Served) -> None:
 
 
 def test_a_history_with_calls_and_no_tools(qwen: Served) -> None:
-    """As an agent sends it to have it summarised; also with tools that nobody may call."""
+    """As agents send it for a summary; also with tools that may not be called."""
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "<a>"}'}}
     talk: list[Any] = [
         *ASKED,
@@ -289,7 +290,7 @@ def test_a_history_with_calls_and_no_tools(qwen: Served) -> None:
     ],
 )
 def test_arguments_that_are_no_object(given: Any, read: Json) -> None:
-    """A model wrote them once, and was told so: the conversation goes on with what it wrote."""
+    """A model generated them earlier: the conversation continues with them."""
     call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": given}}
     messages = [
         *ASKED,
@@ -301,8 +302,7 @@ def test_arguments_that_are_no_object(given: Any, read: Json) -> None:
 
 
 def test_keys_that_programs_add_to_a_history(qwen: Served) -> None:
-    """In what the assistant and tools said they are passed over; in a question a key that nobody knows may be an
-    image."""
+    """Unknown keys are ignored in messages of the assistant and of tools; in a question they may be an image."""
     call = {
         "id": "c",
         "type": "function",
@@ -317,7 +317,7 @@ def test_keys_that_programs_add_to_a_history(qwen: Served) -> None:
 
 
 def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
-    """In any order; tools that nobody may call are not there at all."""
+    """In any order; tools that may not be called are not in the prompt."""
     first, *others = (
         create(qwen, tools=list(order), max_tokens=1, messages=[{"role": "user", "content": f"Q{number}?"}]).usage
         for number, order in enumerate(permutations(TOOLS))
@@ -330,8 +330,8 @@ def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
 
 
 def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`notes compile tools.json`: none of its tokens is decoded, in any order, and the answer is that of decoding them
-    all; other tools, and a user who writes the same text, get nothing of it."""
+    """`notes compile tools.json`: none of its tokens is decoded, in any order, and the answer is the same; other tools,
+    and a user's equal text, do not match."""
     others = [tool("look", where={"type": "string", "description": "a place <in> [brackets]"}), *TOOLS]
     (tmp_path / "agent.json").write_text(json.dumps(others))
     monkeypatch.setenv("NOTES_HOME", str(qwen.home))
@@ -357,8 +357,8 @@ def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_correction_does_not_break_into_a_loop_of_calls(qwen: Served, script: Script, tmp_path: Path) -> None:
-    """What everybody is told is said before the next question, not before one that is being worked on; what the client
-    itself corrects meanwhile is said with the newest result. Neither costs what was read."""
+    """Global errata wait for the next question during tool calls; the client's own come with the latest result. Both
+    keep the prefix."""
     text = "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted. " + "Ask a human. " * 4
     skill = {"name": "rules", "text": f"# Rules\n\n{text}"}
     assert '"skill"' in qwen.http.post("/v1/notes/compile", json=skill).text
@@ -367,7 +367,7 @@ def test_a_correction_does_not_break_into_a_loop_of_calls(qwen: Served, script: 
     talk: list[Any] = [*ASKED]
 
     def turn(**own: Any) -> tuple[int, int]:
-        """The next answer; tokens of its prompt that were decoded, and errata in it."""
+        """Return the next answer, the decoded tokens of its prompt, and its errata."""
         script(call)
         reply = qwen.chat(talk, tools=TOOLS, notes={**notes, **own})
         message = reply["choices"][0]["message"]

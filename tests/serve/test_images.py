@@ -1,4 +1,4 @@
-"""Images in messages, as OpenAI's interface has them: matched by their bytes, never fetched, never text."""
+"""Tests images in messages of OpenAI's API: matched by their bytes, never fetched, never text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE, TWO = (image_bytes(48, 48, seed=seed) for seed in (1, 2))
 
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server over the small model that sees, with one image compiled under a name of its own."""
+    """A server on the small vision model, with one compiled image."""
     home = tmp_path_factory.mktemp("seeing")
     model, projector = config.shipped_eye()
     (home / "photo.png").write_bytes(ONE)
@@ -48,8 +48,8 @@ def shown(*parts: Any) -> list[dict[str, Any]]:
 
 
 def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
-    """One that was compiled is spliced, whatever it is called; another of the same size is compiled, and kept; each is
-    answered with as alone."""
+    """A compiled one is spliced under any name; another of the same size is compiled and stored; both are answered as
+    alone."""
     found = seeing.chat(shown(image(ONE), "What is the total?"), notes={"explain": True})
     named = [one for one in found["notes"]["pieces"] if one["name"]]
     assert {one["name"] for one in named} == {"photo"} and sum(one["tokens"] for one in named) == 18
@@ -64,7 +64,7 @@ def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
 
 
 def test_several_images_and_a_conversation(seeing: Served) -> None:
-    """Two in a message, one of them again in the next turn, which goes on from the rows that are there."""
+    """Two in a message, one of them again in the next turn, which reuses its prefix."""
     messages = shown("Look:", image(ONE), image(TWO), "What shape is at the top left in the first picture?")
     first = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
     messages += [
@@ -90,19 +90,19 @@ def test_several_images_and_a_conversation(seeing: Served) -> None:
     ],
 )
 def test_bad_images_are_refused(seeing: Served, part: dict[str, Any], message: str) -> None:
-    """With the place in the request, and what is wrong."""
+    """With the place in the request, and the error."""
     error = seeing.chat(shown(part, "What?"), status=400)
     assert message in error["message"]
 
 
 def test_a_text_is_no_image(seeing: Served) -> None:
-    """What stands for an image in the library, written by a user, is words."""
+    """The library's text of an image, sent by a user, is plain text."""
     found = seeing.chat(shown(read_picture(ONE, "").text, "What is the total?"), notes={"explain": True}, max_tokens=2)
     assert not any(one["name"] for one in found["notes"]["pieces"])
 
 
 def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
-    """With a salt nothing that others have is used, and nothing is kept for them."""
+    """With a salt no compiled image is used or stored."""
     three = image_bytes(48, 48, seed=3)
     before = sorted(path.name for path in (seeing.home / "library").iterdir())
     seeing.chat(shown(image(three), "What is the total?"), notes={"cache_salt": "mine"}, max_tokens=2)
@@ -110,7 +110,7 @@ def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
 
 
 def test_explaining_compiles_nothing(seeing: Served, home: Path) -> None:
-    """An image that nobody sent before is told as it would be placed, and not looked at; a session is refused."""
+    """A new image is explained without encoding it; a session is refused."""
     before = sorted(path.name for path in (seeing.home / "library").iterdir())
     messages = shown(image(image_bytes(48, 48, seed=20)), "What is the total?")
     reply = seeing.http.post("/v1/notes/explain", json={"messages": messages})
@@ -122,7 +122,7 @@ def test_explaining_compiles_nothing(seeing: Served, home: Path) -> None:
 
 
 def test_a_private_image_is_read_once_in_a_conversation(seeing: Served, home: Path) -> None:
-    """Its rows serve the next turn, as do those of one that is kept; nobody with another salt has them."""
+    """Its K/V serves the next turn like a stored one's, but no other salt."""
     four, salt = image_bytes(48, 48, seed=4), {"cache_salt": "turns", "explain": True}
     messages = shown(image(four), "What is the total?")
     first = seeing.chat(messages, notes=salt, max_tokens=2)
@@ -134,7 +134,7 @@ def test_a_private_image_is_read_once_in_a_conversation(seeing: Served, home: Pa
 
 
 def test_images_that_are_sent_push_nothing_else_out(seeing: Served, home: Path) -> None:
-    """They go first where the library may take no more; a compiled image of the user's own stays."""
+    """A full library evicts them first; the user's own compiled image stays."""
     library = seeing.scheduler.workspace.library
     assert isinstance(library, Library)
     photo, *_ = [one for one in tidy.library_files(library.folder) if one.name == "photo"]
@@ -148,7 +148,7 @@ def test_images_that_are_sent_push_nothing_else_out(seeing: Served, home: Path) 
 
 
 def test_a_turn_of_a_session_is_what_it_would_be_without(seeing: Served, home: Path) -> None:
-    """Texts of a message are as far apart as without a session, and nothing that was sent is dropped silently."""
+    """Texts of a message are joined as without a session, and none is dropped."""
     parts = shown("Look at this.", image(ONE), "What is the total?")
     assert seeing.chat(shown(image(ONE), "What?"), notes={"session": "parts"}, max_tokens=1)
     system = {"role": "system", "content": parts[0]["content"]}
@@ -162,7 +162,7 @@ def test_a_turn_of_a_session_is_what_it_would_be_without(seeing: Served, home: P
 
 
 def test_a_model_without_vision_says_so(served: Served) -> None:
-    """One sentence, and the server goes on."""
+    """One sentence, and the server continues."""
     error = served.chat(shown(image(ONE), "What?"), status=400)
     assert "projector" in error["message"]
     assert served.ask()

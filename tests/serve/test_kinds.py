@@ -1,4 +1,4 @@
-"""Models of other kinds: windows, recurrent layers, learned positions. Together they answer as each alone."""
+"""Tests other kinds of models, with windows, recurrent layers, learned positions: together they answer as alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, 
 
 @pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba", "gpt2"])
 def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
-    """Skills are restored where they cannot be moved, a state is gone on from only whole, and a talk goes on."""
+    """Skills are restored where they cannot be moved, a recurrent state is reused only whole, and a conversation
+    continues."""
     context = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32")
     with started(tmp_path, Limits(parallel=3), context=context, model=make_model(kind)) as served:
         reply = served.http.post("/v1/notes/compile", json={"name": "rules", "text": TEXT})

@@ -1,4 +1,4 @@
-"""Answers that fill a context of a given size end there, however many there are; none fails, and none is lost."""
+"""Tests answers that fill a fixed context: each ends there, none fails, and none is lost."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ENDLESS = {"max_tokens": 1000, "temperature": 1, "seed": 3}
 
 @pytest.fixture
 def small(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A server with little room, whose answers never end by themselves."""
+    """A server with a small context, whose answers never end by themselves."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with started(library, context=ContextOptions(n_ctx=CELLS, n_threads=1), fixed_size=True) as found:
         yield found
 
 
 def ask(served: Served, count: int, prompt: Any = QUESTION) -> tuple[int, list[str], int]:
-    """The status, why each of so many answers ends, and the tokens of the prompt and all of them."""
+    """Return the status, the finish reason of each answer, and the tokens of the prompt and of all answers."""
     reply = served.http.post("/v1/completions", json={"prompt": prompt, "n": count, **ENDLESS})
     found = reply.json()
     assert reply.status_code == 200, found
@@ -36,7 +36,7 @@ def ask(served: Served, count: int, prompt: Any = QUESTION) -> tuple[int, list[s
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 16])
 def test_several_answers_fill_the_context(small: Served, count: int) -> None:
-    """Each has its part of it."""
+    """Each gets its part."""
     status, reasons, tokens = ask(small, count)
     assert (status, reasons) == (200, ["length"] * count)
     assert CELLS - count < tokens <= CELLS
@@ -50,7 +50,7 @@ def larger(library: Path) -> Iterator[Served]:
 
 
 def think(served: Served, count: int, question: str = QUESTION, status: int = 200) -> Json:
-    """So many answers, after chains of thought that repeat a token and never end by themselves."""
+    """Generate answers after reasoning that repeats a token and never ends by itself."""
     endless = {"reasoning_effort": "low", "max_think": 900, "logit_bias": {"77": 100}}
     return served.chat(
         [{"role": "user", "content": question}], status, notes={"splice": ["returns"]}, n=count, **endless
@@ -59,7 +59,7 @@ def think(served: Served, count: int, question: str = QUESTION, status: int = 20
 
 @pytest.mark.parametrize("count", [1, 2, 3, 12])
 def test_several_chains_of_thought_fill_the_context(larger: Served, count: int) -> None:
-    """What is kept for the end of each is there: each has an answer."""
+    """Each has the cells reserved for its end, and an answer."""
     found = think(larger, count)
     assert [one["finish_reason"] for one in found["choices"]] == ["length"] * count
     assert all(one["message"]["reasoning_content"] and one["message"]["content"] for one in found["choices"])
@@ -68,12 +68,12 @@ def test_several_chains_of_thought_fill_the_context(larger: Served, count: int) 
 
 
 def test_chains_of_thought_for_which_there_is_no_room(larger: Served) -> None:
-    """They are refused before anything is read."""
+    """They are refused before prefill."""
     assert think(larger, 16, status=400)["code"] == "context_length_exceeded"
 
 
 def test_chains_of_thought_beside_others(larger: Served) -> None:
-    """Those that make room for others, and are read again, have it for their ends, too."""
+    """Preempted ones have the cells for their ends after they are resumed, too."""
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda count: think(larger, count, f"{count}? {QUESTION}"), (4, 1, 2, 1, 3, 2)))
     assert [len(one["choices"]) for one in found] == [4, 1, 2, 1, 3, 2]
@@ -81,7 +81,7 @@ def test_chains_of_thought_beside_others(larger: Served) -> None:
 
 
 def test_others_beside_them(small: Served) -> None:
-    """They wait for each other, and all come to their ends."""
+    """They wait for each other, and all finish."""
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(lambda count: ask(small, count, f"{count}? {QUESTION}"), (4, 1, 1, 2, 1, 3)))
     assert [reasons for _, reasons, _ in found] == [["length"] * count for count in (4, 1, 1, 2, 1, 3)]

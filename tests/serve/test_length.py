@@ -1,4 +1,4 @@
-"""Answers have the length that was asked for, else the rest of the context, and a fresh server's first one, too."""
+"""Tests answers of the requested length, else of the rest of the context, also the first one of a server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .conftest import Json, Served, started
 
 TRAINED = 8192
 WAYS: list[Json] = [{}, {"ask": True}, {"session": "s"}]
-PROMPT = 3832  # tokens: with 600 more than the context that a server begins with
-WORDS = "x" * (PROMPT - 100)  # the tokenizer has no merges: a token each
+PROMPT = 3832  # tokens; with 600 more they exceed a server's first context
+WORDS = "x" * (PROMPT - 100)  # the tokenizer has no merges: one token each
 LONG = {"messages": [{"role": "user", "content": WORDS}]}
 
 
 @pytest.fixture
 def fresh(make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """A server that has answered nothing yet, whose context grows, and whose answers never end by themselves."""
+    """A server without earlier answers, whose context grows, and whose answers never end by themselves."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     context = ContextOptions(n_ctx=DEFAULT_CONTEXT, n_threads=1)
     with started(tmp_path, context=context, model=make_model("llama")) as found:
@@ -33,7 +33,7 @@ def fresh(make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.M
 
 
 def usage(served: Served, path: str, given: Json) -> tuple[list[str], int, int]:
-    """Why each answer ends, the tokens of the prompt, and those of all answers."""
+    """Return the finish reasons, the tokens of the prompt, and those of all answers."""
     reply = served.http.post(path, json={"temperature": 1, "seed": 3, **given})
     found = reply.json()
     assert reply.status_code == 200, found
@@ -55,7 +55,7 @@ def test_a_chat_in_a_context_that_grows(fresh: Served, notes: Json) -> None:
 
 
 def test_a_chain_of_thought_in_a_context_that_grows(fresh: Served) -> None:
-    """It has as many tokens as it may, and so has the answer."""
+    """It gets all its tokens, and so does the answer."""
     given = {**LONG, "reasoning_effort": "low", "max_think": 400, "max_tokens": 300, "logit_bias": {"77": 100}}
     reply = fresh.chat(**given, temperature=0)
     written = reply["usage"]
@@ -65,7 +65,7 @@ def test_a_chain_of_thought_in_a_context_that_grows(fresh: Served) -> None:
 
 @pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 def test_an_answer_ends_with_the_context(fresh: Served, notes: Json) -> None:
-    """Where nothing else was asked for: that of the model, however small the server's context is at first."""
+    """Without a requested length: the model's context, however small the server's is at first."""
     given = {"messages": [{"role": "user", "content": "x" * 5900}], "notes": notes}
     reasons, prompt, written = usage(fresh, "/v1/chat/completions", given)
     assert (reasons, prompt + written) == (["length"], TRAINED) and written > TURN
@@ -116,7 +116,7 @@ def test_turns_of_sessions_that_outgrow_a_given_context(library: Path, monkeypat
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
 def test_the_models_have_the_length_of_their_context(fresh: Served, path: str) -> None:
-    """By the names that vLLM and llama-server have for it."""
+    """By the names in vLLM and llama-server."""
     found = fresh.http.get(path).json()
     for one in found.get("data", [found]):
         assert one["max_model_len"] == one["meta"]["n_ctx"] == one["meta"]["n_ctx_train"] == TRAINED
@@ -138,7 +138,7 @@ def test_nothing_bounds_a_state(make_model: Callable[..., Path], tmp_path: Path)
 @pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_prompt_that_is_too_long(make_model: Callable[..., Path], tmp_path: Path, kind: str, notes: Json) -> None:
-    """Refused in the words, and with the code, by which clients know to shorten it."""
+    """Refused with the words and the code by which clients recognise it."""
     with started(tmp_path, model=make_model(kind, trained=1000)) as served:
         error = served.chat([{"role": "user", "content": "x" * 990}], 400, notes=notes)
         assert error["message"].startswith("This model's maximum context length is 1000 tokens. ")

@@ -1,4 +1,4 @@
-"""The library over HTTP: listed, compiled with progress, removed; what is in use stays as it was for who has it."""
+"""Tests the library over HTTP: list, compile with progress, remove; skills in use are not affected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXT = "# Returns policy of Harbor Books\n\ndate: 2026-05-01\ntier: gold\namount
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Served]:
-    """A server with a library of its own."""
+    """A server with its own library."""
     compile_into(tmp_path, "returns")
     with started(tmp_path) as found:
         yield found
@@ -57,19 +57,19 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"name": "long", "text": "a b\n" * 4000}, "text"),  # only counting says how long it is
+        ({"name": "long", "text": "a b\n" * 4000}, "text"),  # its length shows only by counting
         ({"name": "none", "text": "---\nname: x\n---\n"}, "text"),
         ({"name": "", "text": TEXT}, "name"),
     ],
 )
 def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: str) -> None:
-    """Nothing has been sent by then."""
+    """Before any event is sent."""
     reply = own.http.post("/v1/notes/compile", json=given)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
 
 
 def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
-    """A long compile pauses for the steps of others, and a bad one is refused."""
+    """A long compile yields to the steps of others, and an invalid one is refused."""
     seen: list[int] = []
     steps = own.scheduler.metrics.steps
     long = TEXT + "\n".join(f"- Rule {number}: the shipping of {number} is free." for number in range(150))
@@ -89,7 +89,7 @@ def test_answers_go_on_while_a_text_is_compiled(own: Served) -> None:
 
 
 def test_a_recompiled_skill_is_another_one(own: Served) -> None:
-    """A conversation that began goes on with the text that it has, even a removed one; new ones get the new one."""
+    """An earlier conversation keeps its text, even if it is removed; new ones get the new text."""
     new = own.http.get("/v1/notes/returns").json()["text"].replace("before 2026-06-15", "before 2026-01-15")
     assert "before 2026-01-15" in new
     talk = [{"role": "user", "content": "What is the tier?"}]
@@ -107,7 +107,7 @@ def test_a_recompiled_skill_is_another_one(own: Served) -> None:
 
 
 def test_names_as_commands_take_them(own: Served) -> None:
-    """A skill in whatever case, also one that the conversation has; what is not there is said to be no skill."""
+    """In any case, also of a skill that the conversation has; an unknown one is an error."""
     talk = [{"role": "user", "content": QUESTION}]
     first, *others = (
         own.chat(talk, **how)
@@ -128,7 +128,7 @@ def test_names_as_commands_take_them(own: Served) -> None:
 
 
 def test_a_name_of_the_model_with_an_at(library: Path) -> None:
-    """Skills are named after it, too."""
+    """Skills can be appended to it, too."""
     with started(library, names=["tiny@home", "tiny"]) as served:
         talk = [{"role": "user", "content": QUESTION}]
         for name in ("tiny@home@returns", "tiny@returns"):
@@ -138,7 +138,7 @@ def test_a_name_of_the_model_with_an_at(library: Path) -> None:
 
 
 def test_explain(own: Served) -> None:
-    """What is explained is what is done then, and computes nothing."""
+    """The explanation matches the request that follows, and computes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}
     decoded = own.scheduler.metrics.decoded
     before = own.http.post("/v1/notes/explain", json=asked).json()
@@ -150,7 +150,7 @@ def test_explain(own: Served) -> None:
 
 
 def test_a_skill_may_have_the_name_of_a_path(own: Served) -> None:
-    """Under /v1/notes/skills every skill is found, also one that is called as a path of ours."""
+    """/v1/notes/skills has every skill, also one with the name of another path."""
     for name in ("sessions", "errata", "compile", "skills"):
         text = f"# {name}\n\nplan: basic\n\n- If the plan is basic then the support is slow."
         assert '"skill"' in own.http.post("/v1/notes/compile", json={"name": name, "text": text}).text

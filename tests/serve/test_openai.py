@@ -1,4 +1,4 @@
-"""OpenAI's client works as it is: answers, streams, errors, skills by an extra key or by the model's name."""
+"""Tests OpenAI's client unchanged: answers, streams, errors, skills by an extra key or by the model's name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import openai
 import pytest
 
-from notes_cli.serve.answering import Probabilities
+from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
-from notes_cli.serve.replies import Places, Reply
+from notes_cli.serve.replies import Reply, TokenOffsets
 
 from .conftest import QUESTION, Json, Served, pieces, told
 
@@ -22,7 +22,7 @@ Alone = Callable[..., str]
 
 
 def test_a_question_with_a_skill(served: Served, alone: Alone) -> None:
-    """The answer is that of `ask`, with and without an erratum; of the prompt the skill's tokens are cached."""
+    """The answer equals that of `ask`, with and without an erratum; the skill's tokens count as cached."""
     for errata in ({}, LATE):
         reply = served.client.chat.completions.create(
             model="tiny", messages=ASKED, extra_body={"notes": {"splice": ["returns"], "errata": errata}}
@@ -35,7 +35,7 @@ def test_a_question_with_a_skill(served: Served, alone: Alone) -> None:
 
 
 def test_a_stream_comes_to_the_same(served: Served) -> None:
-    """Its words together are the answer, the last chunk has what was used and the pieces, and no event has a name."""
+    """The deltas join to the answer, the last chunk has usage and pieces, and no event has a name."""
     thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
     extra = {"notes": {"splice": ["returns"], "explain": True}}
     whole = served.client.chat.completions.create(model="tiny", messages=thinking, extra_body=extra)
@@ -73,7 +73,7 @@ def test_the_models_name_names_skills(served: Served) -> None:
     ],
 )
 def test_errors_are_those_of_the_api(served: Served, status: int, param: str, given: dict) -> None:  # type: ignore[type-arg]
-    """With a status, a message, and what of the request is meant; the next request is answered."""
+    """With a status, a message and `param`; the next request is answered."""
     with pytest.raises(openai.APIStatusError) as caught:
         served.client.chat.completions.create(**{"model": "tiny", "messages": ASKED, **given})
     error = caught.value.body
@@ -82,7 +82,7 @@ def test_errors_are_those_of_the_api(served: Served, status: int, param: str, gi
 
 
 def test_a_conversation_goes_on_from_its_rows(served: Served) -> None:
-    """The second turn decodes its own words alone, and says what it had."""
+    """The second turn decodes only its new tokens, and its usage counts the cached ones."""
     first = served.ask("What is the tier?", splice=["returns"])
     turns = [
         {"role": "user", "content": "What is the tier?"},
@@ -98,8 +98,8 @@ def test_a_conversation_goes_on_from_its_rows(served: Served) -> None:
 
 
 def test_stops_and_probabilities(served: Served) -> None:
-    """An answer ends before a stop, also one that comes in two tokens; each token has its probability, and their texts
-    are the answer, whole and in chunks."""
+    """An answer ends before a stop string, also one of two tokens; each token has its probability, and the tokens join
+    to the answer, whole and in chunks."""
     extra = {"notes": {"splice": ["returns"]}}
     thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
     create = served.client.chat.completions.create
@@ -121,7 +121,7 @@ def test_stops_and_probabilities(served: Served) -> None:
 
 
 def test_completions_of_raw_prompts(served: Served) -> None:
-    """Several prompts have choices in their order; echo has the prompt; tokens are a prompt, too."""
+    """Choices of several prompts are in order; echo has the prompt; a prompt may be tokens."""
     create = served.client.completions.create
     both = create(model="tiny", prompt=["# Returns", "May I"], max_tokens=5, n=2, temperature=0.5, seed=3, echo=True)
     assert [one.index for one in both.choices] == [0, 1, 2, 3]
@@ -140,7 +140,7 @@ def test_completions_of_raw_prompts(served: Served) -> None:
 
 
 def test_reasoning_comes_apart(served: Served) -> None:
-    """A chain of thought is told as such, and the answer alone is the answer."""
+    """Reasoning has its own key, and the content is only the answer."""
     extra = {"notes": {"splice": ["returns"], "errata": LATE}}
     reply = served.client.chat.completions.create(
         model="tiny", messages=ASKED, reasoning_effort="low", extra_body=extra
@@ -153,7 +153,7 @@ def test_reasoning_comes_apart(served: Served) -> None:
 
 
 def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
-    """Its last chunk does not wait for the longest, and no chunk is without a choice unless usage was asked for."""
+    """Its last chunk does not wait for longer ones, and every chunk has a choice unless usage was requested."""
     given: Any = {
         "model": "tiny",
         "prompt": "# Returns policy of",
@@ -173,7 +173,7 @@ def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
 
 
 def test_a_bias(served: Served) -> None:
-    """A token that would have come is forbidden, one that would not is forced; strange ones are refused."""
+    """A likely token is forbidden, an unlikely one is forced; unknown ones are refused."""
     create = served.client.completions.create
     tokens = served.http.post("/tokenize", json={"content": " z"}).json()["tokens"]
     given = {"model": "tiny", "prompt": "# Returns", "max_tokens": 6}
@@ -193,7 +193,7 @@ def test_a_bias(served: Served) -> None:
 
 
 def test_a_session_tells_log_probabilities(served: Served) -> None:
-    """Those of the tokens of its answer, as without a session; what it cannot keep is refused by name."""
+    """Of its answer's tokens, as without a session; parameters that a session does not have are refused by name."""
     found = []
     for notes in ({}, {"session": "likely"}):
         choice = served.chat(ASKED, logprobs=True, top_logprobs=2, notes=notes, max_tokens=8)["choices"][0]
@@ -207,7 +207,7 @@ def test_a_session_tells_log_probabilities(served: Served) -> None:
 
 
 def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) -> None:
-    """It was written as the chain's last words: stops and the most tokens hold for it, too."""
+    """It begins in the last tokens of the reasoning: stops and max_tokens apply to it, too."""
     thinking: Json = {"reasoning_effort": "low", "notes": {"splice": ["returns"]}}
     whole = told(served.chat(ASKED, **thinking))
     stopped = served.chat(ASKED, stop=whole[2:4], **thinking)["choices"][0]
@@ -219,7 +219,7 @@ def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) ->
 
 
 def test_every_seed_is_one(served: Served) -> None:
-    """llama.cpp draws another for the largest."""
+    """llama.cpp takes the largest for a random one."""
     ask = {"prompt": "The date is", "temperature": 1.5, "max_tokens": 6, "n": 2}
     for seed in (2**32 - 1, 2**32 - 2):
         replies = [served.http.post("/v1/completions", json={**ask, "seed": seed}).json()["choices"] for _ in range(4)]
@@ -255,18 +255,18 @@ class Spelling:
 )
 @pytest.mark.parametrize("start", [0, 7])
 def test_offsets_of_tokens(tokens: list[bytes], offsets: list[int], start: int) -> None:
-    """In characters of the text; a part of a character is where that is."""
-    places = Places(start)
+    """In characters of the text; a part of a character has the character's offset."""
+    places = TokenOffsets(start)
     assert [places.next(token) - start for token in tokens] == offsets
 
 
 def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
-    """Each by its bytes, as OpenAI's completions have it; of tokens that are spelt alike the likelier one counts."""
+    """By their bytes, as in OpenAI's completions; of two with equal bytes the likelier one counts."""
     logits = np.array([5.0, 4.0, 3.0, 2.0, 1.0], np.float32)
-    told = Probabilities(Spelling(b"\xf0\x9f", b"\xf0", "é".encode(), b"\xf0", b"x"), 4)  # type: ignore[arg-type]
-    told.chosen(1, logits)
+    recorder = TokenRecorder(Spelling(b"\xf0\x9f", b"\xf0", "é".encode(), b"\xf0", b"x"), 4)  # type: ignore[arg-type]
+    recorder.chosen(1, logits)
     asked = parse_completion({"prompt": "?", "logprobs": 4})[0]
-    found = Reply(asked, "tiny")._completed(0, told.take())
+    found = Reply(asked, "tiny")._completion_logprobs(0, recorder.take())
     assert found and found["tokens"] == [r"bytes:\xf0"]
     (likely,) = found["top_logprobs"]
     assert list(likely) == [r"bytes:\xf0\x9f", r"bytes:\xf0", "é"]
@@ -275,8 +275,8 @@ def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_of_an_answer(served: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole and in chunks: each token of whole characters is in the text where it says, after the prompt if that is
-    echoed, also where characters come in several tokens."""
+    """Whole and in chunks: each token of whole characters is in the text at its offset, after the prompt if echoed,
+    also if characters have several tokens."""
     parts = served.http.post("/tokenize", json={"content": "é😀漢x"}).json()["tokens"]
     bias = {str(token): 100 for token in parts}
     given = {"prompt": "# Returns é", "max_tokens": 40, "temperature": 2, "seed": 4, "logprobs": 3, "echo": True}

@@ -1,8 +1,7 @@
-"""Whoever says what, in whatever order: the last that a prompt says of each field is what holds for its client.
+"""Checks on random conversations that a prompt's last value of each field is the one that holds for its client.
 
-Random requests of many conversations are prepared, and nothing is computed. What a model would read is looked over from
-the beginning to the end, and compared with what was said, by whom and of what. Skills are compiled again meanwhile, to
-another text or back to one that they had.
+Requests of many conversations are prepared without computing. Each prompt is read from beginning to end, and compared
+with the errata so far, by client and skill. Skills are recompiled meanwhile, to another text or back to an earlier one.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Talk:
     errata: list[str] = field(default_factory=list)
 
     def skills(self, texts: dict[str, tuple[str, str]]) -> set[str]:
-        """`texts`: the two that each skill has by turns."""
+        """`texts`: two texts between which each skill changes."""
         said = [one["content"] for one in self.messages]
         return {
             *self.named,
@@ -55,12 +54,12 @@ def own(tmp_path: Path) -> Iterator[Served]:
 
 
 def read(prompt: str) -> dict[str, dict[str, str]]:
-    """The last value of each field of each skill, as a reader of the prompt has it."""
+    """Return the last value of each field of each skill in the prompt."""
     return read_through(prompt)[0]
 
 
 def read_through(prompt: str) -> tuple[dict[str, dict[str, str]], set[str]]:
-    """The same, and the corrections that say what another one before them has said."""
+    """The same, with the errata that repeat an earlier one."""
     found: dict[str, dict[str, str]] = {}
     corrected, again = set[tuple[str, str]](), set[str]()
     last = ""
@@ -84,7 +83,7 @@ def read_through(prompt: str) -> tuple[dict[str, dict[str, str]], set[str]]:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("alike", [False, True])
 def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) -> None:
-    """`alike`: the messages of several clients are the same, and their corrections are not."""
+    """`alike`: several clients have the same messages, but other errata."""
     rng = random.Random(f"{seed} {alike}")
     returns: str = own.http.get("/v1/notes/returns").json()["text"]
     loans = (
@@ -106,11 +105,11 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
         return talk
 
     def asked(talk: Talk) -> str:
-        """The prompt of the talk's next turn, of which the server then knows the answer."""
+        """Return the prompt of the next turn, and record its answer in the server."""
         request = parse_chat({"messages": talk.messages, "notes": {"splice": talk.named, "errata": talk.errata}})
         prepared = prepare_request(state, request)
         assert prepared.talk is not None
-        state.conversations.keep(request, prepared.keys, prepared.talk, ["accepted"])
+        state.conversations.keep(request, prepared.digests, prepared.conversation, ["accepted"])
         return b"".join(model.token_bytes(int(one), special=True) for one in prepared.layout.tokens).decode()
 
     talks: list[Talk | None] = [None] * 6
@@ -156,7 +155,7 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
             del talk.messages[-2:]
             there = talk.skills(both)
             talk.errata = [one for one in talk.errata if there and one.split(".")[0] in {*there, "*"}]
-            if len(talk.messages) < 2:  # a text that it began with may be an older one now, which nobody knows
+            if len(talk.messages) < 2:  # its first text may have been replaced since
                 talks[place] = None
         turns += 1
     assert turns > 100

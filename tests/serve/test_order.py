@@ -1,4 +1,4 @@
-"""Conversations as web clients send them: a greeting first, system messages later on."""
+"""Tests conversations as web clients send them: a greeting first, system messages later on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ASK = {"role": "user", "content": QUESTION}
 
 
 def shown(messages: list[dict[str, str]]) -> str:
-    """As the template of the model that ships prints messages."""
+    """Render messages as the shipped model's template does."""
     talk = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages)
     return f"{talk}<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_each_message_is_in_its_place(served: Served, role: str) -> None:
-    """The prompt has as many tokens as what the template prints, and is answered; none is refused."""
+    """The prompt has as many tokens as the rendered template, and is answered."""
     late = {"role": role, "content": "Answer in one word."}
     for talk in ([HELLO, ASK], [ASK, late], [ASK, HELLO, late, ASK], [ASK, HELLO, HELLO, ASK], [ASK, HELLO, late]):
         reply = served.chat(talk, max_tokens=1)
@@ -34,7 +34,7 @@ def test_each_message_is_in_its_place(served: Served, role: str) -> None:
 
 
 def test_a_skill_in_a_later_system_message(served: Served) -> None:
-    """It is found there and spliced, is corrected before the next question, and decides as what is decoded does."""
+    """It is matched and spliced, corrected before the next question, and answered as when decoded."""
     policy = (SAMPLES / "returns" / "SKILL.md").read_text().split("---\n")[2].strip()
     talk: list[Any] = [HELLO, {"role": "user", "content": "Hello"}, HELLO, {"role": "system", "content": policy}, ASK]
     reply = served.chat(talk, notes={"explain": True})
@@ -47,7 +47,7 @@ def test_a_skill_in_a_later_system_message(served: Served) -> None:
 
 
 def test_a_turn_begins_with_a_system_message_in_the_place_of_a_question() -> None:
-    """What everybody is told is said before the last question, or before what comes in its place."""
+    """Global errata come before the last question, or before the message in its place."""
     late = {"role": "system", "content": "Go on."}
     for talk, number in (
         ([ASK, HELLO, late], 2),

@@ -1,4 +1,4 @@
-"""The page: its files are whole, each is served with headers that let nothing else in, and none loads anything else."""
+"""Tests the web page: complete files, strict headers, and no addresses of other sites."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 JAVASCRIPT = tree_sitter.Language(tree_sitter_javascript.language())
 
-# What makes HTML or code of a text, or could be told to by one.
+# APIs that turn text into HTML or code.
 MAKES_HTML = re.compile(
     r"\b(innerHTML|outerHTML|insertAdjacentHTML|setHTML\w*|srcdoc|createContextualFragment|DOMParser|eval|Function)\b"
     r"|document\.write|javascript:|setTimeout\(\s*[\"'`]"
@@ -44,7 +44,7 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
     def all(self, name: str) -> list[str]:
-        """The values of an attribute."""
+        """Return the values of an attribute."""
         return [value for _, attributes in self.found for key, value in attributes.items() if key == name and value]
 
 
@@ -53,12 +53,12 @@ def index() -> Tags:
 
 
 def elsewhere(text: str) -> list[str]:
-    """Addresses of other sites in a file."""
+    """Return addresses of other sites in a file."""
     return [found for found in ELSEWHERE.findall(text) if found != NAMESPACE]
 
 
 def nodes(script: str) -> Iterator[tree_sitter.Node]:
-    """The syntax of a module."""
+    """Return the syntax nodes of a module."""
     waiting = [tree_sitter.Parser(JAVASCRIPT).parse(script.encode()).root_node]
     while waiting:
         node = waiting.pop()
@@ -67,7 +67,7 @@ def nodes(script: str) -> Iterator[tree_sitter.Node]:
 
 
 def broken(script: str) -> list[int]:
-    """Lines that cannot be parsed."""
+    """Return lines that cannot be parsed."""
     return [node.start_point.row + 1 for node in nodes(script) if node.is_error or node.is_missing]
 
 
@@ -77,14 +77,14 @@ def exports(script: str) -> set[str]:
 
 
 def imports(script: str) -> list[tuple[str, set[str]]]:
-    """Of each import: the file, and the names."""
+    """Return the file and the names of each import."""
     found = re.findall(r"^import \{([^}]*)\} from \"\./([\w.]+)\";$", script, re.M)
     assert len(found) == len(re.findall(r"\bimport\b", script)), "an import of another form"
     return [(file, set(re.findall(r"\w+", names))) for names, file in found]
 
 
 def called(script: str) -> set[str]:
-    """Names that are called and nowhere declared: those of the browser, if all is well."""
+    """Return names that are called but not declared: normally only the browser's."""
     declared, used = set(), set()
     for node in nodes(script):
         name = (node.text or b"").decode()
@@ -97,13 +97,13 @@ def called(script: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def locked(library: Path) -> Iterator[Served]:
-    """A server that wants a key."""
+    """A server with a key."""
     with started(library, options=Options(keys=("secret",))) as found:
         yield found
 
 
 def test_files_are_served(locked: Served) -> None:
-    """Every file of the page comes without a key, as what it is, and lets nothing else in; nothing else does."""
+    """Every file of the page is served without a key, with its type and strict headers; other paths are not."""
     for path in FILES:
         reply = locked.http.get("/" if path.name == "index.html" else f"/page/{path.name}")
         assert (reply.status_code, reply.content) == (200, path.read_bytes()), path.name
@@ -118,7 +118,7 @@ def test_files_are_served(locked: Served) -> None:
 
 
 def test_no_page(library: Path) -> None:
-    """Where it is not wanted there is none."""
+    """It can be turned off."""
     with started(library, options=Options(page=False)) as served:
         assert [served.http.get(place).status_code for place in ("/", "/page/app.js")] == [404, 404]
         assert served.http.get("/health").status_code == 200
@@ -126,7 +126,7 @@ def test_no_page(library: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--no-page"]])
 def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command has a page unless it is told not to."""
+    """The command serves a page by default."""
     given: list[bool] = []
     monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.options.page))
     assert run(["serve", "--port", "0", *options]) == 0
@@ -134,7 +134,7 @@ def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_from_elsewhere() -> None:
-    """No file names another site, and all that they load is among them."""
+    """No file names another site, and all files that they load exist."""
     for path in FILES:
         assert not elsewhere(path.read_text(encoding="utf-8")), path.name
     loaded = [*index().all("src"), *(one for one in index().all("href") if not one.startswith("#"))]
@@ -144,7 +144,8 @@ def test_nothing_from_elsewhere() -> None:
 
 
 def test_text_is_never_html() -> None:
-    """Nothing makes HTML or code of a text, and the document has no code or style inside, which the policy forbids."""
+    """No script makes HTML or code of a text, and the document has no inline code or style, which the policy
+    forbids."""
     for path in SCRIPTS:
         assert not MAKES_HTML.search(path.read_text(encoding="utf-8")), path.name
     for tag, attributes in index().found:
@@ -154,7 +155,7 @@ def test_text_is_never_html() -> None:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts(path: Path) -> None:
-    """Each parses, says what it is for, imports what there is, and uses all of that."""
+    """Each parses, begins with a comment, imports existing names, and uses all of them."""
     script = path.read_text(encoding="utf-8")
     assert not broken(script)
     assert re.match(r"// [A-Z].*[.:?]\n", script)
@@ -169,7 +170,7 @@ def test_scripts(path: Path) -> None:
 
 
 def test_every_script_is_reached() -> None:
-    """No file of the page is left over."""
+    """Every file of the page is loaded."""
     reached, waiting = set(), ["app.js"]
     while waiting:
         one = waiting.pop()
@@ -179,19 +180,19 @@ def test_every_script_is_reached() -> None:
 
 
 def test_places_are_there() -> None:
-    """Each id that a script looks for, and each that a label or a description names, is one of the document's."""
+    """Every id in scripts, labels and descriptions exists in the document."""
     ids = index().all("id")
     assert len(ids) == len(set(ids))
     wanted = {one for path in SCRIPTS for one in re.findall(r"byId\(\"([\w-]+)\"\)", path.read_text(encoding="utf-8"))}
     named = {one for key in ("for", "aria-labelledby", "aria-describedby") for one in index().all(key)}
-    made = {"text-title"}  # by text.js, as the dialog is filled
+    made = {"text-title"}  # by text.js, when it fills the dialog
     assert wanted and named and (wanted | named) - made <= set(ids)
     controls = [attributes for tag, attributes in index().found if tag in ("input", "textarea", "select")]
     assert controls and all(attributes.get("id") in named for attributes in controls), "a control without a label"
 
 
 def test_what_is_found() -> None:
-    """The checks above find what they look for."""
+    """The checks above find what they should."""
     assert elsewhere('import "https://cdn.example/x.js"') and elsewhere('<script src="//cdn.example/x.js">')
     assert elsewhere(f'<svg xmlns="{NAMESPACE}">// a comment') == []
     assert MAKES_HTML.search("node.innerHTML = text") and MAKES_HTML.search("eval(text)")
@@ -201,6 +202,6 @@ def test_what_is_found() -> None:
 
 
 def test_head(locked: Served) -> None:
-    """HEAD is answered as GET is, without the file."""
+    """HEAD is answered like GET, without a body."""
     reply = httpx.head(locked.url + "/", headers={"Authorization": "Bearer secret"})
     assert (reply.status_code, reply.content) == (200, b"")

@@ -1,4 +1,4 @@
-"""Parameters of other servers: those that change no answer are ignored, and the others are refused."""
+"""Tests parameters of other servers: those that change no answer are ignored, and the others are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .conftest import QUESTION, Json, Served, started, told
 
 ASK: list[Json] = [{"role": "user", "content": QUESTION}]
 
-# As clients of llama.cpp's server, of vLLM, Ollama and OpenAI send them, with the values that they have by default.
+# From clients of llama-server, vLLM, Ollama and OpenAI, with their default values.
 DEFAULTS: list[Json] = [
     {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "typical_p": 1.0, "repeat_last_n": 64},
     {"top_n_sigma": -1.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "dynatemp_range": 0.0, "min_keep": 0},
@@ -57,7 +57,7 @@ def test_what_would_change_an_answer_is_refused(served: Served, key: str, value:
 
 
 def test_null_is_no_value_anywhere(served: Served) -> None:
-    """Of known and of unknown keys, in a request and inside of it."""
+    """For known and unknown keys, at the top and nested."""
     keys = ("temperature", "max_tokens", "stop", "tools", "tool_choice", "response_format", "logit_bias", "n", "seed")
     more = dict.fromkeys((*keys, "stream", "logprobs", "grammar", "chat_template_kwargs", "mirostat", "n_keep", "x"))
     words = [{"type": "text", "text": QUESTION, "cache_control": None, "x": None}]
@@ -71,7 +71,7 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
 def test_what_is_ignored_is_logged_once(
     library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A line for what is new, however often it comes; null is nothing."""
+    """One line per new key, however often it is sent; none for null."""
     with started(tmp_path_factory.mktemp("logged")) as served:
         for _ in range(2):
             served.chat(ASK, n_keep=4, mirostat=0, moderation=None, max_tokens=1)
@@ -85,7 +85,7 @@ def test_what_is_ignored_is_logged_once(
 
 
 def test_pieces_of_tokens(served: Served) -> None:
-    """As llama-server has them: a text, or the bytes of what is none."""
+    """As in llama-server: a text, or the bytes if they are not UTF-8."""
     ask = {"content": "is 漢", "with_pieces": True}
     found = served.http.post("/tokenize", json=ask).json()["tokens"]
     plain = served.http.post("/tokenize", json={"content": "is 漢"}).json()["tokens"]

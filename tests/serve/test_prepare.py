@@ -1,4 +1,4 @@
-"""Requests are read and prepared beside the answers that run, and refused before that where they cannot fit."""
+"""Tests that requests are parsed and prepared while others decode, and refused early if they cannot fit."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import parsing, prepare, questions, reading, scheduler
-from notes_cli.serve.answering import TextDelta, Written
+from notes_cli.serve import json_body, parsing, prepare, questions, scheduler
 from notes_cli.serve.app import Options
-from notes_cli.serve.conversations import Talk, keys_of
+from notes_cli.serve.conversations import ConversationState, prefix_digests
+from notes_cli.serve.generation import AnswerDone, TextDelta
 from notes_cli.serve.jobs import Job, JobEvent, Limits
+from notes_cli.serve.json_body import read_json
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
-from notes_cli.serve.reading import read_json
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.scheduler import Scheduler, running
+from notes_cli.serve.scheduler import Scheduler, run_scheduler
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
@@ -47,7 +47,7 @@ USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content"
 
 
 def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schema that takes long is read beside the event loop."""
+    """A slow schema is parsed outside the event loop."""
     began, goes_on = threading.Event(), threading.Event()
 
     def slow(schema: Any) -> str:
@@ -128,14 +128,14 @@ def test_what_no_context_holds(
 
 
 def test_the_bound_is_that_of_the_context(library: Path) -> None:
-    """Of a given size, which a longer prompt does not fit however much the model was trained for."""
+    """With a fixed size, whatever the model's trained length."""
     with started(library, context=ContextOptions(n_ctx=512, n_threads=1), fixed_size=True) as served:
         error = served.chat([USER] * 600, 400)
         assert "maximum context length is 512 tokens" in error["message"] and "600 messages" in error["message"]
 
 
 def test_what_may_fit_is_let_through(served: Served) -> None:
-    """No text that fits the context is too large for the check, whatever it is made of."""
+    """No text that fits the context is refused by the check."""
     model, state, draw = served.scheduler.workspace.model, served.scheduler.state, random.Random(3)
     words = [piece.decode() for token in range(model.n_vocab) if (piece := model.token_bytes(token)).isascii()]
     longest = sorted(words, key=len)[-3:]
@@ -149,7 +149,7 @@ def test_what_may_fit_is_let_through(served: Served) -> None:
 
 
 def test_blanks_do_not_count(served: Served) -> None:
-    """They come to nothing in a prompt."""
+    """They may have no tokens in a prompt."""
     blank: Any = {"type": "text", "text": " \n"}
     whole = served.chat([ASK], max_tokens=1)["usage"]["prompt_tokens"]
     for messages in (
@@ -161,7 +161,7 @@ def test_blanks_do_not_count(served: Served) -> None:
 
 
 def test_parts_of_a_message() -> None:
-    """Several system messages at the head are one, and an answer's parts are one text."""
+    """Leading system messages are joined, and an answer's parts are one text."""
 
     def text(words: str) -> Json:
         return {"type": "text", "text": words}
@@ -175,11 +175,11 @@ def test_parts_of_a_message() -> None:
 
 
 def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And all is as it was afterwards, also of what is no JSON."""
+    """And collection is enabled again afterwards, also for invalid JSON."""
     seen: list[bool] = []
-    loads = reading.json.loads
+    loads = json_body.json.loads
     monkeypatch.setattr(
-        reading.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
+        json_body.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
     )
     assert read_json(b"[[], {}]") == [[], {}]
     with pytest.raises(parsing.Refused, match="the body is not JSON"):
@@ -189,7 +189,7 @@ def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("given", [{"messages": 3}, {"messages": [3, {"content": 5}]}, {"notes": 4}, [], "x"])
 def test_what_is_no_request_is_refused_when_it_is_parsed(served: Served, given: Any) -> None:
-    """The check of its messages passes over what has another form."""
+    """The early check ignores messages of another form."""
     reply = served.http.post("/v1/chat/completions", json=given)
     assert reply.status_code == 400 and reply.json()["error"]["code"] != "context_length_exceeded"
 
@@ -199,7 +199,7 @@ SKILL: Json = {"splice": ["returns"]}
 
 
 class Gate:
-    """A place where a preparation thread stops until the test lets it go on."""
+    """Stops a preparation thread until the test opens it."""
 
     def __init__(self) -> None:
         self.reached, self.goes_on = threading.Event(), threading.Event()
@@ -221,7 +221,7 @@ def gate() -> Iterator[Gate]:
 
 
 def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """The prompt of one question stops where its chat template would be rendered."""
+    """Stops a question's preparation before its chat template is rendered."""
     real = prepare.with_tools
 
     def stopping(workspace: Any, prompt: Any, *given: Any) -> Any:
@@ -233,7 +233,7 @@ def slow_template(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
 
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """The first file of a segment that is opened stops there."""
+    """Stops preparation at the first segment file that is opened."""
     real = Workspace.open
 
     def stopping(self: Workspace, path: Path, word: str = "") -> Segment:
@@ -248,7 +248,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
 def test_a_running_answer_goes_on_meanwhile(
     library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate, slow: Callable[[pytest.MonkeyPatch, Gate], None]
 ) -> None:
-    """A slow template and a slow disk hold up their own request alone: others get tokens, and new ones are answered."""
+    """A slow template or disk delays only its own request: others get tokens, and new ones are answered."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     slow(monkeypatch, gate)
     with started(library) as served, ThreadPoolExecutor() as pool:
@@ -279,21 +279,21 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
     library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     """Nothing is decoded for it, it is counted, and its session can be opened again."""
-    real = prepare.turn_of
+    real = prepare.single_turn
 
     def stopping(*given: Any, **how: Any) -> Any:
         if not gate.reached.is_set():
             gate.stop()
         return real(*given, **how)
 
-    left, leave = threading.Event(), Job.leave
+    left, cancel = threading.Event(), Job.cancel
 
     def leaving(self: Job) -> None:
-        leave(self)
+        cancel(self)
         left.set()
 
-    monkeypatch.setattr(questions, "turn_of", stopping)
-    monkeypatch.setattr(Job, "leave", leaving)
+    monkeypatch.setattr(questions, "single_turn", stopping)
+    monkeypatch.setattr(Job, "cancel", leaving)
     with started(library) as served:
         session = {**SKILL, "session": "left"}
         body = json.dumps({"messages": [ASK], "notes": session}).encode()
@@ -317,13 +317,13 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[Scheduler]:
     def opened() -> Workspace:
         return Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))
 
-    with running(Scheduler(opened, limits)) as found:
+    with run_scheduler(Scheduler(opened, limits)) as found:
         found.ready.result(60)
         yield found
 
 
 def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
-    """The model is not closed under what is prepared. That is refused then, and what waits to be prepared, too."""
+    """The model stays open during preparation; those requests and waiting ones are refused."""
     slow_template(monkeypatch, gate)
     heard: list[JobEvent] = []
     with alone(library) as one:
@@ -347,7 +347,7 @@ def test_a_server_that_ends_meanwhile(library: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate) -> None:
-    """It gets the result, or is refused where the server ends: neither waits for the other for ever."""
+    """It gets the result, or is refused at the end of the server, without a deadlock."""
     with alone(library) as one:
         assert one.prepare(lambda: one.compute(threading.current_thread)).result(60).name == "scheduler"
 
@@ -371,19 +371,19 @@ def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate)
 def test_the_next_turn_finds_what_the_one_before_has_left(
     library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
-    """It may be sent as soon as the end of an answer is there, or as its client stops it: then it is prepared when
-    that has been seen to."""
+    """It may be sent at the end of an answer, or as soon as its client stops it: it is prepared once the state is
+    kept."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with alone(library) as one:
         over, prepared = threading.Event(), threading.Event()
         jobs: list[Job] = []
         texts: list[str] = []
-        found: list[Talk | None] = []
+        found: list[ConversationState | None] = []
         real = prepare_request
 
         def recorded(state: Any, asked: ChatRequest, **how: Any) -> PreparedRequest:
             if len(asked.messages) > 1:
-                found.append(state.conversations.find(asked, keys_of(asked))[0])
+                found.append(state.conversations.find(asked, prefix_digests(asked))[0])
                 prepared.set()
             return real(state, asked, **how)
 
@@ -394,15 +394,15 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
             answer = {"role": "assistant", "content": "".join(texts)}
             asked = parse_chat({**first, "messages": [ASK, answer, ASK], "max_tokens": 1})
             one.submit(asked, lambda said: over.set() if said is None or isinstance(said, NotesError) else None)
-            prepared.wait(0.5)  # of the decode thread, in which preparation would overtake it
+            prepared.wait(0.5)  # blocks the decode thread, which preparation would overtake
 
         def tell(said: JobEvent) -> None:
             if isinstance(said, TextDelta):
                 texts.append(said.text)
-            if stopped and texts and not jobs[0].gone:
-                jobs[0].leave()
+            if stopped and texts and not jobs[0].cancelled:
+                jobs[0].cancel()
                 next_turn()
-            elif isinstance(said, Written) and not stopped:
+            elif isinstance(said, AnswerDone) and not stopped:
                 next_turn()
 
         one.call(lambda: jobs.append(one.submit(parse_chat(first), tell))).result(60)
@@ -417,7 +417,7 @@ def test_a_session_is_free_when_the_end_of_its_answer_is_there(library: Path) ->
         over = threading.Event()
 
         def tell(said: JobEvent) -> None:
-            if isinstance(said, Written):
+            if isinstance(said, AnswerDone):
                 with Sessions(one.workspace.paths.sessions).locked("ours"):
                     free.append(True)
             elif said is None or isinstance(said, NotesError):

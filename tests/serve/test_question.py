@@ -1,4 +1,4 @@
-"""`notes.ask` over HTTP: one question with the prompt of `notes ask`, for any client."""
+"""Tests `notes.ask` over HTTP: one question with the prompt of `notes ask`, for any client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CHOICES = ["accepted", "refused"]
 
 
 def test_choices(served: Served) -> None:
-    """The reply is one of them, and has the probability of each; with `explain` also what `notes ask --json` has."""
+    """The reply is one of them, with the probability of each; with `explain` also the document of `notes ask
+    --json`."""
     notes: Json = {"ask": True, "splice": ["returns"], "choices": CHOICES}
     reply = served.chat(ASK, notes=notes)
     (choice,) = reply["choices"]
@@ -34,7 +35,7 @@ def test_a_stream_ends_with_notes(served: Served) -> None:
 
 
 def test_nothing_is_left_for_others(served: Served) -> None:
-    """Its sequence is given up, and rows that were edited in place are in no other prompt."""
+    """Its sequence is closed, and K/V that was edited in place is in no other prompt."""
     free = served.at_context(lambda: served.scheduler.workspace.context.n_free)
     notes: Json = {"ask": True, "splice": ["returns"], "fields": {"date": "2026-07-01"}, "method": "field"}
     served.chat(ASK, notes=notes)
@@ -45,7 +46,7 @@ def test_nothing_is_left_for_others(served: Served) -> None:
 @pytest.mark.parametrize(
     ("notes", "more", "param"),
     [
-        ({"choices": CHOICES}, {}, "notes.choices"),  # not without `ask`
+        ({"choices": CHOICES}, {}, "notes.choices"),  # needs `ask`
         ({"ask": True, "choices": CHOICES, "wnat": 1}, {}, "notes.wnat"),
         ({"ask": 1}, {}, "notes.ask"),
         ({"ask": True, "place": "here"}, {}, "notes.place"),

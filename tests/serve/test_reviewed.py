@@ -1,4 +1,4 @@
-"""Demands that clients may not make, small ones that they may, and corrections that are somebody else's."""
+"""Tests findings of reviews: requests that must be refused, small ones that must work, and clients' separate errata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.library.global_errata import GlobalErratum
 from notes_cli.serve.app import Options
-from notes_cli.serve.conversations import Conversations, Copy, Talk, keys_of, told
+from notes_cli.serve.conversations import Conversations, ConversationState, Copy, place_errata, prefix_digests
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Refused
@@ -31,7 +31,7 @@ AGAIN = [*HELLO, {"role": "assistant", "content": "Hi!"}, {"role": "user", "cont
 
 
 def test_the_name_of_a_skill_opens_no_file(served: Served, tmp_path: Path) -> None:
-    """Not even looked for: a pipe would be waited for, and an answer would tell which files there are."""
+    """It is not even checked: a pipe would block, and the answer would reveal which files exist."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path / "nothing"):
@@ -62,20 +62,20 @@ def test_the_name_of_a_skill_opens_no_file(served: Served, tmp_path: Path) -> No
     ],
 )
 def test_what_python_cannot_hold_is_the_clients_fault(served: Served, given: dict[str, Any], param: str) -> None:
-    """A number or a depth without bounds: 400, and no fault of the server."""
+    """An unbounded number or depth is a 400, not a server error."""
     found = served.http.post("/v1/chat/completions", json={"messages": ASK, **given})
     assert found.status_code == 400 and param in found.text
 
 
 def test_what_asks_for_nothing_is_no_error(served: Served) -> None:
-    """Clients send features that they do not use as empty; one that is used is refused."""
+    """Clients send unused features as empty; used ones are refused."""
     empty = {"logit_bias": {}, "functions": None, "modalities": ["text"], "prediction": None}
     served.chat(ASK, max_tokens=1, **empty)
     assert served.chat(ASK, 400, functions=[{"name": "f"}])["code"] == "unknown_parameter"
 
 
 def test_many_prompts_are_one_error(served: Served) -> None:
-    """Before a reply is made for each."""
+    """Before any reply is created."""
     found = served.http.post("/v1/completions", json={"prompt": ["a"] * 129})
     assert found.status_code == 400 and "128" in found.json()["error"]["message"]
 
@@ -85,14 +85,14 @@ def test_an_origin_that_is_none_is_refused(served: Served) -> None:
 
 
 def test_nothing_is_written_where_no_token_is_asked_for(served: Served) -> None:
-    """Tools that evaluate models ask for none, and want the prompt's counts."""
+    """Evaluation tools request no tokens, only the prompt's counts."""
     found = served.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 0})
     assert found.status_code == 200, found.text
     assert found.json()["usage"]["completion_tokens"] == 0
 
 
 def test_long_works_are_limited(served: Served) -> None:
-    """Compiles that wait hold their texts: too many are told to come again."""
+    """Waiting compiles hold their texts: too many get 429."""
     release, begun = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -111,34 +111,39 @@ def test_long_works_are_limited(served: Served) -> None:
 
 
 def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
-    """The same words and the same answer: who gave an erratum is told of it, who gave none is not."""
+    """With equal messages and answers, only the client that sent an erratum gets it."""
     conversations = Conversations()
     notes: dict[str, Any] = {"splice": ["returns"]}
     mine = {**notes, "errata": {"date": "2026-07-01"}}
     first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
-    conversations.keep(first, keys_of(first), Talk(before={0: ("mine",)}, own=first.notes.errata), ["Hi!"])
-    conversations.keep(other, keys_of(other), Talk(), ["Hi!"])
+    conversations.keep(
+        first,
+        prefix_digests(first),
+        ConversationState(before={0: ("mine",)}, client_errata=first.notes.errata),
+        ["Hi!"],
+    )
+    conversations.keep(other, prefix_digests(other), ConversationState(), ["Hi!"])
     for one, before in ((mine, {0: ("mine",)}), (notes, {})):
         again = parse_chat({"messages": AGAIN, "notes": one})
-        talk, _ = conversations.find(again, keys_of(again))
+        talk, _ = conversations.find(again, prefix_digests(again))
         assert talk is not None and talk.before == before
     strange = parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})
-    assert conversations.find(strange, keys_of(strange)) == (None, {})
+    assert conversations.find(strange, prefix_digests(strange)) == (None, {})
 
 
 def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
-    """The skill was compiled again with another value before the field was corrected for all."""
+    """The skill was recompiled with another value before the global erratum."""
     segment: Segment = served.at_context(lambda: served.scheduler.segment_cache.segment("returns"))
-    talk = Talk(skills={"returns": segment}, copies=frozenset({Copy("returns")}), heard=0)
+    talk = ConversationState(skills={"returns": segment}, copies=frozenset({Copy("returns")}), n_global=0)
     errata = [GlobalErratum("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
-    now = told(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)
+    now = place_errata(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)
     assert "2026-07-01" in " ".join(now.before[2])
-    again = told(replace(talk, heard=5), {"returns": segment}, [Copy("returns")], errata, (), 2, None)
-    assert again.before == now.before  # the file of errata was mended, and is shorter
+    again = place_errata(replace(talk, n_global=5), {"returns": segment}, [Copy("returns")], errata, (), 2, None)
+    assert again.before == now.before  # the errata file was repaired, and is shorter
 
 
 def test_a_text_that_repeats_a_skill_is_looked_over_once() -> None:
-    """A whole paragraph is found after thousands that are none, in a time that does not grow with their square."""
+    """A whole paragraph is found after thousands of others, in less than quadratic time."""
     skill = "All goods may be returned within thirty days."
     text = skill * 20_000 + "\n\n" + skill + "\n\nafter"
     assert _cut(text, skill) == [skill * 20_000, "after"]
@@ -151,7 +156,7 @@ def test_a_text_that_repeats_a_skill_is_looked_over_once() -> None:
 def test_room_that_no_context_has_is_not_waited_for(
     library: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that was set aside goes on with what there is, and others after it are answered."""
+    """A preempted answer continues with the cells that exist, and later requests are answered."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     options = ContextOptions(n_ctx=1024, n_threads=1)
     model = make_model("llama")
@@ -174,7 +179,7 @@ def test_room_that_no_context_has_is_not_waited_for(
 
 
 def test_one_model_is_told_of(served: Served) -> None:
-    """As the official client asks for it, with a skill in its name, too."""
+    """As the official client requests it, with a skill in its name, too."""
     assert served.client.models.retrieve("tiny@returns").id == "tiny@returns"
     for name, code in (("other", "model_not_found"), ("tiny@nothing", "skill_not_found")):
         found = served.http.get(f"/v1/models/{name}")
@@ -182,7 +187,7 @@ def test_one_model_is_told_of(served: Served) -> None:
 
 
 def test_a_key_of_any_letters_opens_and_forms_can_be_off(library: Path) -> None:
-    """Headers are bytes: what a client sends as UTF-8 is compared as that. A refusal is readable across sites."""
+    """Headers are bytes: UTF-8 keys are compared as bytes. Other origins can read a refusal."""
     options = Options(keys=("schlüssel",), origins=("https://there.example",), forms=False)
     with started(library, options=options) as server:
         right = {"Authorization": "Bearer schlüssel".encode()}
@@ -195,8 +200,8 @@ def test_a_key_of_any_letters_opens_and_forms_can_be_off(library: Path) -> None:
 
 
 def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a prompt is read, others who come and go leave the sequences of its answers alone: the context need not be
-    made again for them, which not every model allows."""
+    """Requests that come and go during a prefill leave its reserved sequences alone: the context need not be made
+    again, which not every model allows."""
     monkeypatch.setattr("notes_cli.serve.scheduler.IDLE", 1)
     options = ContextOptions(n_ctx=4096, n_threads=1, n_ubatch=1)
     with started(library, Limits(parallel=4, chunk=1), context=options) as served:

@@ -1,4 +1,4 @@
-"""Nobody who misbehaves harms others: clients that vanish, stall, flood or send garbage, answers that fail."""
+"""Tests that bad clients harm no others: they vanish, stall, flood or send garbage, and their answers fail."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
-from notes_cli.serve import answers
-from notes_cli.serve.answering import Written
+from notes_cli.serve import event_stream
 from notes_cli.serve.app import Options
+from notes_cli.serve.generation import AnswerDone
 from notes_cli.serve.jobs import Job, JobEvent, Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.scheduler import Scheduler
@@ -51,14 +51,14 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def held(served: Served) -> tuple[int, int, int]:
-    """Sequences that are held, those of idle prefixes, and requests."""
+    """Return the leased sequences, the idle prefixes, and the requests."""
     resting = served.at_context(lambda: len(list(served.scheduler.prefixes.idle_prefixes())))
     return served.at_context(lambda: served.scheduler.workspace.context.n_leased), resting, served.scheduler.load
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None, stream: bool) -> None:
-    """At the next step: tokens stop being written, and its sequence is given back or idle."""
+    """At the next step: decoding stops, and its sequence is closed or idle."""
     body = json.dumps({**LONG, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))) as client:
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -75,7 +75,7 @@ def test_a_client_that_goes_away_stops_its_answer(served: Served, endless: None,
 
 
 def test_a_slow_reader_stops_nobody(served: Served, endless: None) -> None:
-    """One takes nothing of what is sent to it; others are answered, and its own answer comes to its end."""
+    """While it reads nothing, others are answered, and its own answer finishes."""
     asked = {**LONG, "max_tokens": 500, "stream": True, "logprobs": 20}
     body = json.dumps(asked).encode()
     with socket.socket() as client:
@@ -90,7 +90,7 @@ def test_a_slow_reader_stops_nobody(served: Served, endless: None) -> None:
 
 
 def test_answers_go_on_while_a_long_prompt_is_read(library: Path, endless: None) -> None:
-    """Between two chunks of a prompt everybody who answers gets a token."""
+    """All running answers get a token between two chunks of a prefill."""
     with started(library, Limits(chunk=16), context=ContextOptions(n_threads=1)) as served:
         tokens: list[int] = []
         steps: list[int] = []
@@ -113,7 +113,7 @@ def test_answers_go_on_while_a_long_prompt_is_read(library: Path, endless: None)
 
 
 def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits that are no numbers, a template that fails, a fault of ours: each is one request's own."""
+    """Logits of NaN, a failing template, an internal error: each fails only its own request."""
     real = Context.logits
     bad: set[int] = set()
 
@@ -137,7 +137,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
         raise ZeroDivisionError("our own")
 
     with monkeypatch.context() as patch:
-        patch.setattr("notes_cli.serve.turns.writing", fault)
+        patch.setattr("notes_cli.serve.answer_tasks.generate_answers", fault)
         assert "ZeroDivisionError" in served.chat(ASK, 500)["message"]
     with monkeypatch.context() as patch:
         patch.setattr("notes_cli.serve.questions.prepare_request", fault)
@@ -171,7 +171,7 @@ GARBAGE: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("status", "given"), GARBAGE)
 def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) -> None:
-    """With its status and a message in the API's shape; nothing of it reaches a log as a fault."""
+    """With its status and an error object; nothing is logged as a server error."""
     try:
         json.dumps(given.get("json"), allow_nan=False)
     except ValueError:
@@ -183,7 +183,7 @@ def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) 
 
 @pytest.mark.parametrize("length", [(16 << 20) + 1, 99_999_999_999])
 def test_a_body_that_is_too_large_is_not_waited_for(served: Served, length: int) -> None:
-    """What its header announces is enough: 413 before any of it has come, and the connection ends."""
+    """By its Content-Length: 413 before any of it is read, and the connection ends."""
     host, _, port = served.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as client:
         client.sendall(
@@ -219,14 +219,14 @@ def test_half_a_character_is_named_with_its_place(
 
 
 def test_bytes_that_are_no_text(served: Served) -> None:
-    """Which byte, and where."""
+    """The error has the byte and its position."""
     kind = {"Content-Type": "application/json"}
     reply = served.http.post("/tokenize", content=b'{"content": "\xff"}', headers=kind)
     assert reply.json()["error"]["message"] == "the body is not UTF-8: byte 0xff at position 13"
 
 
 def test_what_there_is_instead(served: Served) -> None:
-    """A path that there is not: those that there are. A method that a path does not take: those that it takes."""
+    """The error lists the existing paths, or the allowed methods."""
     for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/responses"):
         reply = served.http.post(path, json={})
         error = reply.json()["error"]["message"]
@@ -247,7 +247,7 @@ def guarded(library: Path) -> Iterator[Served]:
 
 
 def test_only_who_has_a_key_may_ask(guarded: Served) -> None:
-    """Each of the keys will do; health needs none; pages of other sites may not ask unless they are named."""
+    """Any of the keys; health needs none; other origins are refused unless they are listed."""
     get = guarded.http.get
     assert get("/health").status_code == 200 and get("/v1/models").status_code == 401
     for key in ("one", "two"):
@@ -272,7 +272,7 @@ def test_only_who_has_a_key_may_ask(guarded: Served) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.2"])
 def test_no_other_name_leads_here(host: str) -> None:
-    """A page may make its own name point to any address that is listened on: the name it asked for tells."""
+    """A site may point its name to any local address: the Host header reveals it."""
     guard = Guard(nobody, (), host, (), ())
 
     def status(name: str) -> int | None:
@@ -283,7 +283,7 @@ def test_no_other_name_leads_here(host: str) -> None:
     for ours in ("localhost:8080", "LOCALHOST", "192.168.1.5:8080", "[::1]:8080", f"{host}:1"):
         assert status(ours) is None
     assert (status("box:8080"), status("box.local")) == ((None, None) if host == "0.0.0.0" else (403, 403))
-    guard = Guard(nobody, ("one",), host, (), ())  # a page that has no key learns nothing
+    guard = Guard(nobody, ("one",), host, (), ())  # a page without a key learns nothing
     assert status("box.example") is None
     refused = guard._refusal(Headers({"host": "box.example"}), "/v1/models", "GET")
     assert refused and refused.status == 401
@@ -342,7 +342,7 @@ def test_no_other_name_leads_here(host: str) -> None:
 )
 @pytest.mark.parametrize(("where", "keys"), [("127.0.0.1", ()), ("0.0.0.0", ()), ("0.0.0.0", ("one",))])
 def test_what_is_no_host(host: str, where: str, keys: tuple[str, ...]) -> None:
-    """Nothing but a name or an address and a port that there is, wherever we listen."""
+    """Only a name or an address, with a valid port, on any interface."""
     headers = Headers(raw=[(b"host", host.encode()), (b"authorization", b"Bearer one")])
     found = Guard(nobody, keys, where, (), ())._refusal(headers, "/v1/models", "GET")
     assert found and found.status == 400 and "is not a name or an address" in str(found)
@@ -353,19 +353,19 @@ async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def test_curl_needs_no_content_type(served: Served) -> None:
-    """`curl -d` sends JSON as a form; pages of other sites can do that, too, and browsers say so."""
+    """`curl -d` sends JSON as a form; so can pages of other sites, but browsers add headers."""
     url = f"{served.url}/v1/chat/completions"
     sent = json.dumps({"messages": ASK, "notes": {"splice": ["returns"]}})
     found = subprocess.run(["curl", "-s", url, "-d", sent], capture_output=True, text=True, timeout=60).stdout
     assert told(json.loads(found)) == "accepted"
     form = {"Content-Type": "application/x-www-form-urlencoded"}
-    own = {"Origin": served.url}  # a page of ours sends JSON as JSON
+    own = {"Origin": served.url}  # our own page sends JSON as JSON
     for browser in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Mode": "no-cors"}, {"Referer": "http://a/"}, own):
         reply = served.http.post(url, content=sent, headers={**form, **browser})
         assert reply.status_code == 415 and "Content-Type: application/json" in reply.json()["error"]["message"]
     for origin in ("https://a.example", "null"):
         assert served.http.post(url, content=sent, headers={**form, "Origin": origin}).status_code == 403
-    encoded = served.http.post(url, content="%7B%22messages%22%3A1%7D=", headers=form)  # what an HTML form sends
+    encoded = served.http.post(url, content="%7B%22messages%22%3A1%7D=", headers=form)  # as from an HTML form
     assert encoded.status_code == 400 and "JSON" in encoded.json()["error"]["message"]
 
 
@@ -375,7 +375,7 @@ def test_no_page_may_ask_unless_it_is_named(served: Served) -> None:
 
 
 def test_a_salt_keeps_rows_apart(served: Served) -> None:
-    """What one tenant has read is not gone on from by another, and what it sends is not looked up."""
+    """A tenant does not reuse another's prefix, and its texts are not matched."""
     text = served.http.get("/v1/notes/support").json()["text"]
     talk = [{"role": "system", "content": text}, {"role": "user", "content": "What is the plan, for once?"}]
 
@@ -389,7 +389,7 @@ def test_a_salt_keeps_rows_apart(served: Served) -> None:
 
 
 def test_metrics_count_what_was_done(served: Served) -> None:
-    """In the format that Prometheus reads; used cells and prompts are there."""
+    """In Prometheus' format, with used cells and prompts."""
     from prometheus_client.parser import text_string_to_metric_families
 
     served.ask(splice=["returns"])
@@ -407,15 +407,15 @@ def test_metrics_count_what_was_done(served: Served) -> None:
 
 @pytest.mark.parametrize("outcome", ["answered", "failed"])
 def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: str) -> None:
-    """By what came of it, whoever was there to hear it."""
+    """By its outcome, even if its client has disconnected."""
     over, before = threading.Event(), Counter(served.scheduler.metrics.outcomes)
     jobs: list[Job] = []
 
     def tell(said: JobEvent) -> None:
         if said is None or isinstance(said, NotesError):
             over.set()
-        elif isinstance(said, Written):
-            jobs[0].leave()
+        elif isinstance(said, AnswerDone):
+            jobs[0].cancel()
             if outcome == "failed":
                 raise NotesError("after the last word")
 
@@ -426,7 +426,7 @@ def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: st
 
 
 def test_it_drains(library: Path, endless: None) -> None:
-    """ChatRequest to end, it says so to balancers, refuses new questions, and lets those that were begun end."""
+    """At the end, health reports it to load balancers, new requests are refused, and running ones finish."""
     with started(library, context=ContextOptions(n_threads=1)) as served:
         words: list[str] = []
 
@@ -459,8 +459,8 @@ def test_it_drains(library: Path, endless: None) -> None:
 
 
 def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing is said, a comment keeps the connection alive, and a client of OpenAI's does not mind."""
-    monkeypatch.setattr(answers, "PING", 0.05)
+    """Comments keep an idle connection open, and OpenAI's client ignores them."""
+    monkeypatch.setattr(event_stream, "PING", 0.05)
     release = threading.Event()
     future = served.scheduler.call(release.wait)
     timer = threading.Timer(0.4, release.set)
@@ -472,7 +472,7 @@ def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_scheduler_that_fails_ends_the_server(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for ever: who was being answered is told, and the server ends with what went wrong."""
+    """Running requests get an error, and the server ends with the exception."""
 
     def fail(self: Scheduler) -> None:
         raise ZeroDivisionError("our own")

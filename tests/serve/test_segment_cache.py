@@ -1,4 +1,4 @@
-"""Many skills: looking texts up opens those that are found, and few of them stay open."""
+"""Tests many skills: matching texts opens only matched segments, and few stay open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANY = 300
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a skill that ships, and so many others, each with a text of its own."""
+    """A home with one shipped skill and many others, each with its own text."""
     home = tmp_path_factory.mktemp("full")
     compile_into(home, "returns")
     library = Paths.under(home).library
@@ -55,7 +55,7 @@ def files() -> int:
 
 
 def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
-    """A chat request looks in all of them, and one file more is open afterwards: that of the skill in its message."""
+    """A chat request is matched with all of them, and opens one file: that of the skill in its message."""
     policy = (SAMPLES / "returns" / "SKILL.md").read_text().split("---\n")[2].strip()
     many.chat([{"role": "user", "content": QUESTION}], max_tokens=1)
     before = files()
@@ -69,7 +69,7 @@ def test_looking_texts_up_opens_what_is_found(many: Served) -> None:
 
 
 def test_few_stay_open(full: Path) -> None:
-    """Of those that were asked for by name the latest; and who has one has the same one as all others."""
+    """The most recently requested ones; all users of a skill share one segment."""
     with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
         segment_cache = SegmentCache(workspace, lambda function: function())
         first, before = segment_cache.segment("skill000"), files()
@@ -82,7 +82,7 @@ def test_few_stay_open(full: Path) -> None:
 
 
 def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> None:
-    """What was said of a file that holds another skill by now opens nothing."""
+    """Metadata of a file that holds another skill now opens nothing."""
     with Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(full)) as workspace:
         segment_cache = SegmentCache(workspace, lambda function: function())
         old = next(info for info in segment_cache.known() if info.name == "skill299")
@@ -95,7 +95,7 @@ def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> Non
 
 
 def test_a_server_may_open_as_many_files_as_the_system_lets_it() -> None:
-    """Whatever the shell gave it at first."""
+    """Whatever limit the shell had set."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     program = (
         "import resource; from notes_cli.library.safe_files import raise_file_limit as go;"

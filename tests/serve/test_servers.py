@@ -1,4 +1,4 @@
-"""Several servers over one library: nothing is compiled twice, and a session is opened by one at a time."""
+"""Tests several servers over one library: nothing is compiled twice, and a session is open in one at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def two(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
 
 
 def test_a_text_is_compiled_once_for_all(two: tuple[Served, Served]) -> None:
-    """The second server waits for the first, and then has nothing to do; both have the skill."""
+    """The second server waits for the first, and reuses its result; both have the skill."""
     found: dict[int, list[Json]] = {}
 
     def compile_at(number: int) -> None:
@@ -64,7 +64,7 @@ def test_a_correction_at_one_is_heard_at_the_other(two: tuple[Served, Served]) -
 
 
 def test_a_session_goes_from_one_to_the_other(two: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one answers in it, the other says 409 at once; afterwards it goes on there."""
+    """While one answers in it, the other returns 409 at once; afterwards it can continue it."""
     first, second = two
     notes = {"splice": ["returns"], "session": "mine"}
     with monkeypatch.context() as patch:
@@ -81,7 +81,7 @@ def test_a_session_goes_from_one_to_the_other(two: tuple[Served, Served], monkey
 
 
 def test_what_a_user_sees(tmp_path: Path) -> None:
-    """The command says where it listens, ends with 0 when it is told to, and in one line why it cannot begin."""
+    """The command prints its address, exits with 0 after a signal, and explains in one line why it cannot start."""
     environment = {"NOTES_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "NOTES_THREADS": "1"}
     command = [sys.executable, "-m", "notes_cli", "serve", "--port"]
     with subprocess.Popen([*command, "0"], stderr=subprocess.PIPE, text=True, env=environment) as process:
@@ -109,7 +109,7 @@ main()
 
 
 def test_a_server_that_loads_ends_at_once() -> None:
-    """SIGTERM while the model is being loaded: nobody is being answered, so there is nothing to wait for."""
+    """SIGTERM while the model is being loaded: no answer is running."""
     given = [sys.executable, "-c", SLOW, "serve", "--port", "0"]
     with subprocess.Popen(given, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr and next(iter(process.stderr)) == "loading\n"
@@ -122,7 +122,7 @@ def test_a_server_that_loads_ends_at_once() -> None:
 
 
 def test_a_session_that_waits_for_room_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many steps it waits; it is held meanwhile, and given up by whoever does not wait any longer."""
+    """However many steps it waits; it stays locked, and is closed if its client disconnects."""
     opened: list[str] = []
     locked = Sessions.locked
 
@@ -156,7 +156,7 @@ def test_a_session_that_waits_for_room_is_opened_once(tmp_path: Path, monkeypatc
 
 
 def test_a_session_thinks_to_the_end_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context of a given size, which its chain of thought does not fit: the turn ends with it, and others go on."""
+    """In a fixed context that its reasoning fills, the turn ends, and others continue."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     context = ContextOptions(n_ctx=256, n_threads=1)
     with started(tmp_path, context=context, fixed_size=True) as served, ThreadPoolExecutor(2) as pool:
@@ -169,7 +169,7 @@ def test_a_session_thinks_to_the_end_of_the_context(tmp_path: Path, monkeypatch:
 
 
 def test_a_stream_waits_for_no_acknowledgement() -> None:
-    """What is written in small pieces goes out at once, also on a connection that was used before: Nagle is off."""
+    """Small chunks are sent at once, also on a reused connection: Nagle is off."""
 
     async def accepted() -> int:
         off: asyncio.Future[int] = asyncio.get_running_loop().create_future()

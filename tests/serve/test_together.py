@@ -1,4 +1,4 @@
-"""Many requests at once: each is answered as by itself, from shared cells, and none of a skill is decoded again."""
+"""Tests many requests at once: each is answered as alone, from shared cells, and no skill is decoded twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTIONS = ("May I return this?", "What is the tier?", "What is the plan? Think
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with an f32 cache, whose sums do not round, over four skills."""
+    """A server over four skills with an f32 cache, whose sums do not round."""
     home = tmp_path_factory.mktemp("four")
     context = ContextOptions(n_threads=1, type_k="f32", type_v="f32")
     with started(home, Limits(parallel=32, queue=64), context=context) as found:
@@ -38,7 +38,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def requests() -> list[Json]:
-    """64 of them: four skills, as many questions, and as many that are each one's own."""
+    """Return 64 different requests: each of four questions, in four lengths, with each of four skills."""
     return [
         {
             "messages": [{"role": "user", "content": f"{QUESTIONS[n % 4]}{' Really?' * (n // 16)}"}],
@@ -68,11 +68,11 @@ def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> 
 
 @pytest.mark.patches("speed")
 def test_64_at_once_answer_as_alone(exact: Served) -> None:
-    """Every answer is that of the same request alone; of the skills nothing is decoded or spliced twice; cells are
-    shared; nothing is left behind but what may be gone on from."""
+    """Every answer equals that of the same request alone; no skill is decoded or spliced twice; cells are shared; only
+    reusable prefixes remain."""
     every = requests()
     alone = []
-    for one in every:  # decoded whole, by itself, with nothing live
+    for one in every:  # decoded whole and alone, with an empty prefix cache
         plain = {**one, "notes": {**one["notes"], "cache_salt": str(len(alone))}}
         alone.append(told(exact.http.post("/v1/chat/completions", json=plain).json()))
     exact.at_context(exact.scheduler.prefixes.close)
@@ -111,8 +111,8 @@ def test_chosen_numbers_are_its_own(exact: Served) -> None:
 
 
 def test_a_full_cache_queues(tmp_path: Path) -> None:
-    """In a context with room for about three, 24 are answered all the same, idle ones given up; what never fits is
-    refused, and so is what waits beyond the queue's end."""
+    """With cells for about three, 24 are answered by evicting idle prefixes; a prompt that never fits is refused, and
+    so are requests beyond the queue."""
     compile_into(tmp_path, "returns", "support")
     context = ContextOptions(n_ctx=512, n_threads=1)
     with started(tmp_path, Limits(parallel=8, queue=20), context=context, fixed_size=True) as served:
@@ -130,11 +130,11 @@ def test_a_full_cache_queues(tmp_path: Path) -> None:
 
 
 def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
-    """Answers that together outgrow the context come to their ends: some wait, and none is lost."""
+    """Answers that together exceed the context all finish: some wait, and none is lost."""
     context = ContextOptions(n_ctx=512, n_threads=1, type_k="f32", type_v="f32")
     with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True) as served:
         every = [{"prompt": [5, 6, 7 + number], "max_tokens": 250} for number in range(4)]
-        every[0]["max_tokens"] = 9999  # as many as there is room for
+        every[0]["max_tokens"] = 9999  # as many as there are cells for
         every = [{**one, "notes": {"cache_salt": str(number)}} for number, one in enumerate(every)]
 
         def at_once_(every: list[Json]) -> list[Json]:
@@ -146,7 +146,7 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
             replies = at_once_(every)
         written = [one["usage"]["completion_tokens"] for one in replies]
         assert written == [one["usage"]["completion_tokens"] for one in alone] == [509, 250, 250, 250]
-        for found, wanted in zip(replies, alone, strict=True):  # sums of several tokens round in another order
+        for found, wanted in zip(replies, alone, strict=True):  # sums over several tokens are rounded in another order
             assert found["choices"][0]["text"][:400] == wanted["choices"][0]["text"][:400]
         assert served.scheduler.metrics.preempted > before == 0, "some must have made room for others"
         assert served.scheduler.load == 0 and not served.scheduler.budget.reservations

@@ -1,4 +1,4 @@
-"""What is wrong with a request is that request's own matter: a status that says what and where, and nobody suffers."""
+"""Tests refusals of a request: the status, the message and the place, without any effect on others."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Served]:
-    """A server with a library of its own."""
+    """A server with its own library."""
     compile_into(tmp_path, "returns")
     with started(tmp_path) as found:
         yield found
 
 
 def test_a_correction_that_would_leave_no_room(own: Served) -> None:
-    """Refused with the limit, before anybody is told: each prompt that has the skill would have it."""
+    """Refused with the limit, as each prompt with the skill would have it."""
 
     def correct(field: str, value: str) -> Any:
         return own.http.post("/v1/notes/errata", json={"field": field, "value": value})
@@ -50,7 +50,7 @@ def test_a_correction_that_would_leave_no_room(own: Served) -> None:
 
 
 def test_more_prompts_than_ever_wait(library: Path) -> None:
-    """Nobody is told to try again what can never be."""
+    """Not with 429, as trying again would not help."""
     with started(library, Limits(parallel=2, queue=2)) as served:
         reply = served.http.post("/v1/completions", json={"prompt": [QUESTION] * 5, "max_tokens": 1})
         assert reply.status_code == 400 and "Retry-After" not in reply.headers
@@ -59,7 +59,7 @@ def test_more_prompts_than_ever_wait(library: Path) -> None:
 
 
 def test_a_grammar_that_no_text_fits(served: Served) -> None:
-    """The request's fault, and no fault of ours."""
+    """An error of the request, not of the server."""
     error = served.chat([ASK], 400, grammar=r'root ::= "\ud800"')
     assert "is no character" in error["message"] and error["param"] == "grammar"
 
@@ -71,7 +71,7 @@ def test_no_model(served: Served) -> None:
 
 @pytest.mark.parametrize("errata", [{"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}])
 def test_errata_that_are_none(errata: Json) -> None:
-    """Not taken for those of another field."""
+    """Not applied to another field."""
     with pytest.raises(Exception, match=r"notes.errata must be an object of fields and texts"):
         parse_chat({"messages": [ASK], "notes": {"errata": errata}})
     with pytest.raises(Exception, match=r"notes.fields must be an object of fields and texts, not"):
@@ -79,7 +79,7 @@ def test_errata_that_are_none(errata: Json) -> None:
 
 
 def test_new_values_of_fields() -> None:
-    """By the name that they have everywhere; the server adds them to the errata."""
+    """By the usual key `fields`; the server adds them to the errata."""
     asked = parse_chat({"messages": [ASK], "notes": {"errata": ["It rains."], "fields": {"date": "2026-07-01"}}})
     assert asked.notes.errata == ("It rains.", "date=2026-07-01") and isinstance(asked.notes.errata[1], OfField)
     with pytest.raises(Exception, match=r"notes.fields must be an object of fields and texts, not"):
@@ -87,7 +87,7 @@ def test_new_values_of_fields() -> None:
 
 
 def test_errata_that_are_no_texts() -> None:
-    """Written as in JSON."""
+    """Converted to text as in JSON."""
     errata = {"a": True, "b": 3, "c": 1.5, "d": "True"}
     found = parse_chat({"messages": [ASK], "notes": {"errata": errata}}).notes.errata
     assert found == ("a=true", "b=3", "c=1.5", "d=True")
@@ -130,20 +130,20 @@ NAMELESS = {"id": "c1", "type": "function", "function": {"name": "", "arguments"
     ],
 )
 def test_messages_are_counted_as_they_were_sent(served: Served, messages: list[Json], says: str) -> None:
-    """From 0, and without those that skills are put into."""
+    """From 0, and before skills are added."""
     error = served.chat(messages, 400, notes={"splice": ["returns"]})
     assert says in error["message"] and error["param"] == "messages"
 
 
 def test_the_page_is_open_to_all_who_ask_whether_it_is_there(library: Path) -> None:
-    """HEAD is answered as GET is; nothing else is open."""
+    """HEAD is answered like GET; no other path is open."""
     with started(library, options=Options(keys=("secret",))) as served:
         assert served.http.head("/").status_code == served.http.get("/").status_code == 200
         assert served.http.head("/v1/models").status_code == 401
 
 
 def test_a_client_that_is_cut_off_is_no_news(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    """uvicorn takes it for a fault of the application; what else it says is told."""
+    """uvicorn logs it as an error of the application; its other messages are logged."""
     log = logging.getLogger("uvicorn.error")
     log.error(f"{CUT_OFF}.")
     log.error("something else")

@@ -1,4 +1,4 @@
-"""The same prompt gives the same logits to the last bit, whichever way it is asked, where nothing else is computed."""
+"""Tests that a prompt gives bitwise equal logits by every way of asking, if the same tokens are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..commands.conftest import run_here
 from .conftest import Served, compile_into, started
 
 LONG = "It was bought in a shop by the river, and it has been worn twice since then by somebody else. " * 3
-ASKED = [  # questions, and what precedes the skills
+ASKED = [  # questions, and the text before the skills
     ("May I return this?", None),
     ("What is the tier?", "Be kind."),
     (f"{LONG}May I return this?", None),
@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 class Seen:
-    """The logits after each prompt, by its tokens and by the way in which it was asked."""
+    """Logits after each prompt, by its tokens and by the way of asking."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[tuple[int, ...], dict[str, bytes]] = defaultdict(dict)
@@ -52,7 +52,7 @@ class Seen:
 
     @contextmanager
     def way(self, name: str) -> Iterator[None]:
-        """The logits within the block are those after prompts that are asked in this way."""
+        """Record logits in the block under this way of asking."""
         self._way = name
         yield
         self._way = None
@@ -64,7 +64,7 @@ class Seen:
 
 
 def _alike(found: dict[str, bytes]) -> list[list[str]]:
-    """The ways that gave the same, together."""
+    """Return the groups of ways with equal logits."""
     groups = defaultdict(list)
     for way, bits in found.items():
         groups[bits].append(way)
@@ -87,7 +87,7 @@ def test_bits_follow_from_the_prompt(
         seen.by_command("erratum", *given, "--method", method, "--erratum", value)
         seen.by_command("field", *given, "--method", method, "--field", value)
         session = ["--session", f"{method[:3]}{len(skills)}-{asked}"]
-        if method == "erratum":  # a session appends an erratum, and keeps the text as it was compiled
+        if method == "erratum":  # a session appends an erratum, and keeps the compiled text
             seen.by_command("session", *given, *session, "--erratum", value)
         else:
             seen.by_command("session", *given, *session, "--method", method, "--field", value)
@@ -114,7 +114,7 @@ def test_bits_follow_from_the_prompt(
 
 @pytest.mark.patches("speed")
 def test_the_next_question_is_decoded_as_it_is_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests to a server that begin alike share the rows of the skill, and the bits are those of `notes ask`."""
+    """Requests to a server share the skill's prefix, and have the bits of `notes ask`."""
     monkeypatch.setenv("NOTES_HOME", str(served.home))
     seen = Seen(monkeypatch)
     for question in ("May I return this?", "May I return that?", "May I return this?"):

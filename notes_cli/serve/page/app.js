@@ -1,4 +1,4 @@
-// The page as a whole: what its parts tell each other.
+// Starts the page and connects its parts.
 
 import { byId } from "./dom.js";
 import { showText } from "./text.js";
@@ -19,7 +19,7 @@ async function begin() {
     await load();
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
-    if (error.kind === "refused") failed(error); // of all else the banner or the form for the key tells
+    if (error.kind === "refused") failed(error); // other errors show in the banner or the form for the key
   }
 }
 
@@ -38,7 +38,7 @@ function submit(event) {
   fit();
   const first = !byId("turns").childElementCount;
   ask(words, setting, wereTold);
-  if (first) unfold(); // on a phone the answer is out of sight otherwise
+  if (first) unfold(); // else the answer is out of sight on a phone
 }
 
 byId("composer").addEventListener("submit", submit);
@@ -86,5 +86,5 @@ onKey(begin);
 onContact((error) => {
   if (error?.kind === "key" && byId("key").hidden) askForKey();
 });
-document.addEventListener("visibilitychange", () => document.hidden || begin()); // others may have compiled
+document.addEventListener("visibilitychange", () => document.hidden || begin()); // skills may have been compiled
 watch(begin);

@@ -1,4 +1,4 @@
-// Elements made of tags, attributes and texts. A text is always a text node: nothing here reads HTML.
+// Makes DOM elements of tags, attributes and text nodes, never of HTML.
 
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -16,13 +16,13 @@ export const byId = (id) => document.getElementById(id);
 
 const status = byId("status");
 
-// Say a sentence to those who listen to the page.
+// Announce a sentence to screen readers.
 export function announce(sentence) {
   status.textContent = "";
   requestAnimationFrame(() => { status.textContent = sentence; });
 }
 
-// Parts of a text by code points, as the server counts; a string itself counts in UTF-16.
+// Return a function that slices a text by code points, as the server does; strings count in UTF-16.
 export function parts(text) {
   const points = Array.from(text);
   return (start, end) => points.slice(start, end).join("");

@@ -1,4 +1,4 @@
-// The entry of an API key, shown when the server wants one.
+// Asks for an API key when the server requires one.
 
 import { byId } from "./dom.js";
 import { key } from "./server.js";
@@ -6,7 +6,7 @@ import { key } from "./server.js";
 const form = byId("key");
 const input = byId("key-input");
 
-// Ask for a key; `error` says that the server does not know the one it was given.
+// Show the form for a key, with an error if the server refused the last one.
 export function askForKey() {
   byId("key-error").textContent = key.get() ? "The server does not accept this key." : "";
   key.forget();

@@ -1,10 +1,10 @@
-// Whether the server is there: a dot in the head of the page, and a banner while it is not.
+// Polls the server's health, and shows it as a dot in the header and a banner while it is down.
 
 import { announce, byId } from "./dom.js";
 import { health, onContact } from "./server.js";
 
-const CALM = 15000; // milliseconds between two looks while all is well
-const LOST = 2000; // and while it is not
+const CALM = 15000; // milliseconds between two polls while the server is up
+const LOST = 2000; // and while it is down
 const WORDS = {
   ok: ["connected", ""],
   loading: ["loading", "The server is loading its model. This page goes on when it is ready."],
@@ -15,7 +15,7 @@ const WORDS = {
 let state = "";
 let timer = 0;
 
-// Watch the server; `back` is called when it is there, for the first time and again.
+// Poll the server; `back` is called whenever it comes up.
 export function watch(back) {
   const look = async () => {
     clearTimeout(timer);

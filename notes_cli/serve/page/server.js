@@ -1,10 +1,10 @@
-// What is asked of the server, with the key where it wants one, and what goes wrong as one kind of error.
+// Sends requests to the server, with the API key, and throws all failures as ServerError.
 
 import { events } from "./sse.js";
 
-const KEY = "notes-key"; // of sessionStorage: gone with the tab
+const KEY = "notes-key"; // in sessionStorage, which ends with the tab
 
-// `kind`: "key", "busy", "away", "stopped" or "refused"; the message is a sentence for people.
+// `kind`: "key", "busy", "away", "stopped" or "refused"; the message is a sentence for the user.
 export class ServerError extends Error {
   constructor(kind, message, { status = 0, wait = 0 } = {}) {
     super(message);
@@ -22,7 +22,7 @@ export const key = {
 
 const listeners = new Set();
 
-// Be told of each answer of the server, and of each that did not come.
+// Call `listener` after each request, with its error or null.
 export function onContact(listener) {
   listeners.add(listener);
 }
@@ -67,7 +67,7 @@ async function refusal(response) {
 
 function gone(error, signal, message) {
   if (signal?.aborted) return new ServerError("stopped", "Stopped.");
-  if (!(error instanceof TypeError)) return error; // a fault of the page is not one of the line
+  if (!(error instanceof TypeError)) return error; // an error of the page, not of the network
   const found = new ServerError("away", message);
   tell(found);
   return found;
@@ -81,7 +81,7 @@ export async function post(path, body, signal) {
   return (await send(path, { body, signal })).json();
 }
 
-// The values of a streamed answer, one after the other. An error that is told inside the stream is thrown.
+// Yield the values of a streamed answer. An error event in the stream is thrown.
 export async function* stream(path, body, signal) {
   const response = await send(path, { body, signal });
   try {
@@ -96,7 +96,7 @@ export async function* stream(path, body, signal) {
   }
 }
 
-// "ok", "loading" or "draining", as /health says, "away" where nothing answers.
+// Return the status from /health: "ok", "loading" or "draining"; "away" without an answer.
 export async function health() {
   try {
     const response = await fetch("health", { cache: "no-store", signal: AbortSignal.timeout(5000) });

@@ -1,17 +1,17 @@
-// The panel of skills: which of them are in the prompt, in which order, and what of their fields is corrected.
+// Shows the panel of skills, in which the user selects, orders and corrects them.
 
 import { announce, byId, count, el } from "./dom.js";
 import { ServerError, get, post } from "./server.js";
 
 const chosen = []; // names, in the order of the prompt
-const corrections = new Map(); // "skill.field" -> the value that it has now
-const told = new Map(); // the same, as the model was told last in this conversation
-const notes = new Map(); // what is to be read under a field
+const corrections = new Map(); // "skill.field" -> current value
+const told = new Map(); // "skill.field" -> value in the last erratum of this conversation
+const notes = new Map(); // "skill.field" -> element shown below the field
 let skills = [];
 let loaded = false;
 let openText = () => {};
 
-// What the next prompt has; `news` are those of the errata that the model was not told yet.
+// Return the skills and errata of the next prompt; `news`: the errata that are new in this conversation.
 export function prompted() {
   const held = [...corrections].filter(([name]) => chosen.some((skill) => name.startsWith(`${skill}.`)));
   const written = (pairs) => pairs.map(([name, value]) => `${name}=${value}`);
@@ -20,10 +20,10 @@ export function prompted() {
 
 export const correction = (skill, field) => corrections.get(`${skill}.${field}`) ?? null;
 
-// The value that a new conversation begins with: that of the text, or what everybody is told instead.
+// Return a field's value in a new conversation: the text's, or that of a global erratum.
 export const holds = (skill, field) => skill.standing?.[field] ?? skill.fields[field];
 
-// The model was told these.
+// Record the errata that the model has read.
 export function wereTold(errata) {
   for (const erratum of errata) {
     const [name] = erratum.split("=", 1);
@@ -32,7 +32,7 @@ export function wereTold(errata) {
   document.dispatchEvent(new CustomEvent("prompted"));
 }
 
-// In a new one, what has its own value again need not be said.
+// Begin a conversation, without the corrections that repeat the field's own value.
 export function newConversation() {
   told.clear();
   for (const skill of skills) {
@@ -43,12 +43,12 @@ export function newConversation() {
   show();
 }
 
-// `open` is called with a skill when its text is wanted.
+// Set the function that opens a skill's text.
 export function onText(open) {
   openText = open;
 }
 
-// What is compiled, as the server has it now.
+// Load the compiled skills from the server.
 export async function load() {
   const found = (await get("v1/notes")).skills;
   if (loaded && JSON.stringify(found) === JSON.stringify(skills)) return;
@@ -61,7 +61,7 @@ const usable = (name) => skills.some((skill) => skill.name === name && fits(skil
 
 const fits = (skill) => !skill.problem && skill.model_matches !== false;
 
-// Say why there are none.
+// Show why the skills could not be loaded.
 export function failed(error) {
   loaded = false;
   byId("skills").replaceChildren(el("p", { class: "error", role: "alert" }, error.message));
@@ -113,7 +113,7 @@ function choose(name, on) {
   byId(`skill-${name}`)?.focus();
 }
 
-// A field with its value, to be changed: what was changed is said to the model before the next question.
+// Make the form of a field's value. A changed value becomes an erratum before the next question.
 function fieldForm(skill, field) {
   const name = `${skill.name}.${field}`;
   const value = holds(skill, field);
@@ -128,7 +128,7 @@ function fieldForm(skill, field) {
   }, el("label", { for: id }, field), el("div", { class: "row" }, input, button), note(skill, field, now));
 }
 
-// What is to be said of a field: that it was corrected, here or for everyone.
+// Make the note below a field that was corrected, here or for everyone.
 function note(skill, field, now) {
   const name = `${skill.name}.${field}`;
   const value = holds(skill, field);
@@ -145,10 +145,10 @@ function note(skill, field, now) {
 
 function correct(name, value, original) {
   const id = `field-${name}`;
-  byId(id).value = byId(id).defaultValue; // it is no draft any more
+  byId(id).value = byId(id).defaultValue; // no longer a draft
   notes.delete(name);
   if (value === original && !told.has(name)) corrections.delete(name);
-  else corrections.set(name, value); // also the old value again, where the model was told another one
+  else corrections.set(name, value); // also the original value, if the model has read another one
   show();
   announce(`${name} is ${value} from the next question on.`);
   byId(id)?.focus();

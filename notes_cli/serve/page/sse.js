@@ -1,4 +1,4 @@
-// Server-sent events of a response, as the JSON values that their data lines hold, until [DONE] or the end.
+// Parses the server-sent events of a response to JSON values, until [DONE] or the end.
 
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

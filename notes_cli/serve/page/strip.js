@@ -1,8 +1,8 @@
-// A prompt as a strip: its pieces as wide as they have tokens, by how each came about; with a legend and the numbers.
+// Draws a prompt as a strip: its pieces by their tokens and the origin of their K/V, with a legend and the numbers.
 
 import { count, el, milliseconds } from "./dom.js";
 
-// How the rows of a piece came about. The order is that of the legend.
+// Origins of a piece's K/V, in the order of the legend.
 const KINDS = {
   kept: "reused from an earlier prompt that begins alike",
   restored: "reused at the place where it was compiled",
@@ -21,7 +21,7 @@ export function kindOf(piece) {
 
 const sum = (pieces) => pieces.reduce((total, piece) => total + piece.tokens, 0);
 
-// Tokens of the prompt, and of these: those that were computed.
+// Count the tokens of the prompt, and those that were computed and reused.
 export function cost(pieces) {
   const total = sum(pieces);
   const computed = total - sum(pieces.filter(reusedRows)) + rewritten(pieces);
@@ -34,7 +34,7 @@ const rewritten = (pieces) => pieces.filter(reusedRows).reduce((n, p) => n + (p.
 
 const share = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(part && part < whole / 100 ? 1 : 0)}%` : "0%");
 
-// The strip of a prompt; `ms` is what the server says that reading it took.
+// Make the strip of a prompt; `ms`: its prefill time from the server.
 export function strip(pieces, { ms = null } = {}) {
   const shown = pieces.filter((piece) => piece.tokens > 0);
   const { total, computed, reused } = cost(shown);
@@ -67,7 +67,7 @@ function legend(pieces) {
   return list;
 }
 
-// What was decoded, as long as it is beside a prefill of the whole prompt.
+// Draw the decoded tokens in proportion to a prefill of the whole prompt.
 function prefill(computed, total, ms) {
   const row = (name, tokens, note) => [
     el("dt", {}, name),

@@ -1,10 +1,10 @@
-// The conversation: a question, its answer as it comes, what the prompt cost, and what went wrong, a turn each.
+// Runs the conversation: sends a question, streams its answer, and shows its cost or error, one element per turn.
 
 import { announce, byId, count, el } from "./dom.js";
 import { ServerError, stream } from "./server.js";
 import { cost, strip } from "./strip.js";
 
-const turns = []; // { question, answer, node } of those that were answered, be it in part
+const turns = []; // { question, answer }, also of partial answers
 let running = null;
 
 export const busy = () => running !== null;
@@ -17,8 +17,8 @@ export function clear() {
   byId("turns").replaceChildren();
 }
 
-// Ask; `setting` gives { model, system, splice, errata, news } at the time of asking, `told` is called with the
-// errata when the model has read them.
+// Ask a question. `setting` returns the current { model, system, splice, errata, news }; `told` is called with the
+// errata once the model has read them.
 export async function ask(question, setting, told) {
   const view = turnView(question);
   byId("turns").append(view.node);
@@ -81,7 +81,7 @@ function sentence(pieces) {
   return `${computed} of ${count(total, "token")} of the prompt decoded`;
 }
 
-// One turn on the screen.
+// Make the element of a turn, with functions to update it.
 function turnView(question) {
   const said = el("p", { class: "said", hidden: true });
   const thoughts = el("details", { class: "thoughts", hidden: true }, el("summary", {}, "Reasoning"));
@@ -120,7 +120,7 @@ function turnView(question) {
   };
 }
 
-// "returns.date=2026-07-01" for people.
+// Format "returns.date=2026-07-01" for the user.
 export const spaced = (erratum) => erratum.replace("=", " = ");
 
 const press = (words, click) => el("button", { type: "button", class: "plain", on: { click } }, words);

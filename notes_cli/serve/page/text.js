@@ -1,11 +1,11 @@
-// A skill's text, with its fields marked.
+// Shows a skill's text in a dialog, with its fields marked.
 
 import { byId, count, el, parts } from "./dom.js";
 import { ServerError, get } from "./server.js";
 
 const dialog = byId("text");
 
-// Open a skill's text.
+// Open the dialog with a skill's text.
 export async function showText(skill) {
   const text = el("pre", { class: "text", tabindex: "0", "aria-label": "Text of the skill" }, "…");
   dialog.replaceChildren(
