@@ -1,4 +1,4 @@
-"""The library over HTTP: list compiled skills, compile a text, remove a skill."""
+"""Lists, compiles and removes the skills of the library over HTTP."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests constrained answers with OpenAI's client: JSON schemas, grammars, tool calls and results, whole and
-streamed."""
+"""Tests constrained answers with OpenAI's client: schemas, grammars, tool calls and results, whole and streamed."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_what_is_said_last_is_what_holds(own: Served, seed: int, alike: bool) ->
         """Return the prompt of the next turn, and record its answer in the server."""
         request = parse_chat({"messages": talk.messages, "notes": {"splice": talk.named, "errata": talk.errata}})
         prepared = prepare_request(state, request)
-        assert prepared.talk is not None
+        assert prepared.conversation is not None
         state.conversations.keep(request, prepared.digests, prepared.conversation, ["accepted"])
         return b"".join(model.token_bytes(int(one), special=True) for one in prepared.layout.tokens).decode()
 
