@@ -179,10 +179,10 @@ class _Changed(NamedTuple):
 class Editor:
     """Edits fields of an open session."""
 
-    def __init__(self, kv: SessionKV, heard: str | None = None) -> None:
-        """Edit an open session. `heard`: time at which the global errata were read; None: the time of the edit."""
+    def __init__(self, kv: SessionKV, read_at: str | None = None) -> None:
+        """Edit an open session. `read_at`: time at which the global errata were read; None: the time of the edit."""
         self._kv = kv
-        self._heard = heard
+        self._read_at = read_at
         self._state = kv.state
         self._workspace = kv.workspace
 
@@ -299,7 +299,7 @@ class Editor:
             "field": target.key,
             "value": value,
             "method": str(method),
-            "heard": self._heard or now(),
+            "heard": self._read_at or now(),
             **as_line(origin),
             "says": erratum_text(self._kv, target, value) if record.appends_erratum else "",
             "patches": as_lines(changed.patches if changed else ()),

@@ -361,8 +361,8 @@ class Session:
             "tokens": ids,
         }
 
-    def edit(self, name: str, value: str, method: Method | None = None, heard: str | None = None) -> Edited:
-        return Editor(self._kv, heard).edit(name, value, method)
+    def edit(self, name: str, value: str, method: Method | None = None, read_at: str | None = None) -> Edited:
+        return Editor(self._kv, read_at).edit(name, value, method)
 
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS

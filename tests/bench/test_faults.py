@@ -198,7 +198,7 @@ def test_folders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
             raise ledger.LedgerError from error
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_opened", unchecked)
+        patch.setattr(ledger, "_parse_line", unchecked)
         assert "wrong" in outcomes(judge, 300, "wrong")
     monkeypatch.setattr(folder, "read_ledger", lambda data, head=None: ledger.read_ledger(data))
     assert "wrong" in outcomes(judge, 300, "wrong")

@@ -103,7 +103,7 @@ def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyP
         folder.mkdir()
     os.utime(killed, (0, 0))
     assert run_here(*SHORT, "--tokens", "32").code == 0
-    monkeypatch.setattr("notes_cli.measure.speed._turn", lambda *_: 1 / 0)
+    monkeypatch.setattr("notes_cli.measure.speed._time_splice", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_here(*SHORT, "--tokens", "32")
     left = [path for path in tmp_path.rglob("*") if "bench" in path.name or path.suffix == ".notes"]

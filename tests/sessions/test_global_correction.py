@@ -147,8 +147,7 @@ def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: n
 
 
 def test_a_session_that_was_away_hears_of_it(model: notes.Model, compiled: notes.Segment, tmp_path: Path) -> None:
-    """An imported session with the old value is corrected; so are one that was locked, and one after forgetting for
-    good."""
+    """A session restored from a backup is corrected, and so is one that was locked, also after forgetting for good."""
     for name in ("away", "cut"):
         said(model, name, splice=[compiled])
         said(model, name)
