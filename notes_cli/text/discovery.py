@@ -39,25 +39,25 @@ def find_skills(folders: Iterable[Sequence[Path]]) -> list[Found]:
     hidden: dict[str, list[Path]] = {}
     seen: set[Path] = set()  # resolved: folders of skills often link to each other
     for level in folders:
-        near: dict[str, list[Found]] = {}
-        for path in (path for folder in level for path in _inside(folder)):
+        by_name: dict[str, list[Found]] = {}
+        for path in (path for folder in level for path in _skill_folders(folder)):
             real = path.resolve()
             if real not in seen:
                 seen.add(real)
-                found = _read(path)
-                near.setdefault(found.name, []).append(found)
-        for name, several in near.items():
+                skill = _read(path)
+                by_name.setdefault(skill.name, []).append(skill)
+        for name, same_name in by_name.items():
             if name in skills:
-                hidden.setdefault(name, []).extend(found.path for found in several)
+                hidden.setdefault(name, []).extend(skill.path for skill in same_name)
             else:
-                skills[name] = several[0] if _are_copies(several) else _ambiguous(several)
+                skills[name] = same_name[0] if _are_copies(same_name) else _ambiguous(same_name)
     return [
-        Found(found.name, found.description, found.path, found.problem, tuple(hidden.get(name, ())))
-        for name, found in sorted(skills.items())
+        Found(skill.name, skill.description, skill.path, skill.problem, tuple(hidden.get(name, ())))
+        for name, skill in sorted(skills.items())
     ]
 
 
-def _inside(folder: Path) -> list[Path]:
+def _skill_folders(folder: Path) -> list[Path]:
     """Return the folders with a SKILL.md in a folder, which may be missing."""
     try:
         paths = sorted(path for path in folder.iterdir() if (path / "SKILL.md").is_file())
@@ -78,16 +78,16 @@ def _read(path: Path) -> Found:
     return Found(name, description, path)
 
 
-def _are_copies(several: Sequence[Found]) -> bool:
+def _are_copies(skills: Sequence[Found]) -> bool:
     """Return True if these are copies of one skill."""
-    first, *others = (found.path / "SKILL.md" for found in several)
+    first, *copies = (skill.path / "SKILL.md" for skill in skills)
     try:
-        return all(filecmp.cmp(first, other, shallow=False) for other in others)
+        return all(filecmp.cmp(first, copy, shallow=False) for copy in copies)
     except OSError:
         return False
 
 
-def _ambiguous(several: Sequence[Found]) -> Found:
-    paths = [str(found.path) for found in several]
-    problem = SkillError(f"{len(paths)} skills are called {several[0].name}: {listed(paths)}", "Name the folder")
-    return Found(several[0].name, several[0].description, several[0].path, problem)
+def _ambiguous(skills: Sequence[Found]) -> Found:
+    paths = [str(skill.path) for skill in skills]
+    problem = SkillError(f"{len(paths)} skills are called {skills[0].name}: {listed(paths)}", "Name the folder")
+    return Found(skills[0].name, skills[0].description, skills[0].path, problem)

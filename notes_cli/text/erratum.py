@@ -90,8 +90,8 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
         raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields, name))
     value = clean_value(name, value)
-    if (other := _second_field(value, known_fields)) is not None:
-        problem = f"the erratum {text!r} gives {name!r} a value, and {other!r} another one"
+    if (second := _second_field(value, known_fields)) is not None:
+        problem = f"the erratum {text!r} gives {name!r} a value, and {second!r} another one"
         raise SkillError(problem, "Write an erratum for each")
     return Erratum(name, value, text)
 

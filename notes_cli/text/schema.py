@@ -1,5 +1,4 @@
-"""Translates JSON schemas to llguidance grammars: each keyword is enforced, or the schema is refused by keyword and
-place.
+"""Translates JSON schemas to llguidance grammars: enforces each keyword, or refuses the schema by keyword and place.
 
 llguidance accepts keywords of other drafts and unknown ones without enforcing them, and differs from JSON Schema in
 some (patterns, large numbers, February). So schemas are rewritten: keywords without effect are dropped, missing ones

@@ -178,8 +178,7 @@ def with_images(skill: Skill) -> Skill:
 def joined(skills: Sequence[Skill], name: str) -> Skill:
     """Join skills into one: their texts in this order.
 
-    A field with different values is none of the whole, as in any text, with a warning. Raises SkillError for an invalid
-    name.
+    A field with different values is dropped, as in any text, with a warning. Raises SkillError for an invalid name.
     """
     values: dict[str, set[str]] = {}
     for skill in skills:

@@ -106,21 +106,21 @@ class ChatTemplate:
 
     def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
         """Return the template with other variables."""
-        other = copy.copy(self)
-        other.__dict__.pop("folds_system", None)
-        other._variables = {**self._variables, **options}
-        other.earlier = other
-        return other
+        template = copy.copy(self)
+        template.__dict__.pop("folds_system", None)
+        template._variables = {**self._variables, **options}
+        template.earlier = template
+        return template
 
     def with_words(
         self, reply: str, cue: str = "", earlier: ChatTemplate | None = None, calling: str | None = None
     ) -> ChatTemplate:
         """Return the template with additional text after the question (`cue`) and before the answer (`reply`; `calling`
         where the answer may call a tool). `earlier`: the template for earlier turns."""
-        other = copy.copy(self)
-        other.cue, other.reply, other.calling = cue, reply, calling
-        other.earlier = earlier or other
-        return other
+        template = copy.copy(self)
+        template.cue, template.reply, template.calling = cue, reply, calling
+        template.earlier = earlier or template
+        return template
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         """Return the template with definitions of these tools, in the format of Conversation.
@@ -143,23 +143,23 @@ class ChatTemplate:
                 f"{self.name} does not tell the model of tools (left out: {', '.join(left_out)})",
                 "Describe them in the system text, or use a model that was trained to call tools",
             )
-        other = self._with_tools(definitions).for_calls()
+        template = self._with_tools(definitions).for_calls()
         if self.earlier is not self:
-            other.earlier = self.earlier._with_tools(definitions)
-        return other
+            template.earlier = self.earlier._with_tools(definitions)
+        return template
 
     def for_calls(self) -> ChatTemplate:
         """Return the template with the text before an answer that may call a tool."""
-        other = copy.copy(self)
-        other.reply = self.reply if self.calling is None else self.calling
-        return other
+        template = copy.copy(self)
+        template.reply = self.reply if self.calling is None else self.calling
+        return template
 
     def _with_tools(self, tools: Sequence[Mapping[str, Any]], encode: Encode = marked) -> ChatTemplate:
         if not tools:
             return self
-        other = self._with_definitions([encode(tool) for tool in tools])
-        other._tools = tools
-        return other
+        template = self._with_definitions([encode(tool) for tool in tools])
+        template._tools = tools
+        return template
 
     def _with_definitions(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
         """Return the template with these tools, also under Firefunction's name for them."""

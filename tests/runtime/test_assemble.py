@@ -311,7 +311,7 @@ def test_a_conversation_of_parts(make_workspace: MakeWorkspace, skill: Skill) ->
     assert text.startswith("<tool>clock</tool><|im_start|>system\nBe kind.") and skill.text in text
     assert '<call>clock {"zone": "UTC"}</call><|im_end|>' in text and text.endswith("<|im_start|>assistant\n")
     ends = [token for token in seq.tokens.tolist() if token in workspace.model.end_tokens]
-    assert len(ends) == 4  # of the messages, and none of what the tool said
+    assert len(ends) == 4  # of the messages, and none of the result
     with pytest.raises(NotesError, match="the messages have the skills"):
         assemble(workspace, replace(prompt, segments=[]))
     with pytest.raises(NotesError, match="parts of its messages"):

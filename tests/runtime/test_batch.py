@@ -1,5 +1,4 @@
-"""Tests that batched questions get the same answers as single ones, in order, in shared cells, and leave nothing
-behind."""
+"""Tests that batched questions get the same answers as single ones, in order, in shared cells."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill)
             assert UNCAPTURED in why(seq.pieces[1]) and seq.count("spliced") == 0
         assert compile_to_library(workspace, skill).reasons == (UNCAPTURED,)
         assert peek(first.path).carried > 0 and not compile_to_library(workspace, skill).reasons
-    assert not compile_to_library(workspace, skill).reasons  # what is there more is no reason
+    assert not compile_to_library(workspace, skill).reasons  # additional content is no reason
 
 
 def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segment) -> None:

@@ -125,7 +125,7 @@ def test_what_is_wrong_is_told_in_one_line(workspace: Workspace) -> None:
 def test_a_rotation_that_is_wrong_is_found_where_it_is_used(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows in the library are right; keys that a splice leaves unrotated, or rotates by a position too many, are not."""
+    """Rows in the library are right; keys that a splice does not rotate, or rotates too far, are not."""
     segment = compile_skill(workspace, SKILL)
     splice = Context.splice
     for turned in ("not at all", "by one too many"):

@@ -188,7 +188,7 @@ def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp
         (None, 2, ("it was compiled in one block",)),
         ("headings", 2, ("it was compiled in 3 blocks",)),
         ("headings", 1, ("it was compiled in 3 blocks",)),
-        ("headings", None, ()),  # who does not ask takes what is there
+        ("headings", None, ()),  # without an option the existing blocks stay
         (None, 1, ()),
     ],
 )

@@ -61,7 +61,7 @@ def test_logits_are_those_of_a_prefill(
     first, *rest = (piece for piece in exact.pieces if piece.kind == "splice")
     assert (first.how == "spliced") == (system is None)
     assert all(piece.how == "decoded" and piece.reason is Reason.INEXACT for piece in rest)
-    assert not any(piece.refused for piece in exact.pieces)  # nobody is warned of what was asked for
+    assert not any(piece.refused for piece in exact.pieces)  # no warning, as it was requested
     plain, moved = logits(workspace, prompt)
     if any(piece.moved for piece in plain.pieces):
         assert error(moved, wanted) > 1e-4

@@ -124,7 +124,7 @@ def test_every_reason(
     assert kind is Stale.TEXT and "cannot be compiled any more" in what
     file.unlink()
     os.mkfifo(file)
-    assert why(library) == [(Stale.UNREADABLE, f"{file} is no regular file")]  # and nobody waits for it
+    assert why(library) == [(Stale.UNREADABLE, f"{file} is no regular file")]  # without waiting
     file.unlink()
     assert why(library) == [(Stale.GONE, f"its file is gone: {file}")]
     path = library.path("returns", identity)
@@ -161,7 +161,7 @@ def test_what_the_profile_of_a_model_asks_for(
 def test_a_profile_that_carries_states_wants_them_captured(
     library: Library, identity: Identity, make_segment: MakeSegment, tmp_path: Path
 ) -> None:
-    """This holds only for models with recurrent layers and such a profile; a skill of a few tokens is decoded anyway."""
+    """Only models with recurrent layers and such a profile need them; a skill of a few tokens is decoded anyway."""
     profiles = Profiles(tmp_path / "profiles")
     counts, ways = {"direct": 40, "reasoned": 40}, {"direct": "erratum", "reasoned": "erratum"}
     profile = Profile(identity, "f16/f16", 40, counts, ways, "now", 1, "early", [], carry=Carried("holds", "because"))

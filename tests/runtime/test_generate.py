@@ -1,4 +1,4 @@
-"""Tests reasoning: separated from the answer, ended at limits, and followed by decisions, mostly with scripted tokens."""
+"""Tests reasoning: separated from the answer, ended at limits, followed by decisions, mostly with scripted tokens."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_at_the_limit_the_mark_is_put_in(
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "lfm2", "mamba", "gpt2"])
 def test_an_end_token_ends_the_chain(make_workspace: MakeWorkspace, script: Script, kind: str) -> None:
-    """If the model stops without its mark, it is inserted, and the reasoning counts as complete, in any kind of cache."""
+    """If the model stops without its mark, it is inserted, and the reasoning counts as complete, in any cache."""
     workspace = make_workspace(kind, template=SWITCH)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     script(workspace, "Done </thi")
@@ -301,7 +301,7 @@ def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Promp
 
 
 def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
-    """The reasoning uses the new value, by an erratum and in the corrected text: the same answer, another than before."""
+    """The reasoning uses the new value, by an erratum and in the corrected text, with the same new answer."""
     skill = parse_skill(
         "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted, otherwise the return is "
         "refused.",

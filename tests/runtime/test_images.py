@@ -1,4 +1,4 @@
-"""Tests images in prompts, on the small vision model: compiled once, spliced anywhere, never mistaken for one another."""
+"""Tests images in prompts, on the small vision model: compiled once, spliced anywhere, never confused."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path)
         path.rename(tmp_path / "moved.gguf")
         write_projector(path, "qwen2vl_merger", 128)
         with pytest.raises(ModelError, match="was changed after it was loaded"):
-            _ = workspace.image_encoding.projector  # its change time is another one: who can say that it is the same?
+            _ = workspace.image_encoding.projector  # its change time differs: it may be another file
     path.unlink()
     shutil.copy(projector, path)
     with Workspace(model, ContextOptions(n_threads=1), projector=path) as workspace:
@@ -414,7 +414,7 @@ def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path
                     places.setdefault(piece.name, sequence.position(piece.position))
             again = [there(scratch, one, places[one.name], workspace.encode_images) for one in segments]
             with assemble(workspace, replace(prompt, segments=again), seam=seam) as sequence:
-                # With q8_0 weights what is multiplied is rounded to 8 bits: a difference in a last bit becomes a step.
+                # With q8_0 weights activations are rounded to 8 bits: a difference in a last bit becomes a step.
                 assert nmse(found, sequence.logits()) < 5e-5
             with assemble(workspace, prompt, seam=seam, rotate=False) as sequence:
                 wrong.append(nmse(found, sequence.logits()))

@@ -1,4 +1,4 @@
-"""Tests models whose rows cannot move: a skill is restored at its original place, bit for bit, and decoded elsewhere."""
+"""Tests models whose rows cannot move: a skill is restored bit for bit at its original place, and decoded elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests several compiles in a row: their common prefix is decoded once, and each file equals that of a single compile."""
+"""Tests several compiles in a row: their common prefix is decoded once, and files equal those of single compiles."""
 
 from __future__ import annotations
 

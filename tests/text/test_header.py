@@ -1,4 +1,4 @@
-"""Tests front matter as users write it: invalid YAML is read line by line, and front matter in odd places is detected."""
+"""Tests front matter as users write it: invalid YAML is read line by line, and misplaced front matter is detected."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_each_history_has_a_prompt(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_TOOLS))
 def test_a_template_without_tools(name: str) -> None:
-    """A history with calls is accepted, also with `tool_choice` none; tools that the model would not see are refused."""
+    """A history with calls is accepted if tools may not be called; tools that the model would not see are refused."""
     for history, given in HISTORIES.items():
         why = ours(SOURCES[name], name, given)
         if "tools" in given and given.get("tool_choice") != "none":

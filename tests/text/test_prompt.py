@@ -149,7 +149,7 @@ def test_late_chunks_make_the_text_that_the_template_renders(
 def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespace, source: str) -> None:
     """For every shape of template the joined chunks are the template's own output."""
     template = ChatTemplate(getattr(templates, source), bos="<s>", eos="</s>", now=datetime(2026, 6, 1))
-    answer = " A1" if source in ("DROPS", "MISTRAL") else "A1"  # there the model says the blank itself
+    answer = " A1" if source in ("DROPS", "MISTRAL") else "A1"  # the model generates the blank
     errata: dict[str, list[str]] = {"after_skills": ["N."], "before_question": ["E."]}
     given = asking("Q2?", system="S", skills=["a"], turns=[("Q1?", answer)], **errata)  # type: ignore[arg-type]
     chunks = build(template, given)

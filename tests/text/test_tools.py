@@ -71,7 +71,7 @@ IN_SYSTEM = {  # calls, and leave it to the system message to tell of tools
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "deepseek-ai-DeepSeek-V3.1",
 }
-NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}  # tools, but not what was called
+NO_CALLS = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}  # shows tools, but no calls
 UNREAD = {"fireworks-ai-llama-3-firefunction-v2"}  # calls, but in a form that is not read back
 ONE_CALL = {  # a message
     "GigaChat3-10B-A1.8B",
@@ -195,7 +195,7 @@ def test_a_template_that_leaves_tools_to_the_system_message(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(NO_CALLS))
 def test_a_template_that_drops_calls(name: str) -> None:
-    """They are in the text of the message, as JSON with nothing special in it: otherwise the model would not see them."""
+    """They are in the text of the message, as JSON with nothing special in it: else the model would not see them."""
     chunks = build(template_of(name), Conversation((USER, TWO, *RESULTS), TOOLS))
     assert [chunk.kind for chunk in chunks][-2:] == ["result", "result"]
     [said] = [run for chunk in chunks for run in chunk.runs if run.text.startswith('{"name"')]

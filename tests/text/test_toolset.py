@@ -36,7 +36,7 @@ def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
         assert [chunk.name for chunk in cut if chunk.kind == "splice"] == ["mine"]
         assert "".join(skill.text if one.kind == "splice" else one.text for one in cut) == text_of(chunks)
         plain = build(template, Conversation(talk))
-        assert with_splice(plain, skill.text, "mine") is None  # what a user says is not what the template tells
+        assert with_splice(plain, skill.text, "mine") is None  # text of a user is not the template's block
 
 
 def text_of(chunks: list[Chunk]) -> str:

@@ -18,7 +18,7 @@ def plainly(source: str, messages: Sequence[dict[str, Any]], prompt: bool, tools
     known = {"tools": tools, "documents": None, "bos_token": "<s>", "eos_token": "</s>"}
     known |= {"functions": "", "datetime": DAY.strftime("%b %d %Y")}
     template = None
-    for given in (known, known | {"tools": []})[: 2 if tools is None else 1]:  # some loop over tools that are none
+    for given in (known, known | {"tools": []})[: 2 if tools is None else 1]:  # some templates loop over missing tools
         try:
             template = template or rendering._template(source, DAY.isoformat())
             return template.render(given, messages=messages, add_generation_prompt=prompt)
