@@ -675,8 +675,8 @@ class Session(_AsyncMethods):
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Answer:
-        """Answer the next question and save the turn. Options as in `Model.ask`; Raises SessionError for `fields`,
-        `recompute`, `place` or `system` after the first turn."""
+        """Answer the next question and save the turn. Options as in `Model.ask`. Raises SessionError for `fields`,
+        `system`, `place`, `recompute`, `decode` or `exact` after the first turn."""
         return self._session.ask(_request(question, how), callbacks)
 
     @synchronized_steps

@@ -33,7 +33,7 @@ LEVELS = (
     "cli",
     "commands",
     "serve",
-    "explaining output stops",
+    "explanations output signals",
     "",
     "api",
     "measure",
@@ -66,7 +66,7 @@ ONLY = {
 }
 
 # The edge, and what names flags for another reason: pip's, and sentences that an earlier version wrote into sessions.
-MAY_NAME_FLAGS = {"cli.py", "output.py", "explaining.py", "engine/native.py", "sessions/lines.py"}
+MAY_NAME_FLAGS = {"cli.py", "output.py", "explanations.py", "engine/native.py", "sessions/lines.py"}
 
 # What must load without llama.cpp: all of `text`, and these.
 PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.lines", "sessions.state")

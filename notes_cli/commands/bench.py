@@ -13,10 +13,10 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import Number, model_options, open_model
-from notes_cli.commands.remedies import listening
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
-from notes_cli.output import spelt
+from notes_cli.output import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
         return tuple(int(each.convert(one.strip(), param, ctx)) for one in str(value).split(","))
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.option(
     "--tokens",
     type=Lengths(),
@@ -69,7 +69,7 @@ def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot
     if plot:
         check_plot(plot)
     with open_model(quiet=json_, **model) as opened:
-        speed = opened.bench(Benching(tokens, runs, question), callbacks=listening(json_))
+        speed = opened.bench(Benching(tokens, runs, question), callbacks=print_callbacks(json_))
     try:
         if plot:
             write_speed(plot, speed)
@@ -168,5 +168,5 @@ def write_speed(path: Path, speed: Speed) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-        axes.set_title(f"{spelt(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
+        axes.set_title(f"{without_controls(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

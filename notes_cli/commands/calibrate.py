@@ -10,8 +10,8 @@ import click
 
 from notes_cli import __version__, output
 from notes_cli.commands.options import Number, model_options, open_model
-from notes_cli.commands.remedies import listening
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ report_option = click.option(
 )
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.option(
     "--cases",
     "files",
@@ -84,7 +84,7 @@ def calibrate_command(
     cases = [case for battery in batteries for case in battery[:number]]
     with open_model(quiet=json_, **model) as opened:
         drawn = () if only else pairs()[:number]
-        profile, path = opened.calibrate(cases, pairs=drawn, callbacks=listening(json_))
+        profile, path = opened.calibrate(cases, pairs=drawn, callbacks=print_callbacks(json_))
     if json_:
         output.as_json({"version": 1, "path": str(path) if path else None, **as_dict(profile)})
     else:

@@ -13,8 +13,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import KEPT_TYPES, SkillSource, Target, library, model_options, open_model
-from notes_cli.commands.remedies import listening, worded
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return number
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--from",
@@ -322,7 +322,7 @@ def _compile(
         influence=shape.influence,
         blocks=shape.blocks,
         kv=shape.kv,
-        callbacks=listening(quiet),
+        callbacks=print_callbacks(quiet),
     )
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
@@ -335,7 +335,7 @@ def _compile(
 
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
     """What was compiled, how fast, and what it takes: the names of the fields where they fit."""
-    from notes_cli.explaining import kept_as
+    from notes_cli.explanations import storage_type
     from notes_cli.runtime.recompile import NEW
     from notes_cli.text.sizes import human_time
 
@@ -356,7 +356,7 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
         fresh = f"{compiled.fresh} of {compiled.blocks} blocks compiled"
         done.append(fresh if compiled.reasons else "in blocks")
     if compiled.kv != "f16":
-        done.append(f"kept as {kept_as(info)}")
+        done.append(f"kept as {storage_type(info)}")
     end = f" ({'; '.join(done)})" if done else ""
     count = {0: "no fields", 1: "1 field"}.get(len(fields), f"{len(fields)} fields")
     names = f"fields {', '.join(fields)}" if fields else "no fields like fee: 12"

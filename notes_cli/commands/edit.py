@@ -9,16 +9,16 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import FieldValue, SessionName, library, model_options, named, open_model
-from notes_cli.commands.remedies import listening
-from notes_cli.commands.terminal import Grouped
-from notes_cli.explaining import edited
+from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.terminal import GroupedCommand
+from notes_cli.explanations import edit_why
 
 if TYPE_CHECKING:
     from notes_cli.library.standing import GlobalErratum
     from notes_cli.sessions.edits import Edited
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("name", type=SessionName(), required=False)
 @click.option("--all", "everybody", is_flag=True, help="Correct all sessions that have the field, and later ones.")
 @click.option(
@@ -72,7 +72,7 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
         return _correct(values, json_, model)
     edits = []
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
-        for made in session.edits(values, method, callbacks=listening(json_)):
+        for made in session.edits(values, method, callbacks=print_callbacks(json_)):
             edits.append(made)
             if not json_:
                 output.result(_told(made))
@@ -130,8 +130,8 @@ def _told_to_all(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
 
 def _as_json(edit: Edited) -> dict[str, Any]:
     keys = ("field", "value", "method", "chosen")
-    return {**{key: getattr(edit, key) for key in keys}, "why": edited(edit.origin), "rows": edit.origin.rewritten}
+    return {**{key: getattr(edit, key) for key in keys}, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}
 
 
 def _told(edit: Edited) -> str:
-    return f"{edit.field}={edit.value}: {edited(edit.origin)} ({edit.chosen or edit.method})"
+    return f"{edit.field}={edit.value}: {edit_why(edit.origin)} ({edit.chosen or edit.method})"

@@ -13,7 +13,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
-from notes_cli.explaining import entry_as_json, kept_as
+from notes_cli.explanations import entry_as_json, storage_type
 
 if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
@@ -381,7 +381,7 @@ def _prefill(info: SegmentInfo) -> dict[str, float] | None:
 
 
 def _row_lines(info: SegmentInfo) -> str:
-    rows = [f"{_layers(info.layers)}, {kept_as(info)}"] if info.layers else []
+    rows = [f"{_layers(info.layers)}, {storage_type(info)}"] if info.layers else []
     states = [f"recurrent state of {_layers(info.states)}"] if info.states else []
     carried = [f"{output.human_size(info.carried)} to carry it elsewhere, after a seam of {info.seam} tokens"]
     return "; ".join(rows + states + (carried if info.carried else []))

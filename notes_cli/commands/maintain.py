@@ -15,7 +15,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library
 from notes_cli.commands.remedies import advice, worded
-from notes_cli.errors import NotesError, reason, told
+from notes_cli.errors import NotesError, reason, with_advice
 
 if TYPE_CHECKING:
     from notes_cli.library.check import Finding, Told
@@ -290,7 +290,7 @@ def _line(outcome: _Outcome, repair: bool) -> str:
     if outcome.failed:
         done = f"; it was not mended: {outcome.failed}"
     later = one.mend is not None and not repair and one.kind == "damaged"
-    return output.line(f"{one.kind}: {told(f'{path}{one.what}{done}', '' if later else advice(one.remedy))}")
+    return output.line(f"{one.kind}: {with_advice(f'{path}{one.what}{done}', '' if later else advice(one.remedy))}")
 
 
 def _count(count: int, noun: str) -> str:

@@ -11,7 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client"
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Where to listen.")
 @click.option(
     "--port", type=Number(0, 65535), default=8080, show_default=True, help="Where to listen, 0: any that is free."

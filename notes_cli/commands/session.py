@@ -14,7 +14,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import SessionName, model_options, open_model
 from notes_cli.commands.terminal import standard_input
-from notes_cli.explaining import entry_why
+from notes_cli.explanations import entry_why
 from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, Target, library, model_options, open_model
-from notes_cli.commands.remedies import listening, worded
+from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def import_command(
             try:
                 source = _fitting(group, opened.workspace.identity)
                 found = opened.import_segment(
-                    source, name=name, trust=trust, force=force, callbacks=listening(quiet or json_)
+                    source, name=name, trust=trust, force=force, callbacks=print_callbacks(quiet or json_)
                 )
             except NotesError as error:
                 if len(wanted) == 1:

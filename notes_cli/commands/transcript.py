@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from notes_cli import output
 from notes_cli.engine.pieces import Reason
-from notes_cli.explaining import entry_why
+from notes_cli.explanations import entry_why
 from notes_cli.sessions.state import TRACE, Entry, State
 
 INDENT = 12  # columns before a text, for who says it

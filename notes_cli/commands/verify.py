@@ -11,9 +11,9 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
-from notes_cli.commands.remedies import advice, listening, worded
-from notes_cli.commands.terminal import Grouped, piped_text, text_in
-from notes_cli.explaining import entry_why, expected
+from notes_cli.commands.remedies import advice, print_callbacks, worded
+from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
+from notes_cli.explanations import difference_why, entry_why
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WIDE = 100  # columns of a terminal that a table of questions takes with figures
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
 @click.option(
     "--session", type=SessionName(), metavar="NAME", help="Verify a session instead, as it is put back from disk."
@@ -145,7 +145,7 @@ def command(
         seam=seam,
         wording=wording,
     )
-    callbacks = listening(json_)
+    callbacks = print_callbacks(json_)
     with open_model(quiet=json_, session=session, **model) as opened:
         if session:
             with opened.session(session, new=False, reading=True) as held:
@@ -171,7 +171,7 @@ def _read_questions(file: Path | None) -> tuple[str, ...]:
 
     if file is None:
         return ()
-    text = piped_text() if str(file) == "-" else text_in(file)
+    text = piped_text() if str(file) == "-" else read_text(file)
     found = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
     if not found:
         raise NotesError(f"{file} has no questions", "Write one a line")
@@ -399,7 +399,7 @@ def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) ->
         "points": [asdict(point) for point in report.points],
         "layers": [{**asdict(error), "at": at} for error, at in zip(report.layers, places, strict=True)],
         "edits": [f"{edit.text} by {edit.how}: {entry_why(edit)}" for edit in report.edits],
-        "reasons": [expected(cause, where) for cause, where in report.causes.items()],
+        "reasons": [difference_why(cause, where) for cause, where in report.causes.items()],
     }
 
 
@@ -423,7 +423,7 @@ def _print_session(report: SessionReport, places: Sequence[str], model: str) -> 
     for edit in report.edits:
         output.result(f"edit {edit.text} by {edit.how}: {entry_why(edit)}")
     for cause, where in report.causes.items():
-        output.result(f"expected: {expected(cause, where)}")
+        output.result(f"expected: {difference_why(cause, where)}")
     if not report.causes:
         output.result("expected: nothing that would make rows differ by more than rounding")
     farthest = max(report.largest.k, report.largest.v)

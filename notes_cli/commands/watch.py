@@ -12,8 +12,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import Number, SkillSource, library, model_options, open_model
-from notes_cli.commands.remedies import listening, worded
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from notes_cli.text.toolset import ToolSet
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
 @click.option("--all", "all_", is_flag=True, help="Also every Agent Skill of the project and of the user.")
 @click.option(
@@ -151,7 +151,7 @@ def _compile(
             if name in done:  # two words may mean one
                 continue
             done.add(name)
-            compiled = _compiled(model, words, wanted, listening(json_))
+            compiled = _compiled(model, words, wanted, print_callbacks(json_))
         except NotesError as error:
             _tell(json_, event="failed", source=str(path), error=worded(error))
             continue

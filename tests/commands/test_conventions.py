@@ -10,7 +10,7 @@ import click
 import pytest
 
 from notes_cli import output
-from notes_cli.cli import COMMANDS, ELSEWHERE, cli
+from notes_cli.cli import COMMANDS, SYNONYMS, cli
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
 
@@ -149,7 +149,7 @@ def test_a_mistyped_command(word: str, meant: str) -> None:
     """What is near, or what other programs call it, is named; status 2."""
     outcome = run_here(word)
     assert (outcome.code, outcome.out) == (2, "") and f"Did you mean {meant}?" in outcome.err
-    assert set(ELSEWHERE.values()) <= set(COMMANDS) and not set(ELSEWHERE) & set(COMMANDS)
+    assert set(SYNONYMS.values()) <= set(COMMANDS) and not set(SYNONYMS) & set(COMMANDS)
 
 
 def test_a_mistyped_option() -> None:
@@ -190,7 +190,7 @@ def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_left_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
     """What one call in a process was told holds for it alone."""
     output.begin(json=False)
-    output.hush()
+    output.set_quiet()
     output.say("one")
     output.begin(json=False)
     output.say("two")

@@ -197,7 +197,7 @@ def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_loading_a_large_model_is_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, before it takes time; a small one is there at once."""
-    shown = on_a_terminal(["ask", "Why?", "-n", "1"], "import notes_cli.commands.options as o; o.NOTICED = 1")
+    shown = on_a_terminal(["ask", "Why?", "-n", "1"], "import notes_cli.commands.options as o; o.LARGE = 1")
     assert f"loading {model.name}" in shown
     assert "loading" not in on_a_terminal(["ask", "Why?", "-n", "1"])
 

@@ -54,13 +54,13 @@ def trace(frame, event, argument, left=[{at}]):
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGINT)
     return trace
-import notes_cli.stops
-install = notes_cli.stops.install
+import notes_cli.signals
+install = notes_cli.signals.install
 def begin():
     install()
-    notes_cli.stops.install = install
+    notes_cli.signals.install = install
     sys.settrace(trace)
-notes_cli.stops.install = begin
+notes_cli.signals.install = begin
 """
 
 
@@ -76,8 +76,8 @@ def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) 
 # Raises a signal when llama.cpp has freed something.
 FREED = """
 import os, signal
-import notes_cli.stops
-notes_cli.stops.install()
+import notes_cli.signals
+notes_cli.signals.install()
 from notes_cli.engine.native import llama
 free = llama.{name}
 def freed(handle):
