@@ -228,7 +228,7 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
 
 def test_long_lines_are_wrapped_on_a_terminal() -> None:
     """In whole words, behind who says them, and as far in as they began."""
-    said = transcript.Said("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
+    said = transcript.Part("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
     assert transcript._lines(said, 30) == [
         *("user        one two three four", "            five six", "                - seven eight"),
         *("                nine ten", "                eleven", "", "            end"),
