@@ -1,4 +1,4 @@
-"""What a command costs, in counts: modules, calls of the library, tokens decoded, bytes read and written."""
+"""Costs of commands as counts: modules, library calls, tokens decoded, bytes read and written."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def foreign(modules: set[str]) -> set[str]:
 def test_little_is_imported(
     command: str, packages: set[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No package more than these, and not many more modules: whoever needs another one imports it where it is used."""
+    """Limits on packages and modules: others are imported where they are used."""
     if sys.platform == "linux":  # elsewhere the folders of the system are asked of a package
         for name in ("NOTES_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
             monkeypatch.delenv(name, raising=False)
@@ -102,7 +102,7 @@ def test_little_is_imported(
 
 
 def test_a_turn_of_a_session_loads_no_writer_of_others(model: Path, tmp_path: Path) -> None:
-    """What is computed is written with a head of our own: the package gguf, with PyYAML, takes 40 ms to load."""
+    """Segments of computed K/V are written by our own code: importing gguf with PyYAML takes 40 ms."""
     (tmp_path / "skill.txt").write_text(TEXT)
     assert run_here("compile", tmp_path / "skill.txt").code == 0
     asked = ["--session", "talk", "-n", "2", "--server", "off"]
@@ -113,7 +113,7 @@ def test_a_turn_of_a_session_loads_no_writer_of_others(model: Path, tmp_path: Pa
 
 
 def test_settings_load_no_other_commands(model: Path, home: Path) -> None:
-    """Whoever has a config.yaml waits for none but the command that is running, and for one that is named in it."""
+    """With a config.yaml, only the running command is imported, and those with sections in it."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.yaml").write_text("temp: 0\nserve: {port: 9000}\nmodels: {}\n")
     modules, _ = started("ask", "May I?", "-n", "1", "--server", "off")
@@ -130,7 +130,7 @@ def test_an_answer_enters_few_functions() -> None:
 
 
 def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the chat template renders is remembered; the first time a process renders it."""
+    """Renderings of chat templates are cached; the first one runs in a process."""
     (tmp_path / "skill.txt").write_text(TEXT)
     assert run_here("compile", tmp_path / "skill.txt").code == 0
     begun: list[object] = []
@@ -220,7 +220,7 @@ LIMIT = 5  # tokens of an answer
 
 @pytest.mark.parametrize("errata", [[], ["date=2026-07-01"]])
 def test_an_answer_decodes_what_is_new(opened: notes.Model, counted: Counted, errata: list[str]) -> None:
-    """Of a spliced skill nothing but its seam is decoded: its rows come from the file, each byte once, in one call."""
+    """Only the seam of a spliced skill is decoded: its K/V comes from the file, each byte once, in one call."""
     plain = opened.ask("May I?", splice=["skill"], max_tokens=LIMIT, recompute=True)
     assert counted.decoded == plain.counts.total + LIMIT
     assert counted.traffic == (0, 0)
