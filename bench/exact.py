@@ -1,4 +1,4 @@
-"""Does `--exact` ever answer otherwise than a prefill? The workloads of bench/race, counted instead of timed.
+"""Count whether `--exact` answers as a prefill does, on the workloads of bench/race.
 
     python -m bench.exact [--models shipped random] [--size 1k] [--asked N] [--write docs]
 
@@ -90,7 +90,7 @@ def prompts(model: notes.Model, work: Work) -> Pairs:
 
 
 def turns(model: notes.Model, work: Work) -> Pairs:
-    """Each turn of a conversation in each way, and a prefill of the tokens that it has come to by then."""
+    """Yield the turns of a conversation in each way, and a prefill of its tokens so far."""
     pairs: Pairs = {way: [] for way in WAYS}
     for way in ("exact", "spliced"):
         with model.session(way) as talk:

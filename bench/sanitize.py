@@ -1,4 +1,4 @@
-"""The native tests and a slice of the zoo on a library built with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Run native tests and a slice of the zoo with AddressSanitizer and UndefinedBehaviorSanitizer.
 
     python -m bench.sanitize [--build build/sanitize] [--models build/zoo/models]     a line a job: ok or FAILED
 
@@ -76,7 +76,7 @@ def environment(build: Path) -> dict[str, str]:
 
 
 def run(name: str, command: list[str], build: Path) -> bool:
-    """One job in a process of its own. True if it did what it should and nothing was found."""
+    """Run a job in a process; return True if it succeeded without findings."""
     started = time.monotonic()
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(build), cwd=ROOT

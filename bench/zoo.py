@@ -1,4 +1,4 @@
-"""Every architecture that llama.cpp has, as a tiny random model, in every kind of context: a table.
+"""Tabulate every architecture of llama.cpp, as a tiny random model, in every kind of context.
 
     python -m bench.zoo [--models build/zoo/models] [--arch REGEX] [--columns REGEX] [--write docs/architectures.md]
 
@@ -172,7 +172,7 @@ def _row(name: str, lines: list[Line]) -> str:
 
 
 def _where(columns: list[str]) -> str:
-    """What a list of columns has in common."""
+    """Return the common part of a list of columns."""
     parts = zip(*(column.split() for column in columns), strict=True)
     names = ("", "", "flash attention ", "")
     found = [
@@ -215,7 +215,7 @@ def main() -> int:
 
 
 def failed(line: Line) -> bool:
-    """Whether something is wrong, crashed, or a control that must be caught was not."""
+    """True if a result is wrong or a crash, or a control was not detected."""
     return bool(line["missed"]) or any(line[operation] in ("wrong", "crash") for operation in OPERATIONS)
 
 

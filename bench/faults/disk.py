@@ -84,7 +84,7 @@ class Disk:
 
 
 def mounted(folder: Path, kilobytes: int) -> bool:
-    """Whether an empty file system of that size is there now. Only root may."""
+    """True if an empty file system of that size is mounted; requires root."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if os.geteuid() != 0:
         return False

@@ -343,7 +343,7 @@ LIES: tuple[Callable[[random.Random, Parts], None], ...] = (
 
 
 def judged(path: Path) -> Verdict:
-    """What `notes ask` makes of the file, in a process of its own."""
+    """Judge a file by `notes ask` in a process."""
     said = path.with_suffix(".said")
     said.unlink(missing_ok=True)
     child = os.fork()
@@ -370,7 +370,7 @@ def judged(path: Path) -> Verdict:
 
 
 def _ask(path: Path, said: Path) -> NoReturn:
-    """The child's part. Whatever happens, it ends here: a child that went on would try all other cases, too."""
+    """Run in the child, and always exit here, so that the child does not continue with other cases."""
     status = 2
     try:
         out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,4 +1,4 @@
-"""Hostile profiles: what `notes calibrate` wrote, mutated, and then followed."""
+"""Hostile profiles: output of `notes calibrate`, mutated, and then used."""
 
 from __future__ import annotations
 

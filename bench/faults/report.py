@@ -25,7 +25,7 @@ def write(path: Path, rows: Sequence[Row], about: Mapping[str, tuple[str, str]])
 
 
 def table(rows: Sequence[Row], about: Mapping[str, tuple[str, str]]) -> str:
-    """The table, and below it what each kind tries and counts as a failure."""
+    """Return the table, and below it the method and the failures of each kind."""
     lines = [
         "| kind | seed | cases | accepted, sound | refused | crashes | hangs | wrong | losses | minutes |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",

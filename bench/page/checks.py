@@ -1,4 +1,4 @@
-"""What the page must do, each as a user does it."""
+"""Checks of the web page, each as a user acts."""
 
 from __future__ import annotations
 

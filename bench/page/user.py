@@ -1,4 +1,4 @@
-"""A server of its own, and somebody who uses its page in a browser."""
+"""Start a server, and operate its page in a browser."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Server:
 
 
 class User:
-    """Somebody before the page."""
+    """A user of the page."""
 
     def __init__(self, page: Page, server: Server) -> None:
         self.page, self.server = page, server

@@ -1,4 +1,4 @@
-"""What is measured: a model, a workload in a size, a peer. Each cell is kept as soon as it is there, and not again."""
+"""Cells of the measurement (model, workload in a size, peer), each saved when done."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it depends on besides its name."""
+        """Return the settings that a cell depends on besides its name."""
         return {"answer": ANSWER, "threads": THREADS, "version": 2}
 
 
@@ -69,7 +69,7 @@ Kept = dict[str, list[Run]]
 
 
 def cells(only: list[str]) -> list[Cell]:
-    """Those of a name, or below one; all without any. Raise SystemExit for a name that there is not."""
+    """Return the cells with a name, or below one; by default all. Raises SystemExit for an unknown name."""
     every = [
         Cell(model, work, size, peer)
         for model, sizes in GRID.items()
@@ -99,7 +99,7 @@ def measure(cell: Cell) -> list[Run]:
 
 
 class Still:
-    """How long this process was not there at most: somebody has stopped it, and what it measures."""
+    """Measures the longest time for which this process was suspended, which would spoil a timing."""
 
     def __enter__(self) -> Still:
         self.longest, self._over = 0.0, threading.Event()
@@ -117,7 +117,7 @@ class Still:
 
 
 def load(path: Path = KEPT) -> Kept:
-    """What was measured with the settings of now."""
+    """Load cells measured with the current settings."""
     known, kept = {cell.name: cell for cell in cells([])}, _read(path)
     return {
         name: [Run(*run) for run in one["runs"]]
@@ -127,7 +127,7 @@ def load(path: Path = KEPT) -> Kept:
 
 
 def keep(cell: Cell, runs: Sequence[Run], path: Path = KEPT) -> None:
-    """Put a cell into the file, which is in the order of the table. Others stay, whatever their settings."""
+    """Save a cell in the file, in the order of the table. Others stay, whatever their settings."""
     found = {cell.name: {"settings": cell.settings, "runs": [_rounded(run) for run in runs]}}
     found = {**_read(path), **found}
     lines = [

@@ -47,7 +47,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What both servers are given alike."""
+    """Settings that both servers share."""
 
     model: Path
     threads: int

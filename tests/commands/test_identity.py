@@ -1,6 +1,6 @@
-"""The identity matrix: what looks like the same model and is not is refused, and what is the same is taken.
+"""The identity matrix: segments of similar but different models are refused, those of the same model are accepted.
 
-Each refusal names both values and a command, which is run here as it is printed, and mends it.
+Each refusal names both values and a command, which is run here as printed, and solves the problem.
 """
 
 from __future__ import annotations
