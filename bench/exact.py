@@ -37,7 +37,7 @@ OTHER = 100  # tokens of the other batches
 Row = dict[str, Any]
 
 
-Pairs = dict[str, list[tuple["Found", "Found"]]]  # by the way of answering: a prefill, and what is compared with it
+Pairs = dict[str, list[tuple["Found", "Found"]]]  # by way: a prefill, and those compared with it
 
 
 @dataclass(frozen=True)

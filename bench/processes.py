@@ -96,7 +96,7 @@ def running(command: Sequence[str], log: Path, environment: Mapping[str, str], l
         if process.poll() is not None:
             raise SystemExit(f"{command[0]} has crashed\n{log.read_text(errors='replace')[-2000:]}")
     finally:
-        process.kill()  # some are in the middle of a long prompt, which nobody waits for any more
+        process.kill()  # some are in a long prefill whose client has gone
         process.wait()
 
 

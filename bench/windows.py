@@ -64,7 +64,7 @@ class Totals:
     scripts: int = 0
     full: int = 0  # scripts with swa_full
     operations: collections.Counter[str] = field(default_factory=collections.Counter)
-    refusals: collections.Counter[str] = field(default_factory=collections.Counter)  # by what was said, without numbers
+    refusals: collections.Counter[str] = field(default_factory=collections.Counter)  # by message, without numbers
     worst: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))  # nmse, by cache
     compared: int = 0  # rows and logits
     wrong: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Script:
                 self._append(seq_id, 3)
                 self._compare_rows(seq_id)
 
-    # Operations: what is done, by the engine and then by the reference.
+    # Operations, by the engine and then by the reference.
 
     def _append(self, seq_id: int, count: int = 0) -> None:
         several = [seq_id] if count or self.random.random() < 0.8 else list(range(len(self.rows)))

@@ -148,7 +148,7 @@ def _named(lines: list[Line]) -> str:
 
 def _row(name: str, lines: list[Line]) -> str:
     f16 = [line for line in lines if line["column"].startswith("f16")] or lines
-    # A context in which nothing is possible (one longer than the positions that were learned) says nothing of others.
+    # A context in which nothing is possible (longer than the learned positions) is no evidence for others.
     f16 = [line for line in f16 if any(line[one] not in ("", "refused") for one in OPERATIONS)] or f16
 
     def word(operation: str) -> str:

@@ -97,7 +97,7 @@ class Verdict:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     missed: tuple[str, ...] = ()  # controls that should have been called wrong and were not
     blind: tuple[str, ...] = ()  # those that could not be: they move rows by less than the cache rounds them
-    amplified: tuple[str, ...] = ()  # operations that are exact only by what the model makes of a rounding
+    amplified: tuple[str, ...] = ()  # operations that are exact within the model's amplified rounding
 
 
 def options_of(kv: str, scaling: str, flash: str, streams: str) -> ContextOptions:
@@ -135,7 +135,7 @@ class Case:
     def context(self, kv: str | None = None) -> Context:
         kv = kv or self.kv
         context = Context(self.model, self.options if kv == self.kv else replace(self.options, type_k=kv, type_v=kv))
-        if self.seq_id:  # somebody else's rows lie in the cache, too
+        if self.seq_id:  # the cache also holds entries of another sequence
             decode(context, self.other[:7], 0, 0)
         return context
 
@@ -317,7 +317,7 @@ def _measure(
 
     def compare(operations: dict[str, tuple[Sequence[LayerRows], int]], position: int) -> None:
         own = None
-        if case.kv in QUANTIZED:  # what is right is what an f32 cache gives
+        if case.kv in QUANTIZED:  # the reference is an f32 cache
             wanted = case.decoded(position, "f32")
             once = Errors.between(case.placed(case.segment(position), position, position), wanted)
             own = once._replace(logits=Errors.between(case.decoded(position), wanted).logits)

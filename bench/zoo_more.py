@@ -323,7 +323,7 @@ def weights(arch: str, name: str, shape: tuple[int, ...], random: np.random.Gene
     if name == "rope_freqs":  # as in Gemma 4, the last pairs hardly rotate
         return np.where(np.arange(shape[0]) < 0.75 * shape[0], random.uniform(1, 8, shape), 1e30)
     if name.endswith(("time_mix_decay", "time_mix_w0")):
-        return random.uniform(-6, -4, shape)  # what remembers for hundreds of tokens
+        return random.uniform(-6, -4, shape)  # decays that last hundreds of tokens
     if name.endswith("bias"):
         return random.normal(0, 0.1, shape)
     if "norm" in name or len(shape) == 1:

@@ -71,7 +71,7 @@ def unprivileged_here() -> Iterator[None]:
         yield
         return
     fewer = (ctypes.c_uint32 * 6)(*held)
-    fewer[0] &= ~overrides  # the first word of what is in effect; what is permitted stays
+    fewer[0] &= ~overrides  # clears the first word of the effective set; the permitted set stays
     assert libc.capset(header, fewer) == 0
     try:
         yield

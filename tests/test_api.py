@@ -316,7 +316,7 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
             for errata in (["date=2026-07-01"], {"date": "2026-07-01"})
         )
         assert texts.counts == pairs.counts and texts.counts.erratum
-    for name in ("dat", "shipping fee"):  # several words, too: what is given as a field is one
+    for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
         with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
             model.ask(QUESTION, splice=["returns"], errata={name: "2026-07-01"})
         with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
@@ -391,7 +391,7 @@ def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, ski
     stream = model.stream("Why?", splice=[segment], max_tokens=8)
     first = next(stream)
     assert context.used > len(segment)
-    assert model.ask("Why?", splice=[segment], max_tokens=8).text == wanted  # beside the one that waits
+    assert model.ask("Why?", splice=[segment], max_tokens=8).text == wanted  # besides the waiting one
     stream.close()
     assert context.used == 0
     stream = model.stream("Why?", splice=[segment], max_tokens=8)

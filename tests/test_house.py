@@ -26,7 +26,7 @@ ROOT = PACKAGE.parent
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "LOG.md")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES))
 
-# Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
+# Folders and modules from top to bottom: each imports itself and lower levels only.
 # "" is `notes_cli` itself, of which all may know the version; `lib` is made by the build.
 LEVELS = (
     "__main__",
@@ -65,10 +65,10 @@ ONLY = {
     "prometheus_client": {"serve"},
 }
 
-# The edge, and what names flags for another reason: pip's, and sentences that an earlier version wrote into sessions.
+# The command line, and files with flags of pip or sentences that an earlier version wrote into sessions.
 MAY_NAME_FLAGS = {"cli.py", "output.py", "explanations.py", "engine/native.py", "sessions/lines.py"}
 
-# What must load without llama.cpp: all of `text`, and these.
+# Modules that must not import llama.cpp, besides all of `text`.
 PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.lines", "sessions.state")
 PURE += ("engine.architectures", "library.segment_files", "library.models", "runtime.naming")
 
@@ -312,7 +312,7 @@ def test_markers_follow_helpers(tmp_path: Path, helper: str, body: str, found: s
         assert markers.loads_llama(path) is ("model" in found)
 
 
-@pytest.mark.process  # git lists what is stored
+@pytest.mark.process  # runs git ls-files
 def test_counts_only_go_down() -> None:
     """Where a count has gone down, its limit in bench/counts.py follows."""
     found = counts.counted()

@@ -20,7 +20,7 @@ TEMPLATE = (  # ChatML
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 N_CTX = 8192
 
-# What differs between the architectures. head: elements a head, else what the heads share; bias, norm: extra tensors on
+# Differences of the architectures. head: elements a head, else what the heads share; bias, norm: extra tensors on
 # Q and K.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"head": 16, "base": 10000.0},

@@ -76,7 +76,7 @@ def _settle() -> None:
 
 
 def _remove_scratch(owner: int) -> None:
-    if os.getpid() == owner:  # `notes` in a forked process runs what was registered here, too, when it ends
+    if os.getpid() == owner:  # exit handlers registered here would run in forked processes, too
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
 

@@ -21,7 +21,7 @@ from notes_cli.runtime.workspace import Workspace
 
 Rows = NDArray[np.float32]
 Break = Callable[[Rows, np.random.Generator, int, int], Rows]
-LEAST = {False: 2**-9, True: 0.02}  # of a row's length: what f16, and q8_0, may move it by
+LEAST = {False: 2**-9, True: 0.02}  # of a row's length: rounding of f16, and of q8_0
 
 
 def _swapped(rows: Rows, heads: int) -> Rows:

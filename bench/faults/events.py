@@ -31,7 +31,15 @@ CHANGES = {
     "os.chmod": 1,
 }
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-FILLS = ("open", "truncated", "write", "os.mkdir", "os.link", "os.rename", "fsync")  # what a full disk refuses
+FILLS = (
+    "open",
+    "truncated",
+    "write",
+    "os.mkdir",
+    "os.link",
+    "os.rename",
+    "fsync",
+)  # operations that a full disk refuses
 
 
 class Events:

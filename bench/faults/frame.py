@@ -39,7 +39,7 @@ MEMORY = Path("/dev/shm")  # a folder in memory, where there is one: the campaig
 SCRATCH = (MEMORY if os.access(MEMORY, os.W_OK) else FOUND) / f"notes-faults-{os.getpid()}"
 GOOD = ("accepted", "refused")
 BAD = ("crash", "hang", "wrong", "loss")
-KEPT = 20  # failures that a row tells of
+KEPT = 20  # failures printed per row
 ALIKE = 3  # of them, of one sort
 PATIENCE = 60.0  # seconds that a case may take
 
@@ -87,7 +87,7 @@ class Row:
     hangs: int = 0
     wrong: int = 0
     losses: int = 0
-    notes: str = ""  # what else there is to say
+    notes: str = ""  # further remarks
     failures: list[str] = field(default_factory=list)  # the first of them: number and why
     kind: str = ""  # from here on filled in by the campaign
     seed: int = 0
@@ -194,7 +194,7 @@ def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: in
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         for number in range(first, budget.cases):
-            if budget.over or os.getppid() != parent:  # nobody waits for it any more
+            if budget.over or os.getppid() != parent:  # its parent no longer waits
                 break
             shared.current = number + 1
             try:
@@ -226,7 +226,7 @@ class _Shared:
         self._numbers = mmap.mmap(-1, 8 * (1 + len(GOOD) + len(BAD)))
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)  # what does not fit is counted, not told
+        os.set_blocking(self._write, False)  # failures that do not fit are counted, not printed
         self._told: Counter[str] = Counter()
 
     def __enter__(self) -> _Shared:

@@ -250,7 +250,7 @@ class Kills:
                 for path in kept.iterdir():
                     path.unlink()
             outcome = jobs.run(job, home, Events(home, journal, case.mode, int(case.at)).install)
-            done = case.at == len(jobs.events[job.name])  # what it said is done outlasts the power
+            done = case.at == len(jobs.events[job.name])  # reported results survive a power cut
             if outcome.code != (0 if done else -signal.SIGKILL):
                 return Verdict("crash", f"{job.name} was to be killed at event {case.at}: {outcome}")
             if case.mode == "power":

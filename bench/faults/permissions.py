@@ -33,7 +33,7 @@ class Bar(NamedTuple):
     paths: Sequence[str]
     mode: int = -1
     owner: int = -1
-    reads: bool = True  # whether what only reads must go on
+    reads: bool = True  # True if reading commands must still work
     unsafe: bool = False  # whether it must be refused
 
 
@@ -61,7 +61,7 @@ BARS = (
     Bar("another's library", ["library"], owner=1, reads=False, unsafe=True),
     Bar("another's sessions", ["sessions"], owner=1, reads=False, unsafe=True),
 )
-# What only reads, and which folder it uses.
+# Reading commands, and the folder that each uses.
 READS = (
     (["ls"], "library"),
     (["ls", "--json"], "library"),

@@ -11,7 +11,7 @@ from bench.faults.frame import Row
 from bench.marked import put_between
 
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
-KEPT = "results/faults.json"  # the rows, beside the document
+KEPT = "results/faults.json"  # the rows, in a file next to the document
 
 
 def write(path: Path, rows: Sequence[Row], about: Mapping[str, tuple[str, str]]) -> None:

@@ -196,7 +196,7 @@ def _work(
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(handle, number)
             os.close(handle)
-        sys.stdin, sys.stdout, sys.stderr = (  # of a process of its own, whatever this one has made of them
+        sys.stdin, sys.stdout, sys.stderr = (  # as in a new process, whatever this one has set
             io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8"),
             io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8"),
             io.TextIOWrapper(
@@ -213,7 +213,7 @@ def _work(
             cli.main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1 if error.code else 0
-    except NotesError as error:  # of a function, as the command line says it
+    except NotesError as error:  # of a function, in the command line's words
         os.write(2, f"notes: {error}\n".encode())
         code = 1
     except BaseException as error:

@@ -29,7 +29,7 @@ class Figures:
     answered: int  # to their ends
     cut: int  # not answered when time was up
     failed: int
-    reused: float | None  # share of the prompt tokens of those who were told: at the first word, by ours at the end
+    reused: float | None  # share of prompt tokens, of requests that reported it: at the first text, ours at the end
     prompt: float | None  # tokens of theirs, mean
     seconds: float  # from the first arrival to the last answer; where some were cut, to when time was up
     answers: float  # a second

@@ -63,7 +63,7 @@ def arrivals(count: int, per_second: float | None, seed: int, until: float) -> l
     return found
 
 
-STILL = 2.0  # seconds without a sign of life, which tell of a machine that was stopped or busy with something else
+STILL = 2.0  # seconds without progress, as on a suspended or busy machine
 
 
 async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) -> list[Seen]:

@@ -30,7 +30,7 @@ class System:
 
     name: str
     title: str
-    way: str  # of saying the date (texts.WAYS)
+    way: str  # of stating the date (texts.WAYS)
     reuse: int | None = None  # llama-server's --cache-reuse; None: it is ours
 
 
@@ -51,7 +51,7 @@ class Setting:
 
     model: Path
     threads: int
-    flash: str  # llama-server's -fa, on or off; ours has what it takes by default
+    flash: str  # llama-server's -fa, on or off; ours has its default
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def body(asked: Asked, way: str, tokens: int) -> Json:
     shared = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens, "temperature": 0}
     new = asked.day.isoformat() if asked.day != FIRST else ""
     system = SYSTEM
-    more: Json = {"timings_per_token": True}  # llama-server tells before the end what it reused
+    more: Json = {"timings_per_token": True}  # llama-server reports reuse before the end
     if way == "erratum":
         more = {"notes": {"splice": [SKILL], "errata": {"date": new} if new else {}}}
     elif way == "edited":

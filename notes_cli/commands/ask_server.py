@@ -144,13 +144,13 @@ def _skills(words: Sequence[str]) -> dict[str, str]:
     """Map words of the command line to names of compiled skills. Raises Declined for files, which a server does not
     open."""
     known = {name for name, _ in segment_files(config.paths().library)} if words else set()
-    found = {}
+    names = {}
     for word in words:
         name = skill_named(word, known)
         if name is None:
             raise Declined(f"{word} is no compiled skill")
-        found[word] = name
-    return found
+        names[word] = name
+    return names
 
 
 def _image(word: str) -> Json:

@@ -93,7 +93,7 @@ def on_a_terminal(arguments: Sequence[object], code: str = "", status: Sequence[
     try:
         while chunk := os.read(master, 4096):
             data += chunk
-    except OSError:  # Linux says so where the other side is closed
+    except OSError:  # on Linux, when the other side is closed
         pass
     os.close(master)
     assert process.wait() in status, data

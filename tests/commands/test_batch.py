@@ -261,7 +261,7 @@ def test_an_interrupt_leaves_whole_lines(model: Path, tmp_path: Path, after: flo
     first = process.stdout.readline()
     time.sleep(after)
     process.send_signal(signal.SIGINT)
-    # Not communicate(), which reads past what readline() has in its buffer.
+    # Not communicate(), which would skip readline()'s buffer.
     rest, err = process.stdout.read(), process.stderr.read()
     assert (process.wait(), err) == (130, "notes: interrupted\n")
     found = [json.loads(line) for line in (first + rest).splitlines()]

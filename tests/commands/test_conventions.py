@@ -179,7 +179,7 @@ def test_version_names_the_native_build() -> None:
 def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before any request, with the name of the variable."""
     monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # a port without a listener
     for arguments in (("a/b",), ("a/b", "--dry-run")):
         outcome = run_here("pull", *arguments)
         assert outcome.code == 1 and outcome.err.startswith(f"notes: {name} is set: nothing is fetched")

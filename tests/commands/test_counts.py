@@ -22,12 +22,12 @@ from notes_cli.text import rendering, template
 
 from .conftest import TEXT, run_here
 
-# What `notes --help` and an answer load beside Python itself: each is milliseconds before the first token, or seconds.
+# Packages that `notes --help` and an answer import; each costs milliseconds, or seconds, before the first token.
 HELP = {"notes_cli", "click"}
 ASK = HELP | {"numpy", "xxhash"}
 OURS = {"--help": 9, "ask": 94}  # modules of notes
-ALL = {"--help": 145, "ask": 335}  # and of everybody; they differ by some tens from one Python to another
-# What an answer from a skill that is compiled has no use for, and what each of them would take to load.
+ALL = {"--help": 145, "ask": 335}  # including Python's, whose number varies by tens between versions
+# Modules that an answer from a compiled skill does not need, with their import times.
 UNUSED = {
     *("notes_cli.documents", "notes_cli.runtime.compile", "notes_cli.runtime.recompile", "notes_cli.runtime.batch"),
     "notes_cli.library.tidy",
@@ -90,7 +90,7 @@ def test_little_is_imported(
         (tmp_path / "skill.txt").write_text(TEXT)
         assert run_here("compile", tmp_path / "skill.txt").code == 0
         arguments = ["ask", "May I?", "--splice", "skill", "--erratum", "date=2026-07-01", "-n", "2", "--server", "off"]
-        assert run_here(*arguments).code == 0  # what is remembered is there from then on
+        assert run_here(*arguments).code == 0  # cached from then on
     modules, _ = started(*arguments)
     more = foreign(modules) - packages
     assert not more, f"notes {command} now loads {', '.join(sorted(more))}"
@@ -151,7 +151,7 @@ def test_the_model_is_hashed_once(
     path = make_model("qwen3", embd=1024, heads=32, kv_heads=32)
     size = path.stat().st_size
     assert size > 30e6
-    os.utime(path, (1.7e9, 1.7e9))  # what was written just now is not remembered: it may be about to change
+    os.utime(path, (1.7e9, 1.7e9))  # a file written just now is not cached, as it may still change
     monkeypatch.setenv("NOTES_MODEL", str(path))
     (tmp_path / "skill.txt").write_text(TEXT)
     asked = ["May I?", "--splice", "skill", "-n", "2", "--server", "off"]
@@ -206,7 +206,7 @@ def opened(model: Path, home: Path, tmp_path: Path) -> Iterator[notes.Model]:
 
 # Calls of the library: at most so many. `used` and `can_move` look something up; the others compute or move rows.
 SPLICE = {"splice_file": 1, "can_move": 1}
-PROMPT = {"append": 2, "used": 12}  # what precedes a skill, and what follows it
+PROMPT = {"append": 2, "used": 12}  # text before and after a skill
 LOOKING = {"used": 10, "watch": 4, "layers": 2, "frequencies": 6}  # twice a context, and each of three layers
 
 

@@ -232,7 +232,7 @@ def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, questio
 
 
 HOISTED = "---\nname: returns\nfields:\n  {}: {{value: {}, hoist: true}}\n---\n{}"
-SECTIONS = {  # a field and what follows from it, in one block
+SECTIONS = {  # a field and a consequence of it, in one block
     "date": "If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.",
     "tier": "If the tier is gold then the shipping is free.\n- If the tier is silver then the shipping is reduced.",
     "amount": "If the amount is over 500 then the approval is manual, otherwise the approval is automatic.",

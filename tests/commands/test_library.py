@@ -134,7 +134,7 @@ def test_ls_says_what_is_out_of_date_and_why(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A word in the table and a line below it; no model is loaded for it."""
-    monkeypatch.setattr("notes_cli.engine.model.Model.__init__", None)  # nobody may
+    monkeypatch.setattr("notes_cli.engine.model.Model.__init__", None)  # no permission for anyone
     assert notes("ls").out.splitlines()[1].split()[-3:-1] == ["ready", "date=2026-06-01,"]
     assert notes("ls", "--json").json[0]["stale"] == []
     skill.write_text("date: 2026-06-02\n")
@@ -208,7 +208,7 @@ def test_ls_knows_the_model_in_use(
         os.utime(path, (1, 1))  # a digest is remembered of files that were left alone
     monkeypatch.setenv("NOTES_MODEL", str(mine))
     assert notes("compile", skill).code == 0
-    assert notes("ls", "-m", other, "--json").json[0]["stale"] == []  # never hashed: nobody knows
+    assert notes("ls", "-m", other, "--json").json[0]["stale"] == []  # never hashed, so unknown
     notes("compile", "-", "--name", "more", "-m", other, stdin="x")
     assert {one["name"]: one["stale"] for one in notes("ls", "-m", other, "--json").json} == {
         "more": [],

@@ -174,7 +174,7 @@ def test_a_state_is_carried_where_that_is_asked_for(notes: Notes, compiled: Path
     told = notes("compile", skill, "--carry").err
     assert UNCAPTURED in told and "the state of recurrent layers carried through it" in told
     assert "up to date" in notes("compile", skill, "--carry").err
-    assert "up to date" in notes("compile", skill).err  # what is there more is no reason
+    assert "up to date" in notes("compile", skill).err  # extra segments are no reason
     (shown,) = notes("inspect", "returns", "--json").json
     assert re.search(r"; [0-9.]+ kB to carry it elsewhere, after a seam of 16 tokens$", shown["rows"])
     assert shown["compiled_at"] == f"position {LEFT}, after {LEFT} tokens"

@@ -145,7 +145,7 @@ sequence.Notebook.flush = dying
     assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
 
 
-# Raises a signal in Python that C calls, which then forgets what was raised there, as much of C does.
+# Raises a signal in Python code that C calls and whose exception C drops.
 FORGOTTEN = """
 import ctypes, os, signal
 import notes_cli.engine.sequence as sequence
@@ -320,7 +320,7 @@ def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Pa
 
 def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path) -> None:
     """With stdout and stderr closed, nothing that is printed ends up in a file that was opened in their place."""
-    os.utime(skill, (2**32, 2**32))  # of a file that may still change the stamp says so, now and later
+    os.utime(skill, (2**32, 2**32))  # the stamp of a file that may still change is marked as such, now and later
     whole = run_apart("compile", skill, "-v")
     assert whole.code == 0
     before = snapshot(home / "library")

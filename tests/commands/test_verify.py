@@ -169,8 +169,8 @@ def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.Monk
     assert "missed: stale: 'May I return this?' decides 'accepted', the recompute's decision is 'refused'" in stale.out
     assert stale.code == 1 and "DIFFERS" in stale.out and "accepted (refused)" in stale.out
     assert notes("verify", "returns", *ask, "--method", "erratum", "--method", "suffix").code == 0
-    assert notes("verify", "returns", *ask, "--method", "field").code == 1  # what was noted of the old value decides
-    assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto's is right, whatever stale is
+    assert notes("verify", "returns", *ask, "--method", "field").code == 1  # notes of the old value decide
+    assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto is right, stale or not
 
 
 def test_a_model_that_refuses_methods(
