@@ -134,12 +134,12 @@ class Dying:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
 import notes_cli.engine.sequence as sequence
-flush = sequence.Notebook.flush
+flush = sequence.KVSequence.flush
 def dying(self, *given):
     Dying()
-    sequence.Notebook.flush = flush
+    sequence.KVSequence.flush = flush
     return flush(self, *given)
-sequence.Notebook.flush = dying
+sequence.KVSequence.flush = dying
 """
     done = told(code, *ENDLESS)
     assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
@@ -152,12 +152,12 @@ import notes_cli.engine.sequence as sequence
 class Deaf:
     def __getattr__(self, name):
         os.kill(os.getpid(), signal.{signal})
-flush = sequence.Notebook.flush
+flush = sequence.KVSequence.flush
 def forgetting(self, *given):
-    sequence.Notebook.flush = flush
+    sequence.KVSequence.flush = flush
     assert not ctypes.pythonapi.PyObject_HasAttrString(ctypes.py_object(Deaf()), b"any")
     return flush(self, *given)
-sequence.Notebook.flush = forgetting
+sequence.KVSequence.flush = forgetting
 """
 
 
@@ -189,7 +189,7 @@ def close(self):
         going.close()
 workspace.Workspace.close = close
 import notes_cli.engine.sequence as sequence
-sequence.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+sequence.KVSequence.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
 """
     done = told(code, "ask", "Why?")
     assert (done.returncode, done.stderr) == (130, "cleaned\nnotes: interrupted\n")
@@ -240,7 +240,7 @@ workspace.Workspace.close = close
 import notes_cli.engine.sequence as sequence
 def flush(self, *given):
     os.kill(os.getpid(), signal.SIGINT)
-sequence.Notebook.flush = flush
+sequence.KVSequence.flush = flush
 """
     done = told(code, "ask", "Why?")
     assert (done.returncode, done.stdout, done.stderr) == INTERRUPTED
@@ -266,7 +266,7 @@ def test_an_interrupt_under_json_is_json(model: Path, number: signal.Signals) ->
     code = f"""
 import os, signal
 import notes_cli.engine.sequence as sequence
-sequence.Notebook.flush = lambda *given: os.kill(os.getpid(), signal.{number.name})
+sequence.KVSequence.flush = lambda *given: os.kill(os.getpid(), signal.{number.name})
 """
     done = told(code, "ask", "Why?", "--json")
     word = done.stderr.removeprefix("notes: ").rstrip("\n")

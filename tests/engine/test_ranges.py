@@ -130,12 +130,12 @@ from pathlib import Path
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.model import Model
-from notes_cli.engine.sequence import Notebook
+from notes_cli.engine.sequence import KVSequence
 with Model(Path(sys.argv[1])) as model:
     for options in json.loads(sys.argv[2]):
         options = {"n_ctx": 512} | options
         with Context(model, ContextOptions(n_threads=1, **options)) as context:
-            sequence = Notebook(context)
+            sequence = KVSequence(context)
             sequence.append(range(10))
             if not model.recurrent or options.get("n_sequences", 1) == 1:
                 assert sequence.lookahead([1, 2, 3]).shape == (3, model.n_vocab)
