@@ -1,4 +1,4 @@
-"""One `notes ask` alone and beside two busy processes: how long it takes by how OpenMP's threads wait.
+"""Time `notes ask` alone and next to two busy processes, by how OpenMP's threads wait.
 
     python -m bench.busy                # SmolLM2, a sample skill; a minute on a quiet machine
     python -m bench.busy --model FILE --runs 5

@@ -41,7 +41,7 @@ GROWTH = 1.15  # of the memory after the first fifth
 
 @dataclass
 class Outcome:
-    """What came of it all."""
+    """Counts and failures of the campaign."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class Campaign:
         self.http = httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits)
 
     async def learn(self) -> None:
-        """What every question is answered with, asked by itself."""
+        """Return the answer to each question when asked alone."""
         for number in range(len(QUESTIONS) * len(SKILLS) * len(ERRATA)):
             asked = self._asked(number)
             reply = await self.http.post("/v1/chat/completions", json=asked)
@@ -160,7 +160,7 @@ class Campaign:
         writer.transport.abort()
 
     async def stall(self, chance: random.Random) -> None:
-        """Takes hardly anything of what it is sent, or sends hardly anything."""
+        """A client that sends or reads next to nothing."""
         long = {**self._asked(0), "max_tokens": 200, "stream": True, "temperature": 3, "logprobs": True}
         data = self._request(json.dumps(long).encode())
         _, writer = await asyncio.open_connection(self._host, self._port, limit=1)
@@ -200,7 +200,7 @@ class Campaign:
         self._state((await self.http.post(path, json=wrong)).status_code)
 
     async def exceed(self, chance: random.Random) -> None:
-        """More than there is room for."""
+        """Requests beyond the server's limits."""
         asked = self._asked(0) | {"messages": [{"role": "user", "content": "a b " * 9000}]}
         reply = await self.http.post("/v1/chat/completions", json=asked)
         self._state(reply.status_code)
@@ -217,7 +217,7 @@ class Campaign:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def gauges(self) -> dict[str, float]:
-        """What the server says of itself, when it has come to rest."""
+        """Return the server's metrics once it is idle."""
         for _ in range(200):
             text = (await self.http.get("/metrics")).text
             found = {name: float(value) for name, value in re.findall(r"^notes_(\w+) (\S+)$", text, re.M)}
@@ -227,7 +227,7 @@ class Campaign:
         return found
 
     def left_behind(self, gauges: dict[str, float], sequences: float) -> list[str]:
-        """What should not be there any more. `sequences`: free and idle ones at the beginning."""
+        """Return gauges that should be 0 at rest. `sequences`: free and idle ones at the beginning."""
         left = {name: gauges[name] for name in ("requests_running", "requests_waiting", "cells_promised")}
         left["sequences"] = sequences - gauges["sequences_free"] - gauges["prefixes_idle"]
         return [f"{name}: {value:g} left over" for name, value in left.items() if value]
@@ -236,7 +236,7 @@ class Campaign:
 async def campaign(
     url: str, count: int, seed: int, parallel: int, told: Callable[[int], object] = lambda done: None
 ) -> Outcome:
-    """All of it; the outcome has what was wrong."""
+    """Run the campaign; failures are in the outcome."""
     one = Campaign(url, seed)
     async with one.http:
         await one.learn()
@@ -272,7 +272,7 @@ def server(home: str) -> Iterator[tuple[str, int]]:
 
 
 def memory(pid: int) -> int:
-    """Bytes that a process has in memory; 0 where the system does not tell."""
+    """Return a process's memory in bytes, 0 if unknown."""
     with contextlib.suppress(OSError):
         return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) << 10
     return 0

@@ -1,4 +1,4 @@
-"""Do skills that were compiled apart answer what needs two of them? The probes of `notes calibrate`, alone.
+"""Measure whether skills compiled apart answer questions that need two of them, as `notes calibrate` does.
 
     python -m bench.compose [--model FILE | --random] [--pairs N] [--seed S] [--think]
 

@@ -1,4 +1,4 @@
-"""Counts what a reader has to carry: lines, files, functions that one question enters, import circles, stilted phrases.
+"""Count lines, files, functions entered by a question, import circles and stilted phrases, against limits.
 
     python -m bench.counts [--entered]
 

@@ -1,4 +1,4 @@
-"""Does `--exact` ever answer otherwise than a prefill? The workloads of bench/race, counted instead of timed.
+"""Count whether `--exact` answers as a prefill does, on the workloads of bench/race.
 
     python -m bench.exact [--models shipped random] [--size 1k] [--asked N] [--write docs]
 
@@ -38,7 +38,7 @@ OTHER = 100  # tokens of the other batches
 Row = dict[str, Any]
 
 
-Pairs = dict[str, list[tuple["Found", "Found"]]]  # by the way of answering: a prefill, and what is compared with it
+Pairs = dict[str, list[tuple["Found", "Found"]]]  # by way: a prefill, and those compared with it
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def prompts(model: notes.Model, work: Work) -> Pairs:
 
 
 def turns(model: notes.Model, work: Work) -> Pairs:
-    """Each turn of a conversation in each way, and a prefill of the tokens that it has come to by then."""
+    """Yield the turns of a conversation in each way, and a prefill of its tokens so far."""
     pairs: Pairs = {way: [] for way in WAYS}
     for way in ("exact", "spliced"):
         with model.session(way) as talk:

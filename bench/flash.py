@@ -1,4 +1,4 @@
-"""Flash attention on and off, for what is decoded after a long spliced skill: answers, questions, errata.
+"""Time decoding after a long spliced skill with flash attention on and off: answers, questions, errata.
 
     python -m bench.flash [--model FILE] [--tokens 4096] [--threads N]
 

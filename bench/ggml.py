@@ -100,7 +100,7 @@ class Operation:
         return np.array(data, np.float32).reshape(shape)
 
     def seconds(self, out: int, threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
-        """What computing a tensor took."""
+        """Return the seconds to compute a tensor."""
         graph = self.base.ggml_new_graph(self.context)
         self.base.ggml_build_forward_expand(graph, out)
         started = clock()

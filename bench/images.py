@@ -1,4 +1,4 @@
-"""Does a model decide by an image that was spliced as by one that is looked at again? Held-out pictures and questions.
+"""Compare decisions by a spliced image and by an image encoded again, on held-out pictures and questions.
 
     python -m bench.images [--model FILE --mmproj FILE] [--questions N] [--seed S] [--out FILE]
 
@@ -68,7 +68,8 @@ def _file(picture: pictures.Picture, rng: random.Random) -> bytes:
 
 
 def cases(way: str, count: int, seed: int) -> list[Case]:
-    """Held-out pictures with questions: alone, after text, after much text, after or before other images, corrected."""
+    """Yield held-out pictures with questions: alone, after text, after much text, after or before other images,
+    corrected."""
     rng = random.Random(f"{way} {seed}")
     found = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""A picture that is shown again: `notes serve` beside llama.cpp's own server, given the same requests in turn.
+"""Time a repeated image on `notes serve` and on llama.cpp's server, given the same requests in turn.
 
     python -m bench.images_served [--rounds N] [--model shipped|random] [--out FILE]
 
@@ -64,7 +64,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Files:
-    """What is served, and how large the pictures are."""
+    """Files of the model that is served, and the size of the pictures."""
 
     name: str
     model: Path
@@ -121,7 +121,7 @@ def _client(url: str) -> httpx.Client:
 
 
 def photo(files: Files, rng: random.Random) -> Message:
-    """A receipt that nobody has seen, as a part of a message."""
+    """Return a new picture of a receipt as part of a message."""
     from PIL import Image
 
     image = Image.fromarray(pictures.draw(pictures.make(rng, "receipt", True), rng))
@@ -140,7 +140,7 @@ def messages(system: str, *parts: Message | str) -> list[Message]:
 
 
 def requests(files: Files, way: str, rounds: int) -> Iterator[tuple[bool, list[Message]]]:
-    """What is asked, and whether it is measured: what comes before a measured request has shown its pictures."""
+    """Yield requests, and True for measured ones; earlier ones show the same pictures."""
     rng = random.Random(f"{files.name} {way}")
     one, others = photo(files, rng), [photo(files, rng) for _ in range(rounds)]
     if way == "new":
@@ -190,7 +190,7 @@ def ask(server: httpx.Client, said: list[Message]) -> Told:
 
 
 def measure(files: Files, rounds: int) -> dict[str, dict[str, float]]:
-    """By way: tokens, those that each computes, seconds to the first token, how often both say the same."""
+    """Return by way: tokens, computed tokens, seconds to the first token, number of equal answers."""
     found = {}
     with TemporaryDirectory() as folder:
         home = Path(folder)
@@ -217,7 +217,7 @@ def measure(files: Files, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def table(name: str, found: dict[str, dict[str, float]]) -> str:
-    """What was measured of one model, for docs/images.md."""
+    """Return the table of a model for docs/images.md."""
     lines = [
         f"| {name} | computed, `llama-server` | computed, `notes serve` | first token, ratio |",
         "| --- | ---: | ---: | ---: |",

@@ -30,7 +30,7 @@ class Ended:
 
 
 def watched(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Ended:
-    """Run it to its end; what it says on stderr is in `log`. Raise SystemExit where it fails."""
+    """Run a process to its end, with stderr in `log`. Raises SystemExit if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as errors:
         started, first, out = time.perf_counter(), 0.0, b""
@@ -82,7 +82,7 @@ class Server:
 
 @contextmanager
 def running(command: Sequence[str], log: Path, environment: Mapping[str, str], listens: str) -> Iterator[Server]:
-    """A server, for as long as this is used; what it says is in `log`, its address where `listens` matches that."""
+    """Run a server in the block, with output in `log`, and yield its address, which matches `listens`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=_environment(environment))
@@ -96,7 +96,7 @@ def running(command: Sequence[str], log: Path, environment: Mapping[str, str], l
         if process.poll() is not None:
             raise SystemExit(f"{command[0]} has crashed\n{log.read_text(errors='replace')[-2000:]}")
     finally:
-        process.kill()  # some are in the middle of a long prompt, which nobody waits for any more
+        process.kill()  # some are in a long prefill whose client has gone
         process.wait()
 
 

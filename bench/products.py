@@ -1,4 +1,4 @@
-"""A matrix of weights times some columns, on the CPU: what tokens that are decoded together cost.
+"""Time the product of a matrix and some columns on the CPU, the cost of tokens decoded together.
 
     python -m bench.products [--rows 16384] [--width 1024] [--threads 1]
 

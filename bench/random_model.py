@@ -1,4 +1,4 @@
-"""Models with random weights in the shape of real ones: as fast as those, and nothing to download.
+"""Make models with random weights in the shape of real ones: as fast, and without a download.
 
 What they say is noise. The vocabulary is bytes (tests/tiny.py), or that of another model, which leaves the output layer
 out of the account and makes a prefill a little faster than the real model's.
@@ -55,8 +55,8 @@ def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArr
 
 
 def copied_tokenizer(writer: gguf.GGUFWriter, path: Path) -> list[bool]:
-    """Another model's tokenizer and chat template; which of its tokens are letters after a blank: a text of these has
-    them for its tokens, whatever their order."""
+    """Return another model's tokenizer and chat template, and its tokens of letters after a blank, which tokenize to
+    themselves in any order."""
     fields = {name: one for name, one in gguf.GGUFReader(path).fields.items() if name.startswith("tokenizer.")}
     for name, one in fields.items():
         writer.add_key_value(name, one.contents(), one.types[0], one.types[-1] if len(one.types) > 1 else None)
@@ -67,15 +67,13 @@ def copied_tokenizer(writer: gguf.GGUFWriter, path: Path) -> list[bool]:
 
 
 def with_words_of(model: Path, shape: Shape = QWEN3_0_6B) -> Path:
-    """The random model in Qwen3-0.6B's shape, or with fewer of its layers, with this model's tokenizer; a file for each
-    that there is."""
+    """Return the random model in Qwen3-0.6B's shape, or with fewer layers, with this model's tokenizer."""
     name = f"{MODEL.stem}-{shape.layers}-layers-words-of-{hashlib.sha256(model.read_bytes()).hexdigest()[:8]}.gguf"
     return random_model(MODEL.with_name(name), shape, tokenizer=model)
 
 
 def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None) -> Path:
-    """Write the model unless the file is there. `tokenizer`: that of this model instead of bytes; what the model
-    writes then are words of it."""
+    """Write the model unless the file exists. `tokenizer`: of this model, instead of bytes."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +125,7 @@ def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, t
 
 
 def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
-    """Write what the writer was given into the file, whole or not at all."""
+    """Write the writer's content into the file atomically."""
     temporary = path.with_suffix(".part")
     writer.write_header_to_file(temporary)
     writer.write_kv_data_to_file()

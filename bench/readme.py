@@ -1,4 +1,4 @@
-"""The Python examples of README, as a user has them: run in a folder of their own, and checked by mypy --strict.
+"""Run README's Python examples as a user does, in a new folder, and check them with mypy --strict.
 
     python bench/readme.py --python build/wheel/venv/bin/python
 
@@ -24,12 +24,12 @@ def examples() -> list[str]:
 
 
 def promised(example: str) -> list[str]:
-    """What an example says that it prints: the comments after its calls of `print`."""
+    """Return the output in an example's comments after `print`."""
     return re.findall(r"^ *print\(.*\)  # (.*)$", example, re.M)
 
 
 def run(python: Path | str, example: str, folder: Path, path: Path | str | None = None) -> list[str]:
-    """The lines that an example prints in a folder, beside skills and pictures. Raise CalledProcessError."""
+    """Run an example in a folder with skills and pictures; return the lines. Raises CalledProcessError."""
     (folder / "example.py").write_text(example, encoding="utf-8")
     if not (folder / "skills").exists():
         (folder / "skills").symlink_to(ROOT / "skills")
@@ -39,7 +39,7 @@ def run(python: Path | str, example: str, folder: Path, path: Path | str | None 
 
 
 def check(python: Path | str, example: str, folder: Path, path: Path | str | None = None) -> list[str]:
-    """What mypy --strict finds in an example. Of the installed package it believes what `py.typed` lets it."""
+    """Return the errors of mypy --strict for an example, with types of the installed package (`py.typed`)."""
     (folder / "example.py").write_text(example, encoding="utf-8")
     done = subprocess.run(
         [str(python), "-m", "mypy", "--strict", "--no-error-summary", "example.py"],

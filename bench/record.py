@@ -1,4 +1,4 @@
-"""A newcomer's first ten minutes in a real terminal: docs/first-ten-minutes.md as a recording, a text, a picture.
+"""Record a newcomer's first ten minutes in a terminal: docs/first-ten-minutes.md as recording, text and picture.
 
     python -m bench.record --write docs/first-ten-minutes
 
@@ -97,7 +97,7 @@ class Terminal:
         os.write(self._terminal, b"\n")
 
     def _read(self, seconds: float) -> str:
-        """What is written in the next so many seconds."""
+        """Return output of the next seconds."""
         end, found = time.monotonic() + seconds, ""
         while (left := end - time.monotonic()) > 0:
             if select.select([self._terminal], [], [], left)[0]:
@@ -115,7 +115,7 @@ def cast(events: list[tuple[float, str]]) -> Iterator[str]:
 
 
 def screen(events: list[tuple[float, str]]) -> object:
-    """What a terminal shows in the end, on a screen that is long enough."""
+    """Return the final content of a terminal, on a screen long enough for all of it."""
     import pyte
 
     shown = pyte.Screen(COLUMNS, LONG)

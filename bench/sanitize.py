@@ -1,4 +1,4 @@
-"""The native tests and a slice of the zoo on a library built with AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Run native tests and a slice of the zoo with AddressSanitizer and UndefinedBehaviorSanitizer.
 
     python -m bench.sanitize [--build build/sanitize] [--models build/zoo/models]     a line a job: ok or FAILED
 
@@ -36,16 +36,16 @@ MODELS = {
 }
 COLUMNS = "^(f16|bf16|q8_0) yarn (off streams|on one)$"
 
-# What UBSan finds in llama.cpp itself, which is not ours to mend: a line for its list of suppressions, and why.
+# UBSan's findings in llama.cpp itself: lines for its list of suppressions, with reasons.
 SUPPRESSIONS: dict[str, str] = {}
 
 FINDING = re.compile(r"runtime error: .*|ERROR: AddressSanitizer.*")
-# Python never frees all it holds, models and contexts among it, so that only what our code allocated itself counts.
+# Python does not free everything at exit, so only allocations of our own code count as leaks.
 LEAK = re.compile(
     r"^(?:Direct|Indirect) leak of .*\n    #0 .*\n(?:    #\d+ .*/c\+\+/.*\n)*    #\d+ .*/native/notes_.*", re.MULTILINE
 )
 
-# Tests that say nothing of this build, and why.
+# Tests that do not apply to this build, with reasons.
 EXCEPT = {
     "test_rpc": "compares bits with a server of another build, which has other kernels",
     "test_rotation": "renders a template, in a process of bounded memory: a sanitizer takes terabytes of it",
@@ -57,7 +57,7 @@ EXCEPT = {
 
 def environment(build: Path) -> dict[str, str]:
     """Loads the library into an ordinary Python."""
-    runtimes = [  # libstdc++ as well: AddressSanitizer looks for what throws exceptions when the process starts
+    runtimes = [  # libstdc++ as well: AddressSanitizer looks up the exception functions at start
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libstdc++.so.6")
     ]
@@ -76,7 +76,7 @@ def environment(build: Path) -> dict[str, str]:
 
 
 def run(name: str, command: list[str], build: Path) -> bool:
-    """One job in a process of its own. True if it did what it should and nothing was found."""
+    """Run a job in a process; return True if it succeeded without findings."""
     started = time.monotonic()
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(build), cwd=ROOT

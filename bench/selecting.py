@@ -1,4 +1,4 @@
-"""The parts of a long measurement that somebody names: each by its name, or by what begins it up to a slash."""
+"""Select parts of a long measurement by name, or by the part of a name up to a slash."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Part = TypeVar("Part", bound=Named)
 
 
 def chosen(every: Sequence[Part], only: Sequence[str], what: str, forms: str) -> list[Part]:
-    """Those of a name, or below one; all without any. Raise SystemExit for a name that there is not, with `what` a part
-    is, and the `forms` that names have."""
+    """Return the parts with a name, or below one; by default all. Raises SystemExit for an unknown name. `what`: the
+    kind of part; `forms`: of names."""
     for wanted in only:
         if not any(_below(part.name, wanted) for part in every):
             raise SystemExit(f"there is no {what} {wanted}: {forms}, as {every[0].name}")

@@ -20,7 +20,7 @@ VARIES = re.compile(r"'[^']*'|\d[\d,]*|\{\{.*?\}\}")  # in messages of one kind:
 
 
 def kind(message: str, path: Path) -> str:
-    """A message without what is different in each file."""
+    """Return a message without the parts that differ by file."""
     text = VARIES.sub("_", message.replace(str(path), "").removeprefix(": ").strip())
     return re.sub(r"(not valid YAML: ).*(\. It is read)", r"\1_\2", text)
 

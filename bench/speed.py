@@ -1,4 +1,4 @@
-"""Splice against prefill and against memcpy, on a random model of the shape of Qwen3-0.6B.
+"""Time splice against prefill and memcpy, on a random model in the shape of Qwen3-0.6B.
 
     python -m bench.speed [--tokens 1024 4096 8192] [--threads N] [--repeat N] [--no-prefill] [--json]
 

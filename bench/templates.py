@@ -160,7 +160,7 @@ class Row:
 
 
 def row(server: Path, template: Path, histories: Mapping[str, Json] = HISTORIES) -> Row:
-    """What both make of each history with a template."""
+    """Return the outcome of both renderers for each history with a template."""
     found = Row()
     source = template.read_text(encoding="utf-8")
     with serving(server, template) as url, httpx.Client(base_url=url, timeout=60) as client:

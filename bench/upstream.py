@@ -1,4 +1,4 @@
-"""llama.cpp's own tests, and those of llama-cpp-python, against the patched library: has the patch broken anything?
+"""Run the tests of llama.cpp and llama-cpp-python against the patched library.
 
     python -m bench.upstream [--build build/zoo]     a line a test: its name, ok or FAILED, seconds
 
@@ -86,7 +86,7 @@ WORDS = {"passed": "ok", "skipped": "left out", "failed": "FAILED"}
 
 
 class Lines:
-    """A plugin of pytest: a line a test, and what a failed one said."""
+    """A pytest plugin: prints a line per test, and the output of failed ones."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.passed and report.when != "call":

@@ -1,4 +1,4 @@
-"""Does the way in which a prompt is asked change its logits? Counts prompts of which all ways give the same bits.
+"""Count prompts whose logits are the same bits whichever way they are asked.
 
     python -m bench.ways MODEL SKILL FIELD [--asked 200] [--shared]
 

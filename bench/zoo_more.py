@@ -1,4 +1,4 @@
-"""Tiny random models of the decoders that llama.cpp's test-llama-archs leaves out of the zoo.
+"""Make tiny random models of the decoders that llama.cpp's test-llama-archs leaves out of the zoo.
 
     python -m bench.zoo_more DIR
 
@@ -59,7 +59,7 @@ def per_layer_embeddings(layers: int, size: int) -> Shapes:
 
 
 def gemma_block(embedding: int) -> Shapes:
-    """What Gemma 3n and 4 have in each layer beside attention and feed-forward."""
+    """Return the tensors of Gemma 3n and 4 in each layer in addition to attention and feed-forward."""
     return {
         "post_attention_norm": (WIDTH,),
         "post_ffw_norm": (WIDTH,),
@@ -104,10 +104,8 @@ def gemma4() -> tuple[Metadata, Shapes]:
 
 
 def gemma3n() -> tuple[Metadata, Shapes]:
-    """Only the first 20 layers have K/V, which is fixed in llama.cpp, as are the sizes of AltUp and Laurel.
-
-    Each layer rotates as many dimensions as the first, which has a window, whatever the file says of its own.
-    """
+    """As fixed in llama.cpp, only the first 20 layers have K/V, and sizes of AltUp and Laurel are constant. Each layer
+    rotates as many dimensions as the first, which has a window, whatever the file's metadata are."""
     layers, streams, rank, embedding = 22, 4, 64, 256
     metadata = {
         "block_count": layers,
@@ -154,7 +152,7 @@ def apertus() -> tuple[Metadata, Shapes]:
 
 
 def step35() -> tuple[Metadata, Shapes]:
-    """Full layers rotate half of what the others do, and by factors that those with a window do not use."""
+    """Full layers rotate half as many dimensions as the others, with factors that windowed layers do not use."""
     window, heads, kv_heads = [0, 1, 1, 0], [2, 4, 4, 2], [1, 2, 2, 1]
 
     def block(i: int) -> Shapes:
@@ -252,7 +250,7 @@ def rwkv6qwen2(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
 
 
 def rwkv7(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
-    """A transition that is a matrix for each head: a decay, and what is forgotten of one direction."""
+    """The transition is a matrix per head: a decay, and the removal of one direction."""
     block = {"attn_norm": (RWKV,), "attn_norm.bias": (RWKV,), "attn_norm_2": (RWKV,), "attn_norm_2.bias": (RWKV,)}
     block |= _time_mix_7() | {"time_mix_ln": (RWKV,), "time_mix_ln.bias": (RWKV,)}
     block |= {"channel_mix_lerp_k": (RWKV, 1, 1), "channel_mix_key": (RWKV, FEED), "channel_mix_value": (FEED, RWKV)}
@@ -325,7 +323,7 @@ def weights(arch: str, name: str, shape: tuple[int, ...], random: np.random.Gene
     if name == "rope_freqs":  # as in Gemma 4, the last pairs hardly rotate
         return np.where(np.arange(shape[0]) < 0.75 * shape[0], random.uniform(1, 8, shape), 1e30)
     if name.endswith(("time_mix_decay", "time_mix_w0")):
-        return random.uniform(-6, -4, shape)  # what remembers for hundreds of tokens
+        return random.uniform(-6, -4, shape)  # decays that last hundreds of tokens
     if name.endswith("bias"):
         return random.normal(0, 0.1, shape)
     if "norm" in name or len(shape) == 1:

@@ -7,15 +7,15 @@
         answer = model.ask("Which carrier do we use?", splice=[handbook], errata={"Carrier": "Kestrel Freight"})
         print(answer)
 
-`open` makes a Model. Its methods are what there is to do: `compile`, `segment` and `import_segment` for skills, `ask`,
-`stream` and `ask_many` for questions (`aask` and `astream` for asyncio), `session` for conversations on disk, `verify`,
-`verify_edits`, `calibrate` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question.
-What goes wrong is a NotesError. Importing the package loads nothing; naming one of its classes does.
+`open` returns a Model. Its methods: `compile`, `segment` and `import_segment` for skills, `ask`, `stream` and
+`ask_many` for questions (`aask` and `astream` for asyncio), `session` for conversations on disk, `verify`,
+`verify_edits`, `calibrate` and `bench` to measure. `help(notes.Model.ask)` lists the options of a question. Errors are
+NotesErrors. Submodules are imported on first use of a name.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's, which takes as long to load as all of Python
+TYPE_CHECKING = False  # importing typing takes as long as starting Python
 
 __version__ = "0.1.0"
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.text.skill import Skill, load_skill
 
-_HOMES = {
+_MODULES = {
     "Answer": "runtime.request",
     "Benching": "measure.speed",
     "Calibration": "measure.calibrate",
@@ -127,13 +127,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
+    if name in _MODULES:
         import importlib
 
-        return getattr(importlib.import_module(f"notes_cli.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"notes_cli.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'notes_cli' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """The public names, which help and the completion of a prompt show."""
+    """Return the public names, for help and completion."""
     return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

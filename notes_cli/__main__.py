@@ -1,16 +1,16 @@
-"""Where `notes` begins, as does `python -m notes_cli`: signals are taken before anything else is loaded."""
+"""Entry point of `notes` and `python -m notes_cli`: installs signal handlers before anything else is imported."""
 
 import os
 
-from notes_cli import stops
+from notes_cli import signals
 
-stops.install()
+signals.install()
 
 
 def main() -> None:
     """Run `notes` and exit."""
-    # numpy comes with OpenBLAS, which starts a thread for each core where it is loaded, and these turn in circles for a
-    # while: 60 ms of both cores of a small machine. Nothing here multiplies large matrices in Python.
+    # numpy's OpenBLAS starts a busy-waiting thread per core on import: 60 ms on two cores. Python code here multiplies
+    # no large matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from notes_cli import cli
 

@@ -1,4 +1,4 @@
-"""The Python API: open a model, compile skills, ask, keep sessions, measure. The commands are written with it.
+"""The Python API, on which the commands are built: open a model, compile skills, ask, keep sessions, measure.
 
     import notes_cli as notes
 
@@ -6,8 +6,8 @@
         handbook = model.compile("skills/store-handbook")
         print(model.ask("Which carrier do we use?", splice=[handbook], errata=["Carrier=Kestrel Freight"]))
 
-Errors are NotesErrors with `what` happened and a `remedy`. Nothing is printed: notices, progress and texts go
-to Callbacks. Threads may share a model and its objects: their computations run one after another.
+Errors are NotesErrors, with `what` went wrong and a `remedy`. Nothing is printed: notices, progress and streamed text
+go to Callbacks. Threads may share a model and its objects; their calls run one after another.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.lines import Line
-    from notes_cli.sessions.session import Session as Held
+    from notes_cli.sessions.session import Session as LiveSession
     from notes_cli.sessions.state import Entry
     from notes_cli.text.blocks import Blocks
     from notes_cli.text.skill import Skill
@@ -59,47 +59,48 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def asking(method: F) -> F:
-    """Add the options of Asking to the method's signature, and their meanings to a docstring that ends with
+def with_question_options(method: F) -> F:
+    """Add the options of Asking to the method's signature, and their descriptions to a docstring that ends with
     "Options:"."""
-    own = signature(method)
-    first = [one for one in own.parameters.values() if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    last = [one for one in own.parameters.values() if one.kind is Parameter.KEYWORD_ONLY]
-    method.__signature__ = own.replace(parameters=[*first, *_OPTIONS, *last])  # type: ignore[attr-defined]
+    original = signature(method)
+    positional = [item for item in original.parameters.values() if item.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    keyword_only = [item for item in original.parameters.values() if item.kind is Parameter.KEYWORD_ONLY]
+    parameters = [*positional, *_OPTIONS, *keyword_only]
+    method.__signature__ = original.replace(parameters=parameters)  # type: ignore[attr-defined]
     if (method.__doc__ or "").rstrip().endswith("Options:"):
-        method.__doc__ = f"{cleandoc(method.__doc__ or '')}\n\n{_meanings()}"
+        method.__doc__ = f"{cleandoc(method.__doc__ or '')}\n\n{_describe_options()}"
     return method
 
 
-def _options() -> Iterator[Parameter]:
-    """A parameter for each option, with its default."""
-    found: dict[str, Any] = {}
-    for one in (*fields(SamplerOptions), *fields(Request)):
-        found[one.name] = one.default if one.default_factory is MISSING else one.default_factory()
-    found["sampling"] = None  # what the options say that are named for it
+def _option_parameters() -> Iterator[Parameter]:
+    """Yield a parameter for each option, with its default."""
+    defaults: dict[str, Any] = {}
+    for item in (*fields(SamplerOptions), *fields(Request)):
+        defaults[item.name] = item.default if item.default_factory is MISSING else item.default_factory()
+    defaults["sampling"] = None  # built from temperature, top_k, ...
     for name, hint in Asking.__annotations__.items():
-        yield Parameter(name, Parameter.KEYWORD_ONLY, default=found[name], annotation=hint.__forward_arg__)
+        yield Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hint.__forward_arg__)
 
 
-_OPTIONS = tuple(_options())
-_SAMPLING = [one.name for one in fields(SamplerOptions) if one.name in Asking.__annotations__]
+_OPTIONS = tuple(_option_parameters())
+_SAMPLING = [item.name for item in fields(SamplerOptions) if item.name in Asking.__annotations__]
 
 
-def _meanings() -> str:
-    """A line for each option, in the order of the signature: name, default, meaning."""
+def _describe_options() -> str:
+    """Return a line for each option, in the order of the signature: name, default, description."""
     texts: dict[str, str] = {}
-    for kind in (SamplerOptions, Request):
+    for options in (SamplerOptions, Request):
         name = ""
-        for line in cleandoc(kind.__doc__ or "").splitlines():
+        for line in cleandoc(options.__doc__ or "").splitlines():
             if line.startswith(" "):
                 texts[name] += f"\n{line}"
             else:
                 name, _, text = line.partition(": ")
                 texts[name] = text
-    return "\n".join(f"{one.name}={one.default!r}: {texts.get(one.name, '')}" for one in _OPTIONS)
+    return "\n".join(f"{option.name}={option.default!r}: {texts.get(option.name, '')}" for option in _OPTIONS)
 
 
-@checked({one.name: f"options=notes.ContextOptions({one.name}=...)" for one in fields(ContextOptions)})
+@checked({item.name: f"options=notes.ContextOptions({item.name}=...)" for item in fields(ContextOptions)})
 def open(
     model: str | os.PathLike[str] | None = None,
     options: ContextOptions | None = None,
@@ -116,35 +117,40 @@ def open(
     image_tokens: tuple[int | None, int | None] = (None, None),
     carry: bool | None = None,
 ) -> Model:
-    """Open a GGUF model: a file, or a name that `notes models` lists; None for the one that NOTES_MODEL or config.yaml
-    names, else smollm2 if it is there, else the tiny one that ships. Close what is returned, or use it as a context
-    manager.
+    """Open a GGUF model. Close the Model that is returned, or use it as a context manager.
 
-    What is not given is as NOTES_CTX_SIZE, NOTES_THREADS and the other variables of the command line have it.
+    Defaults come from NOTES_CTX_SIZE, NOTES_THREADS and the other variables of the command line; with `options` only
+    NOTES_THREADS, NOTES_GPU_LAYERS, NOTES_RPC and NOTES_MMPROJ apply.
 
-    `n_ctx`: tokens that the context has to begin with, 4096 by default; it grows as needed. `n_threads`: by default as
-    many as fit the machine and the model. `n_gpu_layers`: -1, the default, for all. `options`: all of what a context is
-    made with; of the variables only NOTES_THREADS holds beside it. `paths`: the folders of one user, by default those
-    that NOTES_HOME or the system names. `library`: where compiled skills are, by default the folder in `paths`.
-    `fixed_size`: the context keeps its size, and what does not fit is an error. `beyond_trained`: more tokens than the
-    model was trained for are allowed. `rpc`: RPC servers of llama.cpp, "host:port", that layers go to first.
-    `projector`: the GGUF file that makes rows of images (mmproj), and `image_tokens` how many of one at least and at
-    most. `carry`: whether the state of recurrent layers is carried through skills that are not at the start of a
-    prompt; None: where that was measured to hold.
+    model: A file, or a name that `notes models` lists. None: NOTES_MODEL, else the model of config.yaml, else smollm2
+        if it is installed, else the tiny model that ships.
+    options: All options of the context, in place of `n_ctx` and `n_threads`.
+    n_ctx: Initial size of the context in tokens, 4096 by default; it grows as needed.
+    n_threads: Threads; by default as many as suit the machine and the model.
+    n_gpu_layers: Layers on the GPU; -1, the default, for all.
+    paths: Folders of the user; by default those of NOTES_HOME, else of the system.
+    library: Store of compiled skills; by default the folder in `paths`.
+    fixed_size: Keep the context at its size; longer prompts are an error.
+    beyond_trained: Allow more tokens than the model was trained for.
+    rpc: llama.cpp RPC servers, "host:port", whose devices take layers first.
+    projector: GGUF file of the projector (mmproj), which encodes images.
+    image_tokens: Fewest and most tokens of an image.
+    carry: Carry the state of recurrent layers through skills that are not at the start of a prompt. None: if
+        calibration found that it works.
 
-    Raise ModelError for a model that cannot be loaded, EngineError for a context that cannot be made.
+    Raises ModelError if the model cannot be loaded, EngineError if the context cannot be created.
     """
     numbers: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": n_threads}
-    given = {name: number for name, number in numbers.items() if number is not None}
-    if given and options is not None:
-        raise NotesError(f"options and {' and '.join(given)} are both given", "Write all into the options")
+    explicit = {name: number for name, number in numbers.items() if number is not None}
+    if explicit and options is not None:
+        raise NotesError(f"options and {' and '.join(explicit)} are both given", "Write all into the options")
     variables = from_variables()
     others = {name: variables.pop(name, None) for name in ("n_gpu_layers", "rpc", "projector")}
     if n_gpu_layers is None:
         n_gpu_layers = -1 if others["n_gpu_layers"] is None else others["n_gpu_layers"]
     projector = others["projector"] if projector is None else projector
     if options is None:
-        options = ContextOptions(**variables | given)
+        options = ContextOptions(**variables | explicit)
     elif options.n_threads is None:
         options = replace(options, n_threads=variables.get("n_threads"))
     if model is None:
@@ -169,15 +175,15 @@ def open(
 
 
 class _Streaming(Computing, Protocol):
-    """A model or a session."""
+    """Model or Session."""
 
     def stream(self, question: Request, *, callbacks: Callbacks) -> Stream: ...
 
 
-class _Awaited:
+class _AsyncMethods:
     """The asyncio methods of Model and Session."""
 
-    @asking
+    @with_question_options
     async def aask(
         self: _Streaming,
         question: str | Request,
@@ -185,15 +191,15 @@ class _Awaited:
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Answer:
-        """`ask` in the model's worker thread; concurrent calls queue. Cancelling the task ends the answer, and a
-        session does not keep the turn. The listener is called in that thread. The options are those of `Model.ask`."""
+        """Answer one question as `ask` does, in the model's worker thread, where concurrent calls queue and callbacks
+        run. Cancelling the task cancels the generation; a session does not keep the turn. Options as in `Model.ask`."""
         from notes_cli.runtime import async_answering
 
-        check_keywords(_Awaited.aask, how)
+        check_keywords(_AsyncMethods.aask, how)
         request = _request(question, how)
         return await async_answering.answer(self.workspace, lambda: self.stream(request, callbacks=callbacks))
 
-    @asking
+    @with_question_options
     async def astream(
         self: _Streaming,
         question: str | Request,
@@ -201,10 +207,11 @@ class _Awaited:
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> AsyncGenerator[str, None]:
-        """`stream` for `async for`, in the same thread. The listener's `answered` gets the answer."""
+        """Yield the text as `stream` does, for `async for`; `callbacks.on_answer` gets the Answer. Options as in
+        `Model.ask`."""
         from notes_cli.runtime import async_answering
 
-        check_keywords(_Awaited.astream, how)
+        check_keywords(_AsyncMethods.astream, how)
         request = _request(question, how)
         async with aclosing(
             async_answering.texts(self.workspace, lambda: self.stream(request, callbacks=callbacks))
@@ -213,20 +220,17 @@ class _Awaited:
                 yield text
 
 
-class Model(_Awaited):
-    """A model that is open, with one context in which everything is computed.
-
-    Several things may be alive at once: sessions, streams, and what is asked meanwhile.
-    """
+class Model(_AsyncMethods):
+    """An open model with one context. Sessions, streams and other questions may be in use at the same time."""
 
     def __init__(self, workspace: Workspace) -> None:
-        """It takes the workspace over, and closes it. `open` makes both."""
+        """Wrap a workspace, which `close` closes. `open` creates both."""
         self.workspace = workspace
-        self._sessions: list[Session] = []  # that are open
+        self._sessions: list[Session] = []  # open ones
 
     @synchronized
     def close(self) -> None:
-        """Close the sessions that are open, and the model."""
+        """Close the model and its open sessions."""
         try:
             _close(self._sessions)
         finally:
@@ -243,7 +247,7 @@ class Model(_Awaited):
 
     @property
     def name(self) -> str:
-        """The name and the quantization, for people."""
+        """Name and quantization, for display."""
         return f"{self.workspace.model.name} {self.workspace.model.quantization}"
 
     # Skills.
@@ -261,17 +265,19 @@ class Model(_Awaited):
         kv: str = "f16",
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> Segment:
-        """The segment of a skill, to be spliced: that of the library if it is up to date, else compiled into it.
+        """Return the segment of a skill, ready to be spliced, from the library; prefill it first if it is missing or
+        out of date.
 
-        `source`: a text file, a folder with a SKILL.md, or a Skill; in its place `text`: the text itself, with a name,
-        under which it replaces a text that had no file either. `name`: in the library, by default the skill's own.
-        `force`: compile it although nothing has changed, or in place of a text that came from elsewhere. `influence`:
-        measure which tokens each field's value changes, for selective edits. `blocks`: so many parts, or "headings" for
-        one a heading, each compiled on its own. `kv`: what its file keeps rows as, "f16", "f16/q8_0" (V alone) or
-        "q8_0".
+        source: A text file, a folder with a SKILL.md, or a Skill.
+        text: The text itself instead, with `name`; it replaces another text without a file under that name.
+        name: Name in the library; by default the skill's own.
+        force: Compile again although nothing changed, and replace a text of that name that came from elsewhere.
+        influence: Also measure which tokens each field's value changes, for selective edits.
+        blocks: Number of blocks compiled independently, or "headings" for a block per heading.
+        kv: Type of K/V in the file: "f16", "f16/q8_0" (V alone) or "q8_0".
 
-        Raise SkillError for a text that cannot be read, TakenError for a name that another text has, UnsupportedError
-        where this model's rows cannot be kept, EngineError for more tokens than it was trained for.
+        Raises SkillError if the text cannot be read, TakenError if the name belongs to another text, UnsupportedError
+        if this model's K/V cannot be saved, EngineError for more tokens than the model was trained for.
         """
         compiled = self.bring_up_to_date(
             source, text=text, name=name, force=force, influence=influence, blocks=blocks, kv=kv, callbacks=callbacks
@@ -279,8 +285,8 @@ class Model(_Awaited):
         return self.workspace.open(compiled.path)
 
     def compiling(self) -> AbstractContextManager[None]:
-        """Within the block several compiles share what precedes their skills, which is decoded once. Each has the rows
-        that it has by itself."""
+        """Return a context manager in which compiles share the left context of their skills, decoded once. The segments
+        are the same as without it."""
         return self.workspace.compiling()
 
     @synchronized
@@ -297,9 +303,10 @@ class Model(_Awaited):
         kv: str | None = "f16",
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> Compiled:
-        """`compile`, without opening the segment: where it is, how many tokens it has, and why it was compiled.
+        """Compile as `compile` does without opening the segment; return its path, size, and the reasons for compiling.
 
-        `output`: write it to this file, not into the library. `blocks`, `kv`: None for what it has there.
+        output: Write the segment to this file instead of the library.
+        blocks, kv: None keeps those of the segment in the library.
         """
         from notes_cli.runtime.compile import block_warnings
         from notes_cli.runtime.recompile import compile_to_library, taken
@@ -313,12 +320,13 @@ class Model(_Awaited):
         elif text is not None:
             raise NotesError("a source and a text are both given to compile", "Give one of them")
         if text is not None and not force and taken(workspace, source):
-            force = all(one.info.source == "-" for one in workspace.library.entries(source.name) if one.info)
+            entries = workspace.library.entries(source.name)
+            force = all(entry.info.source == "-" for entry in entries if entry.info)
         warnings = tuple(block_warnings(workspace, source, blocks)) if blocks not in (None, 1) else ()
         for warning in warnings:
             callbacks.on_notice(Notice(warning, warning=True))
 
-        def measured(done: int, of: int) -> None:
+        def on_measured(done: int, of: int) -> None:
             callbacks.on_notice(Notice(f"measured the influence of {done} of {of} fields"))
 
         with callbacks.progress(f"compiling {source.name}") as update:
@@ -327,7 +335,7 @@ class Model(_Awaited):
                 force=force,
                 progress=update,
                 output=output,
-                measure=measured if influence else None,
+                measure=on_measured if influence else None,
                 blocks=blocks,
                 kv=kv,
                 say=callbacks.on_notice,
@@ -344,10 +352,15 @@ class Model(_Awaited):
         force: bool = False,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> Imported:
-        """Take a segment file that somebody else compiled into the library: all of its rows are computed again and
-        compared, which takes as long as a compile, unless you `trust` it; where it is another model's, its text is
-        compiled. Raise SegmentError for one that is damaged, or not what this model computes, TakenError for a name
-        that another text has, unless `force`d.
+        """Import a segment file from elsewhere into the library. Its K/V is computed again and compared, which takes as
+        long as a compile. A segment of another model is compiled from its text.
+
+        name: Name in the library; by default the segment's own.
+        trust: Skip the comparison.
+        force: Replace a skill of that name that came from elsewhere.
+
+        Raises SegmentError if the file is damaged or its K/V differs from what this model computes, TakenError if the
+        name belongs to another text.
         """
         from notes_cli.runtime.importing import import_segment
 
@@ -363,15 +376,15 @@ class Model(_Awaited):
 
     @synchronized
     def segment(self, name: str) -> Segment:
-        """A compiled skill by its name, or a segment file. Raise SegmentError if it is not there, or does not fit this
-        model."""
+        """Open a compiled skill by name, or a segment file. Raises SegmentError if it does not exist or belongs to
+        another model."""
         (segment,) = open_segments(self.workspace, [name], NO_CALLBACKS.on_notice)
         return segment
 
     # Questions.
 
     @synchronized
-    @asking
+    @with_question_options
     def ask(
         self,
         question: str | Request,
@@ -379,15 +392,19 @@ class Model(_Awaited):
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Answer:
-        """Answer one question. `str` of the answer is its text; `choice` the one of the `choices` that the model
-        prefers. Raise NotesError where that cannot be. `listener` gets notices, progress and texts.
+        """Answer one question: splice the skills, decode the rest of the prompt, generate.
+
+        Return an Answer: `str(answer)` is its text, `answer.choice` the preferred one of `choices`, `answer.counts` the
+        tokens spliced and decoded. `callbacks` get notices, progress and streamed text. `question` may be a Request,
+        whose options are the defaults. Raises NotesError for options that do not fit this model or its skills, such as
+        an unknown field, and ContextLengthError for a prompt that is too long.
 
         Options:
         """
         return ask(self.workspace, _request(question, how), callbacks)
 
     @synchronized_steps
-    @asking
+    @with_question_options
     def stream(
         self,
         question: str | Request,
@@ -395,12 +412,12 @@ class Model(_Awaited):
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Stream:
-        """Yield the answer's text as it comes, or the choice at once, and return what `ask` returns. Nothing happens
-        before the first text is asked for; closing the generator ends the answer. The options are those of `ask`."""
+        """Yield the answer's text as it is generated, or the choice at once, and return the Answer. Nothing is computed
+        before the first `next`; closing the generator cancels the generation. Options as in `ask`."""
         return ask_stream(self.workspace, _request(question, how), callbacks)
 
     @synchronized_steps
-    @asking
+    @with_question_options
     def ask_many(
         self,
         questions: Iterable[str | Request | NotesError],
@@ -409,23 +426,26 @@ class Model(_Awaited):
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Iterator[Answer | NotesError]:
-        """Answer many questions, at most `parallel` at a time: what their prompts have in common is computed once, and
-        they are decoded together. Yield the answer to each, or its error, in their order; they are read as they are
-        needed, and an error among them is passed on in its place. The listener hears of no single answer."""
+        """Yield the Answer to each question, or its error, in their order. At most `parallel` are decoded together, and
+        the common prefix of their prompts is computed once.
+
+        `questions` are consumed lazily; an error among them is yielded in its place. Options as in `ask`; `callbacks`
+        get notices and progress only.
+        """
         from notes_cli.runtime.batch import ask_many
 
         if isinstance(questions, str):
             raise NotesError(f"questions is the text {questions!r}, and not a list", f"Write [{questions!r}]")
-        like = _request("", how)  # whose lists serve all questions, also those that can be gone through once
-        kept: Any = {name: getattr(like, name, value) for name, value in how.items()}
+        template = _request("", how)  # holds iterators of `how` as tuples, which serve all questions
+        shared: Any = {name: getattr(template, name, value) for name, value in how.items()}
         if how.get("sampling") is None:
-            kept.pop("sampling", None)
-        requests = (one if isinstance(one, NotesError) else _request(one, kept) for one in questions)
+            shared.pop("sampling", None)
+        requests = (item if isinstance(item, NotesError) else _request(item, shared) for item in questions)
         for _, outcome in ask_many(self.workspace, requests, parallel, callbacks):
             yield outcome
 
     @synchronized
-    @asking
+    @with_question_options
     def explain(
         self,
         question: str | Request,
@@ -433,31 +453,35 @@ class Model(_Awaited):
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Plan:
-        """What asking would do: the pieces of the prompt, and how each would be made. Nothing is computed."""
+        """Return the plan of a prompt without computing it: its pieces, and whether each would be spliced or decoded
+        and why. Options as in `ask`."""
         return explain(self.workspace, _request(question, how), callbacks)
 
     # Sessions.
 
     @property
     def sessions(self) -> Sessions:
-        """The sessions on disk, by name."""
+        """Sessions on disk, by name."""
         from notes_cli.sessions.folder import Sessions
 
         return Sessions(self.workspace.paths.sessions)
 
     @synchronized
     def session(self, name: str, *, new: bool = True, reading: bool = False) -> Session:
-        """Begin a session of this name or go on with it. It is held until it, or the model, is closed.
+        """Start or continue a session on disk, locked until it or the model is closed.
 
-        `new`: it need not have been begun. `reading`: it will not be changed, so that a read-only folder will do. Raise
-        SessionError if there is none, if it is open already, or if it is another model's, UnsupportedError where
-        this model's rows cannot be kept.
+        new: Create the session if it does not exist.
+        reading: Open it without changes, as a read-only folder requires.
+
+        Raises SessionError if it does not exist, is open already or belongs to another model, UnsupportedError if this
+        model's K/V cannot be saved.
         """
-        from notes_cli.sessions.session import Session as Held
+        from notes_cli.sessions.session import Session as LiveSession
 
-        with ExitStack() as held:
-            stored = held.enter_context(self.sessions.locked(name, new=new, reading=reading))
-            return Session(held.enter_context(Held(self.workspace, stored)), held.pop_all(), self._sessions)
+        with ExitStack() as stack:
+            stored = stack.enter_context(self.sessions.locked(name, new=new, reading=reading))
+            live = stack.enter_context(LiveSession(self.workspace, stored))
+            return Session(live, stack.pop_all(), self._sessions)
 
     # Measuring.
 
@@ -474,14 +498,24 @@ class Model(_Awaited):
         wording: str | None = None,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> Report:
-        """Compare what is spliced, with errata and without, with a full recompute of the same tokens: `passed`, and
-        `cases`, a question each. The options mean what those of Examination do. Raise NotesError where that cannot
-        be."""
+        """Compare spliced skills, with and without errata, with a full recompute of the same tokens.
+
+        splice: Skills as for `ask`, or an Examination with all options.
+        questions: Questions to ask; by default for the value of each field.
+        errata: Corrections with which each question is asked again.
+        choices: Decide among these answers; None compares greedy answers.
+        system: Text before the skills; by default a few sentences, so that the skills' K/V is moved.
+        seam, wording: As for `ask`.
+
+        Return a Report: `passed`, `failures`, and a case per question. Raises NotesError if the skills cannot be
+        compared.
+        """
         from notes_cli.measure.examination import Examination, examine_splice
 
         if not isinstance(splice, Examination):
-            said: Any = errata  # may be a mapping
-            splice = Examination(splice, questions, said, choices=choices, system=system, seam=seam, wording=wording)
+            corrections: Any = errata  # may be a mapping
+            options: Any = {"choices": choices, "system": system, "seam": seam, "wording": wording}
+            splice = Examination(splice, questions, corrections, **options)
         return examine_splice(self.workspace, splice, callbacks)
 
     @synchronized
@@ -499,14 +533,19 @@ class Model(_Awaited):
         wording: str | None = None,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> Edits:
-        """Compare edit methods that bring in new values of fields with a full recompute of the corrected text.
-        `methods` may hold "auto" and "all". Raise NotesError where that cannot be."""
+        """Compare edit methods, each applying the new values of `fields`, with a full recompute of the corrected text.
+
+        methods: Names of edit methods; "auto" is the calibrated one, "all" each of them. Other options as in `verify`.
+
+        Return Edits: `passed`, `failures`, and the outcome of each method. Raises NotesError for an unknown field or
+        method.
+        """
         from notes_cli.measure.examination import Examination, examine_edits
 
         if not isinstance(splice, Examination):
-            said: Any = errata  # may be a mapping
-            places = choices, system, seam, wording
-            splice = Examination(splice, questions, said, fields or {}, methods, *places)
+            corrections: Any = errata  # may be a mapping
+            options = choices, system, seam, wording
+            splice = Examination(splice, questions, corrections, fields or {}, methods, *options)
         return examine_edits(self.workspace, splice, callbacks)
 
     @synchronized
@@ -517,44 +556,51 @@ class Model(_Awaited):
         pairs: Sequence[Pair] | None = None,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> Calibration:
-        """Measure which edit method, wording, seam and place to trust on this model, and over pairs of skills whether
-        those that were compiled apart compose; keep that as its profile if there are cases enough. Without any, over
-        those that ship. Raise UnsupportedError where its rows cannot be kept."""
-        from notes_cli.measure.battery import pairs as drawn
+        """Measure which edit method, wording, seam and place to use with this model, and save that as its profile if
+        there are enough cases.
+
+        cases: Decisions with known right answers; by default those that ship.
+        pairs: Pairs of skills, to measure whether skills compiled apart compose; by default those that ship, or none
+            with `cases`.
+
+        Return the profile and its path, None if it was not saved. Raises UnsupportedError if the model's K/V cannot be
+        saved.
+        """
+        from notes_cli.measure.battery import pairs as shipped_pairs
         from notes_cli.measure.battery import shipped_battery
         from notes_cli.measure.calibrate import calibrate_and_keep
 
         if pairs is None:
-            pairs = drawn() if cases is None else ()
+            pairs = shipped_pairs() if cases is None else ()
         return calibrate_and_keep(self.workspace, shipped_battery() if cases is None else cases, callbacks, pairs)
 
     @synchronized
     def bench(self, wanted: Benching | None = None, *, callbacks: Callbacks = NO_CALLBACKS) -> Speed:
-        """Measure how fast a splice is here, beside a memcpy of its bytes, the question after it and a prefill of its
-        tokens. Raise UnsupportedError for a model whose rows cannot be moved, EngineError where none of the lengths
-        can be measured."""
+        """Measure the seconds of a splice, of a prefill of the same tokens, and of a question after it, for each length
+        in `wanted`. Raises UnsupportedError for a model whose K/V cannot be moved, EngineError if no length fits into
+        memory."""
         from notes_cli.measure.speed import Benching, bench
 
         return bench(self.workspace, wanted or Benching(), callbacks)
 
 
-class Session(_Awaited):
-    """A conversation that is kept on disk, held by this process. Close it, or use it as a context manager."""
+class Session(_AsyncMethods):
+    """A conversation on disk, locked by this process. Close it, or use it as a context manager."""
 
-    def __init__(self, held: Held, stack: ExitStack, beside: list[Session]) -> None:
-        """`stack` gives it up when it is closed; `beside`: what is open with it. `Model.session` makes all of it."""
-        self._held, self._stack, self._beside = held, stack, beside
+    def __init__(self, live: LiveSession, stack: ExitStack, siblings: list[Session]) -> None:
+        """Wrap a live session; `Model.session` does. Closing it closes `stack` and removes it from `siblings`."""
+        self._live, self._stack, self._siblings = live, stack, siblings
         self._forks: list[Session] = []
-        beside.append(self)
+        siblings.append(self)
 
     @synchronized
     def close(self) -> None:
-        """Give it up, and the forks that were made of it. All complete turns are on disk."""
+        """Unlock the session and its open forks. All complete turns are on disk."""
         try:
             _close(self._forks)
         finally:
-            if self in self._beside:
-                self._beside.remove(self)
+            if self in self._siblings:
+                self._siblings.remove(self)
             self._stack.close()
 
     def __enter__(self) -> Session:
@@ -564,53 +610,53 @@ class Session(_Awaited):
         self.close()
 
     def __repr__(self) -> str:
-        state = self._held.state
+        state = self._live.state
         turns = f"{state.turns} turn{'s' * (state.turns != 1)}"
-        how = "closed" if self._held.stored.closed else f"{turns}, {len(state.tokens)} tokens"
-        return f"Session({self.name!r}, {how})"
+        summary = "closed" if self._live.stored.closed else f"{turns}, {len(state.tokens)} tokens"
+        return f"Session({self.name!r}, {summary})"
 
     @property
     def workspace(self) -> Workspace:
-        """That of its model."""
-        return self._held.workspace
+        """The workspace of its model."""
+        return self._live.workspace
 
     @property
-    def _session(self) -> Held:
-        """Raise SessionError once it is closed: another process may have gone on with it."""
-        self._held.stored.check_held()
-        return self._held
+    def _session(self) -> LiveSession:
+        """The live session. Raises SessionError once it is closed: another process may have changed it."""
+        self._live.stored.check_held()
+        return self._live
 
     @property
     def name(self) -> str:
-        return self._held.stored.name
+        return self._live.stored.name
 
     @property
     def empty(self) -> bool:
-        """Whether the next turn is its first."""
+        """True before the first turn."""
         return self._session.empty
 
     @property
     def turns(self) -> int:
-        """How many questions were asked and answered."""
+        """Number of complete turns."""
         return self._session.state.turns
 
     @property
     def tokens(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
         return len(self._session.state.tokens)
 
     @property
     def fields(self) -> dict[str, str]:
-        """The value of each field of its skills, as it is now."""
+        """Current value of each field of its skills."""
         return dict(self._session.state.fields)
 
     @property
     def entries(self) -> Sequence[Entry]:
-        """What it is made of, in order: pieces of prompts, answers and edits."""
+        """Pieces of prompts, answers and edits, in order."""
         return tuple(self._session.state.entries)
 
     @synchronized
-    @asking
+    @with_question_options
     def ask(
         self,
         question: str | Request,
@@ -618,13 +664,12 @@ class Session(_Awaited):
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Answer:
-        """The next turn: ask, answer, and keep both. Raise SessionError where a session that has begun is asked for
-        what belongs to its first turn: `fields`, `recompute`, `place` and `system`. The options are those of
-        `Model.ask`."""
+        """Answer the next question and save the turn. Options as in `Model.ask`. Raises SessionError for `fields`,
+        `system`, `place`, `recompute`, `decode` or `exact` after the first turn."""
         return self._session.ask(_request(question, how), callbacks)
 
     @synchronized_steps
-    @asking
+    @with_question_options
     def stream(
         self,
         question: str | Request,
@@ -632,51 +677,54 @@ class Session(_Awaited):
         callbacks: Callbacks = NO_CALLBACKS,
         **how: Unpack[Asking],
     ) -> Stream:
-        """Yield the answer's text as it comes, and return what `ask` returns. The turn is kept once the answer is
-        complete, and not if the generator is closed before."""
+        """Yield the answer's text as it is generated, and return the Answer. The turn is saved when the answer is
+        complete, not if the generator is closed before. Options as in `ask`."""
         return self._session.stream(_request(question, how), callbacks)
 
     @synchronized
     def edit(
         self, field: str, value: str, method: Method | str | None = None, *, callbacks: Callbacks = NO_CALLBACKS
     ) -> list[Edited]:
-        """Give a field another value, `*.field` that of each skill that has it. `method`: None for the one that was
-        measured to be best. Raise NotesError where that cannot be; then nothing is changed."""
+        """Give a field a new value and return the edits; `*.field` edits each skill that has it. `method`: None for the
+        calibrated one. Raises NotesError for an unknown field or method; then nothing is changed."""
         return list(self.edits({field: value}, method, callbacks=callbacks))
 
     @synchronized_steps
     def edits(
         self, fields: Mapping[str, str], method: Method | str | None = None, *, callbacks: Callbacks = NO_CALLBACKS
     ) -> Iterator[Edited]:
-        """Give several fields other values; yield each edit when it is made. Raise NotesError, before the first, where
-        one of them cannot be."""
+        """Give several fields new values, and yield each edit when it is done. Raises NotesError before the first edit
+        if one of them is impossible."""
         return self._session.edits(fields, parse_method(method), callbacks)
 
     @synchronized
     def undo(self) -> Line:
-        """Go back to before the last turn, edit, compaction or cut, which is returned. Raise SessionError if there is
-        none."""
+        """Undo the last turn, edit, compaction or cut, and return its line of the ledger. Raises SessionError if there
+        is none."""
         return self._session.undo()
 
     @synchronized
     def compact(self) -> Compacted:
-        """Take out the errata that later ones of the same field supersede."""
+        """Remove errata that later ones of the same field supersede."""
         return self._session.compact()
 
     @synchronized
     def forget(self, *parts: str | int, method: str = "cut", dry: bool = False) -> Forgotten:
-        """Take out parts: a turn (`3`), turns (`3-5`), a chain of thought (`thought:3`), results of tools (`tool:3`).
+        """Remove parts: a turn (`3`), turns (`3-5`), reasoning (`thought:3`), results of tools (`tool:3`).
 
-        By `cut` what follows is moved, its rows may still carry notes of what is gone, and an undo brings that back. By
-        `suffix` it is decoded again, and nothing that was said is kept: there is no undo. Without parts, `suffix` is
-        for what was cut before. `dry`: only tell. Raise NotesError where it cannot be; then nothing is changed.
+        method: "cut" moves the K/V that follows, which was computed with the removed text; `undo` restores it.
+            "suffix" decodes what follows again and deletes the removed text for good; without parts, that of earlier
+            cuts.
+        dry: Change nothing; only return the outcome.
+
+        Raises NotesError for parts that do not exist; then nothing is changed.
         """
         return self._session.forget([str(part) for part in parts], method, dry=dry)
 
     @synchronized
     def fork(self, name: str) -> Session:
-        """A second session that goes on from here. It is closed with this one, or before. Raise SessionError if there
-        is one of that name, or nothing to fork yet."""
+        """Copy the session under a new name. The fork is closed with this one, or before. Raises SessionError if the
+        name exists, or if there is no turn yet."""
         stack = ExitStack()
         return Session(stack.enter_context(self._session.fork(name)), stack, self._forks)
 
@@ -689,8 +737,8 @@ class Session(_Awaited):
         wording: str | None = None,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> SessionReport:
-        """Compare what is put back from disk with a prefill of the session's tokens, at its end and after each
-        question; without questions, after those for the value of each field. Raise NotesError where there is no
+        """Compare the session's K/V, restored from disk, with a prefill of its tokens, at its end and after each
+        question (by default for the value of each field). Return a SessionReport. Raises NotesError if there is no
         turn."""
         from notes_cli.measure.examination import Examination, examine_session
 
@@ -700,36 +748,38 @@ class Session(_Awaited):
 
 
 def _close(sessions: list[Session]) -> None:
-    """Close all of them, the latest first, whatever goes wrong with one."""
+    """Close all sessions, latest first, even if one fails."""
     with ExitStack() as closing:
         for session in sessions:
             closing.callback(session.close)
 
 
 def _skill(source: str | os.PathLike[str] | None, text: str | None, name: str | None) -> Skill:
-    """The skill in a file or folder, or in a text. Raise NotesError unless one of them is given, a text with a name."""
+    """Return the skill of a file or folder, or of a text with a name. Raises NotesError unless exactly one is given."""
     from notes_cli.text.skill import load_skill, parse_skill
 
     if source is not None and text is None:
         return load_skill(os.fspath(source), name=name)
     if source is not None or text is None or name is None:
-        given = "nothing is given" if text is None else "a text without a name" if source is None else "both are given"
-        raise NotesError(f"compile takes a path, or text=... and name=...: {given}")
+        mistake = (
+            "nothing is given" if text is None else "a text without a name" if source is None else "both are given"
+        )
+        raise NotesError(f"compile takes a path, or text=... and name=...: {mistake}")
     return parse_skill(text, source="-", default=name, name=name, where=f"the text of {name}")
 
 
 def _request(question: str | Request, how: Asking) -> Request:
-    """The request that is meant. Raise NotesError for an edit method that there is not, and for sampling that is given
-    twice."""
+    """Return the request with these options. Raises NotesError for an unknown edit method, and for sampling options
+    that are given twice."""
     request = question if isinstance(question, Request) else Request(question)
-    given: Any = {**how}
-    one_by_one = {name: given.pop(name) for name in _SAMPLING if name in given}
-    if given.get("sampling") is None:
-        given["sampling"] = request.sampling
-    elif one_by_one:
-        (name, *_) = one_by_one
+    options: Any = {**how}
+    sampling = {name: options.pop(name) for name in _SAMPLING if name in options}
+    if options.get("sampling") is None:
+        options["sampling"] = request.sampling
+    elif sampling:
+        (name, *_) = sampling
         raise NotesError(f"sampling and {name} are both given", f"Write {name} into the SamplerOptions")
-    if one_by_one:
-        given["sampling"] = replace(request.sampling, **one_by_one)
-    given["method"] = parse_method(given.get("method")) or request.method
-    return replace(request, **given)
+    if sampling:
+        options["sampling"] = replace(request.sampling, **sampling)
+    options["method"] = parse_method(options.get("method")) or request.method
+    return replace(request, **options)

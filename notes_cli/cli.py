@@ -1,6 +1,6 @@
-"""The command `notes`: its subcommands, loaded when named, its settings, and the one place where errors are printed.
+"""The command `notes`: loads subcommands on demand, applies settings, prints errors and sets the exit status.
 
-Settings come from flags, then NOTES_* variables, then config.yaml, then defaults.
+Precedence of settings: flags, NOTES_* variables, config.yaml, defaults.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 import click
 
-from notes_cli import __version__, output, stops
-from notes_cli.commands.terminal import give
+from notes_cli import __version__, output, signals
+from notes_cli.commands.terminal import add_common_options
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
 
-# name -> (module, one line for the list); the module is imported only when the command runs or is asked for help.
+# name -> line in the list of commands; the module is imported only when the command runs or shows its help
 COMMANDS = {
     "compile": "Prefill a skill once and keep its K/V on disk.",
     "ask": "Ask a question, with skills spliced in and errata appended.",
@@ -49,7 +49,7 @@ COMMANDS = {
     "doctor": "Show versions, devices, CPU features and what is wrong.",
 }
 
-# Commands that share a module: there they are called `NAME_command`. All others are `command` in a module of their own.
+# Commands that share a module, where they are called `NAME_command`; others are `command` in a module of their name.
 MODULES = {
     **dict.fromkeys(("rm", "prune", "fsck"), "maintain"),
     **dict.fromkeys(("export", "import"), "share"),
@@ -59,8 +59,8 @@ MODULES = {
     **dict.fromkeys(("calibrate", "profile"), "calibrate"),
 }
 
-# What other programs call what we have.
-ELSEWHERE = {
+# Names of these commands in other programs.
+SYNONYMS = {
     **dict.fromkeys(("chat", "run", "query", "prompt", "generate"), "ask"),
     **dict.fromkeys(("list", "skills"), "ls"),
     **dict.fromkeys(("remove", "delete", "del", "uninstall"), "rm"),
@@ -95,7 +95,7 @@ class Commands(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
-            near = ELSEWHERE.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), None)
+            near = SYNONYMS.get(args[0]) or next(iter(difflib.get_close_matches(args[0], COMMANDS, n=1)), None)
             hint = f" Did you mean {near}?" if near else f" Commands: {', '.join(COMMANDS)}."
             raise click.UsageError(f"there is no command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -106,20 +106,20 @@ class Commands(click.Group):
 
 
 def command_named(name: str) -> click.Command:
-    """A subcommand; its module is imported."""
+    """Import and return a subcommand."""
     module = importlib.import_module(f"notes_cli.commands.{MODULES.get(name, name)}")
     command: click.Command = getattr(module, f"{name}_command" if name in MODULES else "command")
-    return give(command, name)
+    return add_common_options(command, name)
 
 
 def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        output.result(f"notes {__version__}{_build()}")
+        output.result(f"notes {__version__}{_native_version()}")
         ctx.exit()
 
 
-def _build() -> str:
-    """Of which native library, "" where it cannot be loaded: `notes doctor` says why."""
+def _native_version() -> str:
+    """Return the version of the native library; "" if it cannot be loaded, which `notes doctor` explains."""
     try:
         from notes_cli.engine import system
 
@@ -146,7 +146,7 @@ def cli(ctx: click.Context) -> None:
 
     name, arguments = ctx.invoked_subcommand, ctx.obj or []
     command = cli.get_command(ctx, name) if name else None
-    if not name or not command or {"-h", "--help"} & set(arguments):  # help is there whatever the settings are
+    if not name or not command or {"-h", "--help"} & set(arguments):  # help works with broken settings
         return
     settings = load_config()
     aliases(settings)
@@ -154,8 +154,8 @@ def cli(ctx: click.Context) -> None:
         from notes_cli.runtime.naming import max_size
 
         max_size(settings)
-    for own in ("models", "cache"):  # names for models, what holds for the library: no settings of commands
-        settings.pop(own, None)
+    for section in ("models", "cache"):  # not settings of commands
+        settings.pop(section, None)
     _check_settings(settings, name)
     defaults = _defaults(command, settings, name)
     ctx.default_map = {name: defaults}
@@ -166,128 +166,128 @@ def cli(ctx: click.Context) -> None:
 
 
 def _check_settings(settings: dict[str, Any], running: str) -> None:
-    """Raise NotesError for a setting that no command has: a typo must not silently mean the default. Each command is a
-    module: others than the one that is running are looked at only for what that one does not have."""
+    """Raise NotesError for a setting that no command has, as a typo must not mean the default. Other commands than the
+    running one are imported only for keys that it does not have."""
     for key, value in settings.items():
-        if key in COMMANDS and (isinstance(value, dict) or not _known(key, running)):
+        if key in COMMANDS and (isinstance(value, dict) or not _is_known(key, running)):
             if not isinstance(value, dict):
                 raise NotesError(f"{key} in config.yaml must hold settings of notes {key}, a line each")
-            for own in value:
-                if not _known(own, key, others=()):
-                    raise _no_setting(own, _keys(command_named(key)), f" for notes {key}")
-        elif key not in COMMANDS and not _known(key, running):
-            every = {own for name in COMMANDS for own in _keys(command_named(name))}
-            raise _no_setting(key, every | COMMANDS.keys(), "")
+            for subkey in value:
+                if not _is_known(subkey, key, others=()):
+                    raise _unknown_setting(subkey, _keys(command_named(key)), f" for notes {key}")
+        elif key not in COMMANDS and not _is_known(key, running):
+            known = {subkey for name in COMMANDS for subkey in _keys(command_named(name))}
+            raise _unknown_setting(key, known | COMMANDS.keys(), "")
 
 
-def _known(key: object, running: str, others: Iterable[str] = COMMANDS) -> bool:
-    return any(_named(key) in _keys(command_named(name)) for name in (running, *others))
+def _is_known(key: object, running: str, others: Iterable[str] = COMMANDS) -> bool:
+    return any(_as_flag(key) in _keys(command_named(name)) for name in (running, *others))
 
 
-def _named(key: object) -> str:
+def _as_flag(key: object) -> str:
     return str(key).replace("_", "-")
 
 
-def _no_setting(key: object, known: Collection[str], where: str) -> NotesError:
+def _unknown_setting(key: object, known: Collection[str], where: str) -> NotesError:
     import difflib
 
-    near = difflib.get_close_matches(_named(key), known, n=1)
+    near = difflib.get_close_matches(_as_flag(key), known, n=1)
     hint = f"Did you mean {near[0]}?" if near else "Settings are named like the flags, without --"
     return NotesError(f"there is no setting {key!r}{where} in config.yaml", hint)
 
 
 def _keys(command: click.Command) -> set[str]:
-    """The names that settings of a command may have."""
+    """Return the names of a command's settings: its long and short flags without dashes."""
     if isinstance(command, click.Group):
         return set().union(*map(_keys, command.commands.values()))
-    options = [one for one in command.params if isinstance(one, click.Option)]
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     return {flag.lstrip("-") for option in options for flag in option.opts}
 
 
 def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The settings of config.yaml for one command, by parameter. A setting is named like its flag: `ctx-size: 8192`;
-    one under the name of the command wins over one for all commands."""
+    """Return the settings of config.yaml for one command, by parameter. Settings are named like flags: `ctx-size:
+    8192`; those under the command's name override those for all commands."""
     if isinstance(command, click.Group):
         return {sub: _defaults(part, config, name) for sub, part in command.commands.items()}
-    own = config.get(name)
+    specific = config.get(name)
     common = {key: value for key, value in config.items() if not (key in COMMANDS and isinstance(value, dict))}
-    settings = {**common, **(own if isinstance(own, dict) else {})}
+    settings = {**common, **(specific if isinstance(specific, dict) else {})}
     settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
-    found = {}
+    defaults = {}
     for parameter in command.params:
         for flag in parameter.opts:
             key = flag.lstrip("-").replace("-", "_")
             if key in settings and parameter.name and isinstance(parameter, click.Option):
-                found[parameter.name] = _setting(parameter, flag.lstrip("-"), settings[key])
-    return found
+                defaults[parameter.name] = _default(parameter, flag.lstrip("-"), settings[key])
+    return defaults
 
 
-def _setting(option: click.Option, key: str, value: Any) -> Any:
-    """A setting as the command line would have it: a list for a repeatable option, else one value."""
-    many = value if option.multiple and isinstance(value, list) else [value]
-    if not all(isinstance(one, str) for one in many):
+def _default(option: click.Option, key: str, value: Any) -> Any:
+    """Return a setting as the default of an option: a list if it is repeatable. Raises NotesError for an invalid
+    value."""
+    values = value if option.multiple and isinstance(value, list) else [value]
+    if not all(isinstance(item, str) for item in values):
         raise NotesError(f"{key} in config.yaml must be {'a list of values' if option.multiple else 'one value'}")
-    if not all(many):
+    if not all(values):
         raise NotesError(f"{key} in config.yaml has no value", "Give it one, or remove the line")
     try:
-        for one in many:
-            option.type.convert(one, None, None)
+        for item in values:
+            option.type.convert(item, None, None)
     except click.BadParameter as error:
         raise NotesError(f"{key} in config.yaml: {error.message}") from error
-    return many if option.multiple else value
+    return values if option.multiple else value
 
 
 def main() -> NoReturn:
-    """Run `notes` and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted; after SIGTERM or SIGHUP, by that."""
-    stops.install()
+    """Run `notes` and exit: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C; SIGTERM and SIGHUP by the signal."""
+    signals.install()
     output.open_streams()
     try:
-        stops.begin()
+        signals.begin()
         status = run(sys.argv[1:])
     except KeyboardInterrupt:
-        stops.end()
-    stops.ignore()
-    if stops.received:
-        stops.end(say=False)
+        signals.end()
+    signals.ignore()
+    if signals.received:
+        signals.end(say=False)
     if status == UNREAD:
-        stops.end_unread()
-    _leave(status)
+        signals.end_unread()
+    _exit(status)
 
 
-def _leave(status: int) -> NoReturn:
-    """End the process. All is written and closed, so what is left is the system's to take: Python would go through all
-    of it twice, and then take its modules apart."""
-    if sum(not one.daemon for one in threading.enumerate()) > 1:  # somebody computes yet, for whom Python waits
+def _exit(status: int) -> NoReturn:
+    """End the process without Python's slow shutdown; everything is written and closed."""
+    if sum(not thread.daemon for thread in threading.enumerate()) > 1:  # wait for threads that still compute
         sys.exit(status)
     atexit._run_exitfuncs()
-    with suppress(OutputError):  # what came after an error that was told
+    with suppress(OutputError):  # an error was printed already
         output.flush()
     os._exit(status)
 
 
 def run(arguments: list[str]) -> int:
-    """Run with these arguments; return the exit status. All errors are printed here."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    output.begin(json="--json" in own)
+    """Run a command line, print its errors, and return the exit status."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    output.begin(json="--json" in options)
     try:
         outcome = _invoke(arguments)
-        output.flush()  # here, where it may fail
+        output.flush()  # its errors set the status
         status = outcome if isinstance(outcome, int) else 0
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
     except Exception as error:
-        if not stops.received and os.environ.get("NOTES_DEBUG") and not isinstance(error, click.ClickException):
+        if not signals.received and os.environ.get("NOTES_DEBUG") and not isinstance(error, click.ClickException):
             raise
-        status = _interrupted() if stops.received else _failed(error, arguments)
+        status = _interrupted() if signals.received else _failed(error, arguments)
     else:
-        if stops.received:  # where nothing could be raised
+        if signals.received:  # KeyboardInterrupt could not be raised
             status = _interrupted()
     return status
 
 
 def _invoke(arguments: list[str]) -> Any:
-    """What the command returns. `click.Command.main` would print an empty line when it is interrupted."""
-    if "_NOTES_COMPLETE" in os.environ:  # a shell asks what may come next
+    """Run the command and return its result. `click.Command.main` would print an empty line on an interrupt."""
+    if "_NOTES_COMPLETE" in os.environ:  # a shell completes a command line
         from notes_cli.commands.completion import register
 
         register()
@@ -300,31 +300,31 @@ def _invoke(arguments: list[str]) -> Any:
 
 
 def _interrupted() -> int:
-    stops.claim()
-    if stops.received:
-        stops.ignore()
-    return output.fail(stops.word(), stops.status())
+    signals.claim()
+    if signals.received:
+        signals.ignore()
+    return output.fail(signals.describe(), signals.status())
 
 
-def _typed_path(arguments: list[str]) -> str:
-    """The command that the arguments begin with: an option that lacks its value is told of without one."""
+def _command_path(arguments: list[str]) -> str:
+    """Return the command and subcommand in these arguments; click's error for a missing value has no context."""
     words: list[str] = ["notes"]
     command: click.Command = cli
     for word in arguments:
-        found = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
-        if found is None:
+        subcommand = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+        if subcommand is None:
             break
-        words, command = [*words, word], found
+        words, command = [*words, word], subcommand
     return " ".join(words)
 
 
 def _failed(error: Exception, arguments: list[str]) -> int:
-    """Print an error in one line that says what happened, with which value, and what to do; return the exit status."""
+    """Print an error in one line (what, which value, what to do) and return the exit status."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         output.page(error.format_message())
         return USAGE
     if isinstance(error, click.UsageError):
-        path = error.ctx.command_path if error.ctx else _typed_path(arguments)
+        path = error.ctx.command_path if error.ctx else _command_path(arguments)
         message = " ".join(error.format_message().split())
         return output.fail(f"{message}{'' if message.endswith(('.', '?', '?)')) else '.'} See: {path} --help", USAGE)
     if isinstance(error, click.ClickException):

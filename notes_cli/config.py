@@ -1,7 +1,4 @@
-"""Where things are: folders and settings of this user, what comes with the package, where others keep models.
-
-It knows neither commands nor models. Which flag wins over which setting is decided by the command line.
-"""
+"""Paths and settings: the user's folders, config.yaml, NOTES_* variables, files of the package, other model stores."""
 
 from __future__ import annotations
 
@@ -20,9 +17,9 @@ from notes_cli.errors import Help, NotesError
 APP = "notes"
 SHIPPED_MODEL = "notes-tiny-q8_0.gguf"
 SHIPPED_TINY = "notes-tiny"  # its name
-SHIPPED_EYE = "notes-eye"  # the name of the small model that sees
-EYE_FILES = ("notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf")  # it, and its projector
-MOST = 2**31 - 1  # of other numbers
+SHIPPED_EYE = "notes-eye"  # the small vision model
+EYE_FILES = ("notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf")  # the model and its projector
+MOST = 2**31 - 1  # greatest value of numbers
 MOST_THREADS = 512
 MEND = "Mend or remove the file"
 SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -30,23 +27,22 @@ SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The places of one user. Nothing is created until something is written there."""
+    """Folders and files of one user, created on first write."""
 
     library: Path  # compiled segments: derivable, so in the cache folder
-    sessions: Path  # saved conversations: not derivable
+    sessions: Path  # conversations
     config: Path  # config.yaml
-    models: Path  # what was downloaded, and what is remembered of models: their digests
-    profiles: Path  # what was measured of models: minutes of work
-    servers: Path  # those that run, a small file each
+    models: Path  # downloaded models, and cached facts of others, such as digests
+    profiles: Path  # calibrated settings of models
+    servers: Path  # running servers, a small file each
 
     @classmethod
     def under(cls, home: Path) -> Paths:
-        """Everything in one folder, as NOTES_HOME asks."""
-        own = (home / name for name in ("library", "sessions", "config.yaml", "models", "profiles", "servers"))
-        return cls(*own)
+        """Return paths in one folder, as for NOTES_HOME."""
+        return cls(*(home / name for name in ("library", "sessions", "config.yaml", "models", "profiles", "servers")))
 
 
-# Variables of numbers, by the keyword of `notes.open` that each is for: with the least and the most.
+# keyword of `notes.open` -> variable, least and greatest value
 _NUMBERS = {
     "n_ctx": ("NOTES_CTX_SIZE", 0, MOST),
     "n_threads": ("NOTES_THREADS", 1, MOST_THREADS),
@@ -58,9 +54,9 @@ _WORDS = {"flash_attention": "NOTES_FLASH_ATTN", "type_k": "NOTES_CACHE_TYPE_K",
 
 
 def from_variables() -> dict[str, Any]:
-    """The context options that NOTES_* variables set, by the fields of ContextOptions, and `n_gpu_layers`, `rpc` and
-    `projector`; what is not set is left out. Raise NotesError for a number that is none."""
-    found: dict[str, Any] = {}
+    """Return the options that NOTES_* variables set: fields of ContextOptions, `n_gpu_layers`, `rpc` and `projector`.
+    Raises NotesError for an invalid number."""
+    options: dict[str, Any] = {}
     for name, (variable, least, most) in _NUMBERS.items():
         if word := os.environ.get(variable, "").strip():
             try:
@@ -69,17 +65,17 @@ def from_variables() -> dict[str, Any]:
                 number = least - 1
             if not least <= number <= most:
                 raise NotesError(f"{variable} is {word!r}: it must be a number from {least} to {most:,}")
-            found[name] = number
-    found |= {name: word for name, variable in _WORDS.items() if (word := os.environ.get(variable, "").strip())}
+            options[name] = number
+    options |= {name: word for name, variable in _WORDS.items() if (word := os.environ.get(variable, "").strip())}
     if word := os.environ.get("NOTES_RPC", "").strip():
-        found["rpc"] = [server.strip() for server in word.split(",") if server.strip()]
+        options["rpc"] = [server.strip() for server in word.split(",") if server.strip()]
     if word := os.environ.get("NOTES_MMPROJ", "").strip():
-        found["projector"] = word
-    return found
+        options["projector"] = word
+    return options
 
 
 def paths() -> Paths:
-    """NOTES_HOME where it is set, else the cache, state and config folders of this system."""
+    """Return the folders under NOTES_HOME if it is set, else the system's cache, state and config folders."""
     home = os.environ.get("NOTES_HOME")
     if home:
         return Paths.under(Path(home).expanduser().absolute())
@@ -95,13 +91,13 @@ def paths() -> Paths:
 
 
 def _folders() -> tuple[Path, Path, Path]:
-    """Where this system keeps a program's caches, state and settings."""
+    """Return the system's folders for this program's caches, state and settings."""
     home = os.environ.get("HOME", "")
     if sys.platform == "linux" and os.path.isabs(home) and "ANDROID_ROOT" not in os.environ:
-        # The XDG base directory specification, as platformdirs follows it, which takes nearly as long to load as click.
-        def folder(kind: str, usual: str) -> Path:
-            said = os.environ.get(f"XDG_{kind}_HOME", "")
-            return Path(said if os.path.isabs(said) else f"{home.rstrip('/')}/{usual}", APP)
+        # XDG base directories as in platformdirs, which takes nearly as long to import as click
+        def folder(kind: str, default: str) -> Path:
+            variable = os.environ.get(f"XDG_{kind}_HOME", "")
+            return Path(variable if os.path.isabs(variable) else f"{home.rstrip('/')}/{default}", APP)
 
         return folder("CACHE", ".cache"), folder("STATE", ".local/state"), folder("CONFIG", ".config")
     import platformdirs
@@ -114,18 +110,16 @@ def _folders() -> tuple[Path, Path, Path]:
 
 
 def load_config(path: Path | None = None) -> dict[str, Any]:
-    """The settings of config.yaml, {} without one: every value as it is written, as on the command line.
-
-    Raise NotesError if it cannot be read as a mapping of names.
-    """
+    """Return the settings of config.yaml, {} without one; scalars are strings, as on the command line. Raises
+    NotesError for any other content than a mapping of names."""
     path = path or paths().config
     try:
         os.stat(path)
     except FileNotFoundError:
         return {}
     except OSError:
-        pass  # read_yaml tells of it
-    from notes_cli.documents import read_yaml  # PyYAML takes 14 ms, which few need
+        pass  # read_yaml reports it
+    from notes_cli.documents import read_yaml  # importing PyYAML takes 14 ms
 
     try:
         settings = read_yaml(path)
@@ -139,39 +133,39 @@ def load_config(path: Path | None = None) -> dict[str, Any]:
 
 
 def aliases(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the user calls models, in these settings: a file or another name for each. Raise NotesError."""
-    found = settings.get("models", {})
-    if not isinstance(found, dict) or not all(isinstance(value, str) and value for value in found.values()):
+    """Return the user's names for models: alias -> file or other name. Raises NotesError for other values."""
+    names = settings.get("models", {})
+    if not isinstance(names, dict) or not all(isinstance(value, str) and value for value in names.values()):
         raise NotesError("models in config.yaml must hold `name: file` lines", MEND)
-    return found
+    return names
 
 
 def named_model(settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The model to use where none is named: NOTES_MODEL, else `model` in these settings; and where that is from. Raise
-    NotesError."""
+    """Return the configured default model and its source: NOTES_MODEL, else `model` in these settings. Raises
+    NotesError for another value than a string."""
     if word := os.environ.get("NOTES_MODEL"):
         return word, "NOTES_MODEL"
-    found = settings.get("model")
-    if found is not None and not (isinstance(found, str) and found):
+    model = settings.get("model")
+    if model is not None and not (isinstance(model, str) and model):
         raise NotesError("model in config.yaml must be one value", "Name a file or a model there")
-    return (found, "config.yaml") if found else None
+    return (model, "config.yaml") if model else None
 
 
 def cache(settings: Mapping[str, Any]) -> dict[str, str]:
-    """What the user says of the library as a whole, in these settings: `max_size`, as written. Raise NotesError."""
-    found = settings.get("cache", {})
-    if not isinstance(found, dict) or not all(isinstance(value, str) and value for value in found.values()):
+    """Return the library's settings: `max_size`, as written. Raises NotesError for other keys or values."""
+    options = settings.get("cache", {})
+    if not isinstance(options, dict) or not all(isinstance(value, str) and value for value in options.values()):
         raise NotesError("cache in config.yaml must hold `max_size: SIZE`", "Write it like max_size: 20GB")
-    found = {key.replace("-", "_"): value for key, value in found.items()}
-    unknown = sorted(found.keys() - {"max_size"})
+    options = {key.replace("-", "_"): value for key, value in options.items()}
+    unknown = sorted(options.keys() - {"max_size"})
     if unknown:
         raise NotesError(f"there is no setting {unknown[0]!r} under cache in config.yaml", "There is max_size")
-    return found
+    return options
 
 
 def skill_folders(start: Path | None = None) -> list[list[Path]]:
-    """The folders of Agent Skills, not all of which need be there: those of the project, from the working folder up to
-    the root of its repository, and the user's. Nearer ones first, in a list those that are equally near."""
+    """Return the folders of Agent Skills, nearest first: from the working folder up to the root of its repository,
+    then the user's. Folders at the same level share a list; they may not exist."""
     here = Path(os.path.abspath(start or Path.cwd()))
     above = [here, *here.parents]
     root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), 0)
@@ -180,21 +174,21 @@ def skill_folders(start: Path | None = None) -> list[list[Path]]:
 
 
 def model_stores() -> list[tuple[str, Path]]:
-    """The folders in which other programs keep models, each after the program's name. Not all need be there."""
-    stores = [("Ollama", folder) for folder in _ollama()]
+    """Return (program, folder) pairs of other programs' model folders, which may not exist."""
+    stores = [("Ollama", folder) for folder in _ollama_folders()]
     cache = _variable("XDG_CACHE_HOME") or _home() / ".cache"
-    named = _variable("LLAMA_CACHE")
+    llama_cache = _variable("LLAMA_CACHE")
     hub = _variable("HF_HUB_CACHE") or _variable("HUGGINGFACE_HUB_CACHE")
     if hub is None:
         hub = (_variable("HF_HOME") or cache / "huggingface") / "hub"
-    stores += [("Hugging Face", folder) for folder in dict.fromkeys((named or hub, hub))]
+    stores += [("Hugging Face", folder) for folder in dict.fromkeys((llama_cache or hub, hub))]
     systems = {"darwin": _home() / "Library" / "Caches", "win32": _variable("LOCALAPPDATA")}
-    stores.append(("llama.cpp", named or (systems.get(sys.platform) or cache) / "llama.cpp"))
-    return [*stores, *(("LM Studio", folder) for folder in _lm_studio())]
+    stores.append(("llama.cpp", llama_cache or (systems.get(sys.platform) or cache) / "llama.cpp"))
+    return [*stores, *(("LM Studio", folder) for folder in _lm_studio_folders())]
 
 
 def _home() -> Path:
-    return Path(os.path.expanduser("~"))  # which is not known to every system: then nothing is there
+    return Path(os.path.expanduser("~"))  # a missing folder if the system knows no home
 
 
 def _variable(name: str) -> Path | None:
@@ -202,32 +196,32 @@ def _variable(name: str) -> Path | None:
     return Path(os.path.expanduser(value)) if value else None
 
 
-def _ollama() -> list[Path]:
-    named = _variable("OLLAMA_MODELS")
-    if named:
-        return [named]
-    own = _home() / ".ollama" / "models"
-    return [own, Path("/usr/share/ollama/.ollama/models")] if sys.platform == "linux" else [own]  # the service's
+def _ollama_folders() -> list[Path]:
+    if folder := _variable("OLLAMA_MODELS"):
+        return [folder]
+    folder = _home() / ".ollama" / "models"
+    service = Path("/usr/share/ollama/.ollama/models")
+    return [folder, service] if sys.platform == "linux" else [folder]
 
 
-def _lm_studio() -> list[Path]:
-    """Its home may have been moved, and the models out of it."""
+def _lm_studio_folders() -> list[Path]:
+    """Return LM Studio's folders of models. Its home and its models may be elsewhere."""
     home, older = _home() / ".lmstudio", _home() / ".cache" / "lm-studio"
-    pointer = _short_text(_home() / ".lmstudio-home-pointer").strip()
+    pointer = _read_small(_home() / ".lmstudio-home-pointer").strip()
     if pointer:
         home = Path(pointer)
     elif older.is_dir():
         home = older
     folders = [home / "models"]
     try:
-        moved = json.loads(_short_text(home / "settings.json"))["downloadsFolder"]
+        moved = json.loads(_read_small(home / "settings.json"))["downloadsFolder"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return folders
     return [*folders, Path(moved)] if isinstance(moved, str) and Path(moved) not in folders else folders
 
 
-def _short_text(path: Path) -> str:
-    """What is in a small file of another program, "" if it cannot be read."""
+def _read_small(path: Path) -> str:
+    """Return the text of another program's small file, "" if it cannot be read."""
     try:
         if path.is_file() and path.stat().st_size < 1 << 20:
             return path.read_text(encoding="utf-8")
@@ -237,10 +231,8 @@ def _short_text(path: Path) -> str:
 
 
 def resource(name: str) -> Path:
-    """The folder `name` (prompts, skills, models) that comes with the package.
-
-    Installed, it is inside the package. In a source checkout prompts/ and skills/ are beside it.
-    """
+    """Return the package's folder `name` (prompts, skills, models); a source checkout has prompts/ and skills/ next to
+    the package. Raises NotesError if it is missing."""
     inside = [Path(entry) for entry in notes_cli.__path__]
     for folder in [*inside, *(entry.parent for entry in inside)]:
         if (folder / name).is_dir():
@@ -249,23 +241,23 @@ def resource(name: str) -> Path:
 
 
 def sample_skills() -> list[Path]:
-    """The skills that come with notes, each a folder or a text file, by name."""
-    found = resource("skills").iterdir()
-    return sorted(path for path in found if (path / "SKILL.md").is_file() or path.suffix == ".txt")
+    """Return the sample skills, folders or text files, sorted by name."""
+    paths = resource("skills").iterdir()
+    return sorted(path for path in paths if (path / "SKILL.md").is_file() or path.suffix == ".txt")
 
 
 def sample_names() -> list[str]:
-    """The names of these skills."""
+    """Return the names of the sample skills."""
     return [path.stem for path in sample_skills()]
 
 
 def sample_skill(name: str) -> Path | None:
-    """The skill of that name that comes with notes."""
+    """Return the sample skill of that name, None if there is none."""
     return next((path for path in sample_skills() if path.stem == name), None)
 
 
 def home_folder() -> Path:
-    """Where this user's own files are. Raise NotesError where HOME is set to what is none."""
+    """Return the user's home folder. Raises NotesError if HOME is not an absolute path."""
     home = os.environ.get("HOME")
     if home is not None and os.name == "posix" and not os.path.isabs(home):
         raise NotesError(f"HOME is {home!r}, which is no folder to write to", "Set it to yours")
@@ -273,7 +265,7 @@ def home_folder() -> Path:
 
 
 def shipped_eye() -> tuple[Path, Path]:
-    """The small model that sees, and its projector. Raise NotesError if they are not there."""
+    """Return the files of the shipped vision model and its projector. Raises NotesError if one is missing."""
     model, projector = (resource("models") / name for name in EYE_FILES)
     for path in (model, projector):
         if not path.is_file():
@@ -282,7 +274,7 @@ def shipped_eye() -> tuple[Path, Path]:
 
 
 def shipped_model() -> Path:
-    """The small model that comes with notes. Raise NotesError if it is not there."""
+    """Return the file of the shipped model. Raises NotesError if it is missing."""
     model = resource("models") / SHIPPED_MODEL
     if not model.is_file():
         raise NotesError(f"{model} is missing", Help.REINSTALL_OR_NAME_MODEL())

@@ -1,7 +1,7 @@
-"""The errors of notes: what happened, in one sentence, and apart from it what would help.
+"""Exceptions and notices: a one-sentence description and, separately, a remedy that each interface puts into words.
 
-An edge (the command line, a server) words the remedy for its own user: no flag and no command is named here. `str` of
-an error is for those who call notes from Python.
+No flag or command is named here: the command line has its own words (commands/remedies.py); `str` of an error is for
+Python callers.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 @unique
 class Help(Enum):
-    """What would help, in neutral words with the values in braces that a remedy of this kind must have.
+    """Kinds of remedies, in neutral words, with the values that each needs in braces.
 
-    `Help.LARGER_CONTEXT(tokens=8192)` is the remedy. The command line's words are in commands/remedies.py.
+    `Help.LARGER_CONTEXT(tokens=8192)` is a Remedy. The command line's words are in commands/remedies.py.
     """
 
-    ADVICE = "{text}"  # the same for every edge
+    ADVICE = "{text}"  # the same for every interface
 
     # Models and contexts.
     NAME_MODEL = "Name a GGUF file"
@@ -100,7 +100,7 @@ class Help(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What would help here: the kind, and the values that its words speak of."""
+    """A kind of remedy with its values."""
 
     help: Help
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -110,14 +110,14 @@ class Remedy:
 
 
 def _text(value: object) -> object:
-    """A value as it is put into a sentence."""
+    """Return a value in the form for a sentence."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={each}" for name, each in value.items())
     return " and ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
-def told(what: str, advice: object) -> str:
-    """What happened and what to do, one sentence after the other."""
+def with_advice(what: str, advice: object) -> str:
+    """Join a description and advice into sentences."""
     if not advice:
         return what
     return f"{what} {advice}" if what.endswith("?") else f"{what}. {advice}"
@@ -125,115 +125,115 @@ def told(what: str, advice: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What people are told that stops nothing: what happened, and what would help. `warning`: it may be a mistake."""
+    """A message that stops nothing; `warning` marks a likely mistake."""
 
     what: str
     remedy: Remedy | None = None
     warning: bool = False
 
     def __str__(self) -> str:
-        return f"{self.opening}{told(self.what, self.remedy)}"
+        return f"{self.opening}{with_advice(self.what, self.remedy)}"
 
     @property
     def opening(self) -> str:
-        """What its line begins with."""
+        """Prefix of its line."""
         return "warning: " if self.warning else ""
 
 
-Say = Callable[[Notice], object]  # tells people
-Progress = Callable[[int, int], None]  # tells how much is done, and of how much
+Say = Callable[[Notice], object]  # a callback for notices
+Progress = Callable[[int, int], None]  # a callback with (done, total)
 
 
 class NotesError(Exception):
-    """Base of everything that notes raises on purpose."""
+    """Base class of all errors that notes raises on purpose. `what` went wrong; `remedy` would help, if known."""
 
     def __init__(self, what: str, remedy: Remedy | str | None = None) -> None:
-        """`what` happened, with the value, in one sentence without a full stop. `remedy`: a text is ADVICE."""
+        """`what`: one sentence with the offending value and no full stop. `remedy`: a str is ADVICE."""
         super().__init__(what, remedy)
         self.what = what
         self.remedy = Help.ADVICE(text=remedy) if isinstance(remedy, str) else remedy
 
     def __str__(self) -> str:
-        return told(self.what, self.remedy)
+        return with_advice(self.what, self.remedy)
 
 
 class SkillError(NotesError):
-    """A skill text that cannot be read: missing, empty, broken front matter, a field that is not there."""
+    """A skill text cannot be read: missing, empty, invalid front matter, or an unknown field."""
 
 
 class SegmentError(NotesError):
-    """A compiled segment that must not be used: damaged, of another format, or of another model."""
+    """A compiled segment cannot be used: missing, damaged, of another format or another model."""
 
 
 class DamagedError(SegmentError):
-    """Bytes that are no sound segment. Not: a file that the system did not let us read now."""
+    """A segment file has invalid content; unlike an I/O error, reading it again does not help."""
 
 
 class NewerError(SegmentError):
-    """A segment of a format that a newer version writes."""
+    """A segment has the format of a newer version."""
 
 
 class TakenError(SegmentError):
-    """A name, or a file, that holds a skill whose text came from elsewhere; it would be lost."""
+    """A name or file belongs to a skill whose text came from elsewhere, which would be overwritten."""
 
 
 class CompilingError(SegmentError):
-    """A segment that another process is compiling at the moment."""
+    """Another process is compiling the segment."""
 
 
 class UnwritableError(SegmentError):
-    """A segment that cannot be written: the disk is full, or the folder not ours to write in."""
+    """A segment cannot be written: full disk or missing permission."""
 
 
 class SessionError(NotesError):
-    """A session that is not there, in use, damaged, or of another model."""
+    """A session is missing, in use, damaged, or belongs to another model."""
 
 
 class HeldSessionError(SessionError):
-    """A session that somebody else has open at the moment."""
+    """A session is open in another process or object."""
 
 
 class ModelError(NotesError):
-    """A model that cannot be loaded or asked."""
+    """A model cannot be loaded or used."""
 
 
 class ImageError(SkillError):
-    """An image that cannot be read, or that a model cannot be shown."""
+    """An image cannot be read or encoded for the model."""
 
 
 class EngineError(NotesError):
-    """The engine refused or failed; the sequence is as it was before the call."""
+    """The engine refused or failed; the sequence is unchanged."""
 
 
 class ContextLengthError(EngineError):
-    """More tokens than a sequence of this context can have."""
+    """A prompt needs more tokens than the context can have."""
 
     def __init__(self, what: str, remedy: Remedy | str | None = None, *, tokens: int, longest: int) -> None:
-        """`tokens` are needed, and `longest` is how many there can be."""
+        """`tokens`: needed. `longest`: possible."""
         super().__init__(what, remedy)
         self.tokens, self.longest = tokens, longest
 
 
 class UnsupportedError(EngineError):
-    """This model or context cannot do the operation; `what` holds the reason."""
+    """This model or context does not support the operation; `what` has the reason."""
 
 
 class GrammarError(NotesError):
-    """A grammar, or a JSON schema, that answers cannot be held to."""
+    """A grammar or JSON schema cannot constrain answers."""
 
 
 class OutdatedError(NotesError):
-    """A profile that an older version wrote, by a rule that is not followed any more."""
+    """A profile was written by an obsolete rule."""
 
 
 class OutputError(NotesError):
-    """What was found cannot be printed."""
+    """stdout cannot be written."""
 
 
 class UnreadError(OutputError):
-    """Whoever read what is printed has gone, as after `| head -1`. Nobody is told."""
+    """EPIPE on stdout, as after `| head -1`: exit quietly."""
 
 
 def reason(error: OSError) -> str:
-    """What the system says of an error; some say it in another place, or nothing."""
+    """Return the system's message of an error, or its class where it has none."""
     return error.strerror or str(error) or type(error).__name__

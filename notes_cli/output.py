@@ -1,8 +1,8 @@
-"""What people see: the one door for all that `notes` prints. Results go to stdout, everything else to stderr.
+"""All printing of `notes`: results on stdout, messages and progress on stderr, with control characters escaped.
 
-Names, texts and errors may be anybody's: what would move a cursor, colour a terminal or turn text round is shown, not
-sent. An answer, a text or a path (`data`) is that in a terminal only; a pipe gets it as it is. JSON spells such
-characters out. Colour and progress are for terminals, unless a user says otherwise (`_coloured`).
+Names, texts and errors are untrusted: characters that would move a cursor, colour a terminal or reverse text are
+escaped. Answers, texts and paths (`data`) are escaped on a terminal only, and unchanged in a pipe. JSON escapes such
+characters as \\u. Colour and progress appear on terminals, unless options or variables override that (`_coloured`).
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-# What a terminal obeys: C0 but tabs and line ends, DEL, C1, and the bytes that file names keep as lone surrogates.
+# C0 but tabs and line ends, DEL, C1, and lone surrogates (bytes of file names that are not UTF-8)
 _CONTROL = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff"
-# What turns text round, breaks lines, or is not seen at all; the joiners that scripts and emoji need are none of it.
+# bidirectional controls, line separators and invisible characters, but not the joiners of scripts and emoji
 _HIDDEN = r"\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f"
-_OBEYED = re.compile(rf"[{_CONTROL}]|\r(?!\n)")
+_CONTROLS = re.compile(rf"[{_CONTROL}]|\r(?!\n)")
 _HARMFUL = re.compile(rf"[{_CONTROL}{_HIDDEN}]|\r(?!\n)")
-_SPELT = re.compile(rf"[{_CONTROL}{_HIDDEN}]")  # in JSON, where C0 is spelt already
-COLUMNS = 80  # of a terminal, as most are
+_JSON_HARMFUL = re.compile(rf"[{_CONTROL}{_HIDDEN}]")  # json escapes C0 itself
+COLUMNS = 80  # usual width of a terminal
 
 
-def _visible(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def clean(text: str) -> str:
-    """A text that does nothing to a terminal: harmful characters as \\x1b or \\u202e."""
-    return _HARMFUL.sub(_visible, text)
+    """Escape characters that a terminal would act on, as \\x1b or \\u202e."""
+    return _HARMFUL.sub(_escaped, text)
 
 
 @dataclass(slots=True)
 class _Run:
-    """What holds for this call of `notes`."""
+    """Settings and state of this run of `notes`."""
 
-    json: bool = False  # errors are to be JSON, too
-    printed: bool = False  # a JSON document
+    json: bool = False  # print errors as JSON, too
+    printed: bool = False  # a JSON document was printed
     colour: str = "auto"
-    quiet: bool = False  # nothing is told but errors
+    quiet: bool = False  # print errors only
 
 
 _run = _Run()
 
 
 def begin(*, json: bool) -> None:
-    """A call of `notes` begins. `json`: an error is one JSON document on stdout, beside its line on stderr."""
+    """Reset the state for a new run. `json`: print errors as JSON on stdout in addition to stderr."""
     _run.json, _run.printed = json, False
     _run.colour, _run.quiet = "auto", False
 
 
 def want_json() -> None:
-    """A setting asks for JSON."""
+    """Print errors as JSON, too."""
     _run.json = True
 
 
@@ -78,35 +78,35 @@ COLOURS = ("auto", "always", "never")
 
 
 def colour(when: str, *, setting: bool = False) -> None:
-    """When there is colour, one of COLOURS. Variables of the user's environment win over a `setting`."""
+    """Set when to use colour, one of COLOURS. Environment variables override a `setting` of config.yaml."""
     if not (setting and any(os.environ.get(name) for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"))):
         _run.colour = when
 
 
-def hush() -> None:
-    """Tell nothing but errors, and show no progress."""
+def set_quiet() -> None:
+    """Print nothing but errors on stderr, and no progress."""
     _run.quiet = True
 
 
 def open_streams() -> None:
-    """Take the standard streams. One that is closed is opened, so that no file of ours gets its number: nothing can be
-    read from it; writing to stdout is an error; what goes to stderr is lost."""
+    """Replace stdout and open closed standard streams, so that no other file gets their numbers: reads fail, writes to
+    stdout fail, writes to stderr are lost."""
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, mode)  # takes the lowest number that is free
+            os.open(os.devnull, mode)  # gets the lowest free number
     encoding = sys.stdout.encoding if sys.stdout else "utf-8"
     sys.stdout = Stdout(open(1, "wb", closefd=False), encoding=encoding)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file name or a text that this terminal cannot show ends nothing
+        if isinstance(stream, io.TextIOWrapper):  # text that the terminal cannot show must not be an error
             stream.reconfigure(errors="surrogateescape" if stream.encoding == "utf-8" else "replace")
 
 
 class Stdout(io.TextIOWrapper):
-    """stdout, which raises OutputError where it cannot take what is printed."""
+    """stdout that raises OutputError for failed writes, UnreadError for EPIPE."""
 
     def write(self, text: str, /) -> int:
         try:
@@ -121,7 +121,7 @@ class Stdout(io.TextIOWrapper):
             raise self._broken(error) from error
 
     def _broken(self, error: OSError) -> OutputError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # what waits in the buffer would fail again at the exit
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # the rest of the buffer would fail again at exit
         reason = "it is closed" if error.errno == errno.EBADF else error.strerror
         if error.errno == errno.EPIPE:
             return UnreadError("nobody reads standard output")
@@ -129,45 +129,45 @@ class Stdout(io.TextIOWrapper):
 
 
 def _write(text: str) -> None:
-    # The stream is named: of an ASCII one that it looks up itself click makes UTF-8. Colour is decided here.
+    # The stream is explicit: click would wrap an ASCII stdout in UTF-8. Colour is decided here.
     click.echo(text, sys.stdout, nl=False, color=True)
 
 
 def flush() -> None:
-    """Have all of it out. Raise OutputError where stdout cannot take it."""
+    """Flush both streams. Raises OutputError if stdout cannot be written."""
     sys.stdout.flush()
-    with suppress(OSError, ValueError):  # nobody is there to be told
+    with suppress(OSError, ValueError):  # stderr is closed
         sys.stderr.flush()
 
 
 def say(message: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line on stderr, unless quiet."""
     if not _run.quiet:
-        _say(message)
+        _print_line(message)
 
 
-def _say(message: str) -> None:
-    _tell(clean(message).replace("\n", "\\n") + "\n")
+def _print_line(message: str) -> None:
+    _print(clean(message).replace("\n", "\\n") + "\n")
 
 
 def page(text: str) -> None:
-    """Lines for people, on stderr."""
-    _tell(clean(text) + "\n")
+    """Print lines on stderr, even if quiet."""
+    _print(clean(text) + "\n")
 
 
 def log(text: str) -> None:
-    """A part of llama.cpp's log, on stderr."""
-    _tell(clean(text))
+    """Print a part of llama.cpp's log on stderr."""
+    _print(clean(text))
 
 
-def _tell(text: str) -> None:
-    with suppress(OSError):  # nobody is there to be told, and that is no reason to stop
+def _print(text: str) -> None:
+    with suppress(OSError):  # a closed stderr stops nothing
         click.echo(text, sys.stderr, nl=False)
 
 
 def fail(message: str, status: int) -> int:
-    """An error: a line on stderr and, where JSON is asked for and nothing was printed, a document. The exit status."""
-    _say(f"notes: {message}")
+    """Print an error on stderr, and as JSON on stdout if requested and no document was printed; return `status`."""
+    _print_line(f"notes: {message}")
     if _run.json and not _run.printed:
         with suppress(OutputError):
             as_json({"version": 1, "error": {"message": message, "status": status}})
@@ -175,17 +175,17 @@ def fail(message: str, status: int) -> int:
 
 
 def result(text: str) -> None:
-    """Lines for people or scripts, on stdout."""
+    """Print lines on stdout, escaped."""
     _write(clean(text) + "\n")
 
 
 def data(text: str, end: str = "\n") -> None:
-    """An answer, a text or a path, on stdout: in a pipe as it is, on a terminal without what it would obey."""
-    _write((_OBEYED.sub(_visible, text) if terminal() else text) + end)
+    """Print an answer, a text or a path on stdout: unchanged in a pipe, control characters escaped on a terminal."""
+    _write((_CONTROLS.sub(_escaped, text) if terminal() else text) + end)
 
 
 def binary() -> BinaryIO:
-    """stdout for bytes. Raise OutputError on a terminal."""
+    """Return stdout for bytes. Raises OutputError on a terminal."""
     if terminal():
         raise OutputError("bytes are not for a terminal")
     buffer: BinaryIO = sys.stdout.buffer
@@ -193,85 +193,76 @@ def binary() -> BinaryIO:
 
 
 def terminal() -> bool:
-    """Whether stdout is one."""
+    """True if stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def watched() -> bool:
-    """Whether stderr is one: somebody may like to see how far something is."""
+    """True if stderr is a terminal, which shows progress."""
     return sys.stderr.isatty()
 
 
-def shows(characters: str) -> bool:
-    """Whether stdout's encoding has all of these."""
-    try:
-        characters.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
 def as_json(value: Any) -> None:
-    """One JSON document on stdout; harmful characters are spelt out in it, which changes no value."""
+    """Print a JSON document on stdout, with harmful characters escaped."""
     _json(value, indent=2)
 
 
 def json_line(value: Any) -> None:
-    """A JSON value on a line of stdout, at once."""
+    """Print a JSON value on a line of stdout."""
     _json(value)
 
 
 def _json(value: Any, indent: int | None = None) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    _write(_SPELT.sub(lambda found: json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f"), text) + "\n")
+    _write(_JSON_HARMFUL.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), text) + "\n")
     _run.printed = True
 
 
 def confirm(question: str) -> bool:
-    """Ask on the terminal, through stderr; no is the default."""
+    """Ask a yes/no question on stderr; the default is no."""
     return click.confirm(clean(question), err=True)
 
 
-def _coloured(shown: bool) -> bool:
-    """Whether there is colour on a stream that is a terminal (`shown`) or none: as this call says, else as no-color.org
-    and CLICOLOR have it, where an empty variable says nothing, and 0 does not force."""
+def _coloured(on_terminal: bool) -> bool:
+    """True if a stream gets colour: by --color, else by no-color.org and CLICOLOR (empty variables do not count, 0 does
+    not force), else on a terminal."""
     if _run.colour != "auto":
         return _run.colour == "always"
     if os.environ.get("NO_COLOR"):
         return False
     if any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
         return True
-    return shown and os.environ.get("CLICOLOR") != "0" and os.environ.get("TERM") not in ("dumb", "unknown")
+    return on_terminal and os.environ.get("CLICOLOR") != "0" and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def _console(*, err: bool = False, width: int | None = None) -> Console:
     from rich.console import Console
 
-    shown = (sys.stderr if err else sys.stdout).isatty()
-    kept = {"stderr": err, "width": width, "highlight": False, "markup": False, "emoji": False, "no_color": False}
-    if not _coloured(shown):
-        return Console(force_terminal=shown, color_system=None, **kept)  # type: ignore[arg-type]
-    console = Console(force_terminal=True, **kept)  # type: ignore[arg-type]
-    if console.color_system is None:  # of a terminal that does not say what it can
-        console = Console(force_terminal=True, color_system="standard", **kept)  # type: ignore[arg-type]
+    on_terminal = (sys.stderr if err else sys.stdout).isatty()
+    options = {"stderr": err, "width": width, "highlight": False, "markup": False, "emoji": False, "no_color": False}
+    if not _coloured(on_terminal):
+        return Console(force_terminal=on_terminal, color_system=None, **options)  # type: ignore[arg-type]
+    console = Console(force_terminal=True, **options)  # type: ignore[arg-type]
+    if console.color_system is None:  # TERM names no colours
+        console = Console(force_terminal=True, color_system="standard", **options)  # type: ignore[arg-type]
     return console
 
 
-def width(elsewhere: int) -> int:
-    """Columns of the terminal; `elsewhere` where stdout is none."""
-    return _console().width if terminal() else elsewhere
+def width(default: int) -> int:
+    """Return the terminal's columns, or `default` if stdout is not a terminal."""
+    return _console().width if terminal() else default
 
 
 def styled(parts: Iterable[tuple[str, str]]) -> None:
-    """A line on stdout of texts and their styles, which a terminal with colour gets."""
+    """Print a line of (text, style) parts on stdout; styles apply on a terminal with colour."""
     from rich.text import Text
 
-    shown = Text.assemble(*((clean(text), style) for text, style in parts))
-    _console().print(shown, soft_wrap=True)
+    text = Text.assemble(*((clean(part), style) for part, style in parts))
+    _console().print(text, soft_wrap=True)
 
 
 def aside(text: str) -> None:
-    """A part of what a model says beside its answer: on stderr, dimmed on a terminal."""
+    """Print a part of the reasoning on stderr, dimmed on a terminal."""
     if _run.quiet:
         return
     with suppress(OSError):
@@ -279,14 +270,13 @@ def aside(text: str) -> None:
 
 
 def remark(text: str, *, always: bool = False) -> None:
-    """A line on stderr beside a result, dimmed on a terminal. None where a pipe or a file gets the result, unless it is
-    `always` wanted."""
+    """Print a line about a result on stderr, dimmed; only if both streams are terminals, unless `always`."""
     if always or (terminal() and watched()):
         aside(text + "\n")
 
 
 def sentence(text: str) -> None:
-    """A line on stdout for people, which a terminal gets in lines of whole words."""
+    """Print a line on stdout, wrapped at words on a terminal."""
     from textwrap import fill
 
     text = clean(text)
@@ -296,12 +286,12 @@ def sentence(text: str) -> None:
 
 
 def fitting(line: str, shorter: str) -> str:
-    """A line where it fits a terminal of the usual width, else a shorter one that says less."""
+    """Return `line` if it fits a terminal of the usual width, else `shorter`."""
     return line if len(line) <= COLUMNS else shorter
 
 
 def cells(text: str) -> int:
-    """Columns of a terminal that a text takes."""
+    """Return the columns of a terminal that a text takes."""
     from rich.cells import cell_len
 
     return cell_len(clean(text))
@@ -313,8 +303,8 @@ def table(
     right: Sequence[str] = (),
     wraps: Sequence[str] | None = None,
 ) -> None:
-    """A table on stdout, for people; a script should ask for --json. `wraps`: columns that take several lines where a
-    terminal is too narrow, in whole words; all that must, without it."""
+    """Print a table on stdout. `right`: columns aligned to the right. `wraps`: columns that may wrap on a narrow
+    terminal while the others are cut; by default all."""
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, header_style="bold")
@@ -327,14 +317,14 @@ def table(
     if terminal():
         _console().print(grid)
         return
-    console = _console(width=10_000)  # a pipe has no width: nothing may be cut or wrapped for want of columns
+    console = _console(width=10_000)  # in a pipe nothing is cut or wrapped
     with console.capture() as captured:
         console.print(grid)
     _write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 class _Bar:
-    """A progress bar on stderr, there until all is done. Several may be there at once: they share one display."""
+    """A progress bar on stderr, removed when done. Several bars share one display."""
 
     _display: ClassVar[RichProgress | None] = None
 
@@ -350,7 +340,7 @@ class _Bar:
                 *(TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.fields[state]}")),
                 *(TimeElapsedColumn(), TextColumn("eta"), TimeRemainingColumn()),
             )
-            # stdout may be a pipe: nothing that goes there may be drawn above the bar instead
+            # stdout may be a pipe, so it is not redirected above the bar
             _Bar._display = Progress(*columns, console=_console(err=True), transient=True, redirect_stdout=False)
             _Bar._display.start()
         self._task = _Bar._display.add_task(self._label, total=None, state="")
@@ -378,7 +368,7 @@ class _Bar:
 
 
 def clear() -> None:
-    """Take the progress bars away and show the cursor again; for another thread than the one that shows them."""
+    """Remove progress bars and show the cursor again, from any thread."""
     if _Bar._display is not None:
         _Bar._display.stop()
 
@@ -387,10 +377,8 @@ def clear() -> None:
 def progress(
     label: str, unit: str = "tokens", hidden: bool = False, later: bool = False
 ) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar with speed and ETA on stderr, shown on a terminal only; yields update(done, total).
-
-    `later`: it is not there before the first update.
-    """
+    """Show a progress bar with speed and ETA on stderr if it is a terminal; yield update(done, total). `later`: from
+    the first update on."""
     if hidden or _run.quiet or not watched():
         yield lambda done, total: None
         return
@@ -408,12 +396,12 @@ def amount(count: int, unit: str) -> str:
 
 
 def line(text: str, length: int | None = None) -> str:
-    """A text on one line, its beginning if it is longer; it may be anybody's."""
+    """Return an untrusted text on one line, escaped and cut to `length`."""
     return _cut(clean(" ".join(text.split())), length)
 
 
-def spelt(text: str, length: int) -> str:
-    """The beginning of a text with all its blanks, line breaks written out, and no control character (no SVG may)."""
+def without_controls(text: str, length: int) -> str:
+    """Return a text cut to `length`, with line breaks as \\n and "." for control characters, which SVG forbids."""
     return _cut("".join(part if part.isprintable() else "." for part in text.replace("\n", "\\n")), length)
 
 

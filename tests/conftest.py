@@ -1,4 +1,4 @@
-"""Shared by all tests: tiny models, made once a run, and a NOTES_HOME that is nobody's own."""
+"""Fixtures of all tests: tiny models, made once per run, and an empty NOTES_HOME."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The forward pass of tiny models in float64 and plain NumPy: an independent reference for the engine.
+"""The forward pass of tiny models in float64 NumPy: an independent reference for the engine.
 
-It reads the weights of a model's file and knows what a decoder is: its norms, its rotations, its causal and its
-window mask. A sequence is a dict of rows by position; a row stays as it was computed until it is computed again.
-Nothing here comes from notes or from llama.cpp.
+Reads the weights from a model's file, and implements a decoder with its norms, rotations, and causal and window masks.
+A sequence is a dict of KV entries by position; an entry stays as computed until it is computed again. No code of notes
+or llama.cpp is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAIRS_OF_NEIGHBOURS = ("llama", "smollm3")  # the others rotate an element with 
 
 @dataclass(frozen=True)
 class Row:
-    """A token and what its layers keep: `k` as rotated to its position, and `v`, both [layers, kv_heads, head]."""
+    """A token and its KV entry in all layers: `k`, rotated to its position, and `v`, both [layers, kv_heads, head]."""
 
     token: int
     k: Array
@@ -62,14 +62,13 @@ class Forward:
         self.pattern = key("attention.sliding_window_pattern", 1)  # the last layer of so many sees all
 
     def windowed(self, layer: int) -> bool:
-        """Whether a layer sees a window only."""
+        """True if a layer has a sliding window."""
         return bool(self.window) and layer % self.pattern < self.pattern - 1
 
     def compute(self, rows: Rows, positions: Sequence[int], tokens: Sequence[int]) -> Array:
-        """Compute tokens at ascending positions and put their rows into `rows`; their logits, [tokens, vocab].
-
-        Each sees the rows at its position and before it, the new ones where there are new ones; no other row changes.
-        """
+        """Compute tokens at ascending positions, put their entries into `rows`, and return logits, [tokens, vocab].
+        Each attends to entries at its position and before, to new ones where they exist; other entries do not
+        change."""
         w, x = self.weights, self._embedded(tokens)
         # The rows of all layers as they will be. Those of the new tokens are filled in layer by layer.
         every = sorted({*rows, *positions})
@@ -90,7 +89,7 @@ class Forward:
         return self._norm(x, "output_norm") @ w.get("output.weight", w["token_embd.weight"]).T
 
     def moved(self, row: Row, distance: int) -> Row:
-        """A row as it is when it is put so many positions further on: K turned, V as it is."""
+        """Return an entry moved by a number of positions: K rotated, V unchanged."""
         k = np.stack([self._rotated(row.k[i][None], np.array([distance]), i)[0] for i in range(self.layers)])
         return replace(row, k=k)
 

@@ -1,4 +1,4 @@
-"""What a system may do to us: few descriptors, small files, files that are not ours."""
+"""Limits of the system for tests: few file descriptors, small files, files of another owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 @contextmanager
 def few_descriptors(more: int) -> Iterator[None]:
-    """No more than so many files can be opened beside those that are open."""
+    """Limit the number of further open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open(os.devnull, os.O_RDONLY)  # the lowest that is free; the limit is on numbers
     os.close(probe)
@@ -35,7 +35,7 @@ def few_descriptors(more: int) -> Iterator[None]:
 
 
 def belongs_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the file or folder another owner, or have it look so where we may not: root's is nobody's danger."""
+    """Give the file or folder another owner, or fake it without the right to; root as owner would be accepted."""
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
         return
@@ -50,7 +50,7 @@ def belongs_to_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def small_files(nbytes: int) -> Iterator[None]:
-    """No file can grow beyond so many bytes: what a full disk does to a write, with EFBIG for ENOSPC."""
+    """Limit the size of files in bytes: writes fail as on a full disk, with EFBIG for ENOSPC."""
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
@@ -71,7 +71,7 @@ def unprivileged_here() -> Iterator[None]:
         yield
         return
     fewer = (ctypes.c_uint32 * 6)(*held)
-    fewer[0] &= ~overrides  # the first word of what is in effect; what is permitted stays
+    fewer[0] &= ~overrides  # clears the first word of the effective set; the permitted set stays
     assert libc.capset(header, fewer) == 0
     try:
         yield

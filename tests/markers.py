@@ -85,7 +85,7 @@ def names_used(function: FunctionType) -> frozenset[str]:
 
 
 def markers_of(item: pytest.Function) -> set[str]:
-    """The markers that follow from where a test is and from what it uses."""
+    """Return the markers of a test, from its folder and the names that it uses."""
     path = item.path.relative_to(TESTS)
     found = {*FOLDERS.get(path.parts[0], ()), *FILES.get(path.as_posix(), ())}
     found |= {"model"} if loads_llama(item.path) else set()

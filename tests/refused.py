@@ -1,4 +1,4 @@
-"""What is refused: an error that names no flag itself, and its line as the command line words it."""
+"""Check refusals: an error names no flag itself, and the command line's words for it are as expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skills in the plain sentences that the tiny model reads, and what makes that model the default."""
+"""Sample skills in the plain sentences that the tiny model reads, and a fixture that makes it the default model."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ HELD: list[Any] = [
     {"properties": {"a": {"type": "integer"}}, "required": ["a"]},  # no type
     {"type": "object", "properties": {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "required": ["x"]},
     {"type": "object", "properties": {'Größe "x"': {"type": "integer"}, "": {"type": "null"}}, "required": [""]},
-    # Names that others begin with, that are empty, and that JSON escapes; others beside them.
+    # Names that are prefixes of others, empty, or escaped in JSON, among ordinary ones.
     {
         "properties": {"ab": {"type": "string"}, "abc": {"type": "null"}, 'q"x': {"type": "null"}},
         "additionalProperties": {"type": "integer"},

@@ -24,7 +24,7 @@ def blob(root: Path, data: bytes) -> str:
 
 
 def manifest(root: Path, model: Path | None, /, **more: str) -> dict[str, Any]:
-    """Ollama's manifest for a model, whose blobs are written. `more`: other layers and what is in them."""
+    """Write Ollama's manifest for a model and its blobs. `more`: further layers and their content."""
     texts = {"template": "{{ .Prompt }}", "params": '{"stop": ["x"]}', **more}
     layers = [] if model is None else [_layer(root, "model", model.read_bytes())]
     layers += [_layer(root, name, text.encode()) for name, text in texts.items()]
@@ -75,7 +75,7 @@ def hub(root: Path, repo: str, files: dict[str, Path], commit: str = COMMIT, ref
 
 
 def flat(root: Path, repo: str, name: str, model: Path, tag: str = "") -> Path:
-    """A file in llama.cpp's older cache. `tag`: there is the manifest of its download, too."""
+    """Write a file into llama.cpp's older cache. `tag`: with the manifest of its download."""
     root.mkdir(parents=True, exist_ok=True)
     path = root / f"{repo.replace('/', '_')}_{name}"
     shutil.copy(model, path)

@@ -1,4 +1,4 @@
-"""The Python API: what it answers is what the rooms below answer, and README's examples are as a user has them."""
+"""The Python API: it returns the results of the modules below, and README's examples work for a user."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def model(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
 
 
 def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
-    """Another process may have gone on with it: nothing is answered, written or read from what it was."""
+    """Another process may have changed it: nothing is answered, written or read."""
     segment = model.compile(skill)
     with model.session("mine") as old:
         old.ask(QUESTION, splice=[segment], max_tokens=2)
@@ -82,7 +82,7 @@ def test_a_closed_session_is_not_used(model: notes.Model, skill: Skill) -> None:
 
 
 def test_threads_wait_for_each_other(home: Path) -> None:
-    """Each gets its own answer, asked or streamed; texts of one come between those of another."""
+    """Each gets its own answer, asked or streamed; streams of two threads interleave."""
     with notes.open() as model:
         segment = model.compile(SAMPLES / "returns")
         dates = {"2026-07-01": "refused", "2026-05-02": "accepted", "2026-08-01": "refused"}
@@ -100,7 +100,7 @@ def test_threads_wait_for_each_other(home: Path) -> None:
 
 
 def test_blocks_of_compiles_are_counted(model: notes.Model, skill: Skill) -> None:
-    """Two that overlap, as those of two threads do: what they share is given back with the last."""
+    """Two overlapping blocks, as of two threads: shared context is freed with the last."""
     one, other = model.compiling(), model.compiling()
     one.__enter__()
     model.compile(skill)
@@ -217,7 +217,7 @@ def test_importing_loads_nothing() -> None:
 
 
 def test_keywords_are_those_of_the_requests() -> None:
-    """Whatever a request can hold can be given by its name, and options of sampling by theirs."""
+    """Every option of Request and SamplerOptions is a keyword."""
     named = {one.name for one in fields(Request)} | {one.name for one in fields(notes.SamplerOptions)}
     assert set(api.Asking.__annotations__) | {"question", "bias"} == named
     named = {one.name for one in fields(Examination)}
@@ -226,7 +226,7 @@ def test_keywords_are_those_of_the_requests() -> None:
 
 
 def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
-    """The segment, new or up to date, in the library; of a text, a Skill or a folder; warnings are told."""
+    """Returns the segment, new or up to date, of a text, a Skill or a folder; warnings are notices."""
     segment = model.compile(skill)
     assert (segment.name, segment.text) == (skill.name, skill.text)
     done = model.bring_up_to_date(skill)
@@ -249,7 +249,7 @@ def test_compile(model: notes.Model, skill: Skill, tmp_path: Path) -> None:
     "how", [{"kv": kv} for kv in ("q4_0", "q8_0/f16", "")] + [{"blocks": n} for n in (0, -3, True)]
 )
 def test_what_no_skill_is_compiled_as(model: notes.Model, skill: Skill, how: dict[str, Any]) -> None:
-    """Refused before anything is written: what is there still opens."""
+    """Refused before writing: the segment in the library still opens."""
     model.compile(skill)
     with pytest.raises(NotesError, match=r"rows cannot be kept as|a skill is compiled in 1 block or more"):
         model.compile(skill, **how)
@@ -273,7 +273,7 @@ def test_ask_is_that_of_the_runtime(model: notes.Model, skill: Skill) -> None:
 
 
 def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
-    """A path is as good as its words, alone and in a batch; one that is no list of them is said to be none."""
+    """A Path equals its str, alone and in a batch; one in place of a list is an error."""
     path = tmp_path / "note.txt"
     path.write_text("Answer in one word, and be brief about it.")
     answers = [
@@ -297,7 +297,7 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
 def test_a_copy_of_a_segment_that_cannot_be_made(
     model: notes.Model, skill: Skill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is said of it but the error: what was begun of the copy has no file to close."""
+    """Only the error is reported: the unfinished copy has no file to close."""
     model.compile(skill)
     segment, unraisable = model.segment("returns"), list[object]()
     monkeypatch.setattr("sys.unraisablehook", unraisable.append)
@@ -309,7 +309,7 @@ def test_a_copy_of_a_segment_that_cannot_be_made(
 
 
 def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
-    """As the server takes them, and what each means is the same."""
+    """As mappings, as the server takes them, and with the same meaning."""
     model.compile(skill)
     for way in (model.explain, model.ask):
         texts, pairs = (
@@ -317,7 +317,7 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
             for errata in (["date=2026-07-01"], {"date": "2026-07-01"})
         )
         assert texts.counts == pairs.counts and texts.counts.erratum
-    for name in ("dat", "shipping fee"):  # several words, too: what is given as a field is one
+    for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
         with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
             model.ask(QUESTION, splice=["returns"], errata={name: "2026-07-01"})
         with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
@@ -325,7 +325,7 @@ def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
 
 
 def test_lists_may_be_gone_through_once(model: notes.Model, skill: Skill) -> None:
-    """Generators and iterators mean what lists mean, for one question and for many."""
+    """Generators and iterators work as lists do, for one question and for many."""
     segment = model.compile(skill)
     wanted = model.ask(QUESTION, splice=[segment], errata=["date=2026-07-01"], max_tokens=3)
     found = model.ask(QUESTION, splice=iter([segment]), errata=(one for one in ["date=2026-07-01"]), max_tokens=3)  # type: ignore[arg-type]
@@ -340,7 +340,7 @@ def test_lists_may_be_gone_through_once(model: notes.Model, skill: Skill) -> Non
 
 
 def test_a_field_with_two_values_is_refused(model: notes.Model, skill: Skill) -> None:
-    """Whatever asks: neither of the two would be the later one."""
+    """In every method: neither value is the later one."""
     model.compile(skill)
     said = {"fields": {"date": "1 May"}, "errata": {"date": "2 May"}}
     with pytest.raises(SkillError, match=r"date is given the new value '1 May', and '2 May' by an erratum\. Leave one"):
@@ -352,7 +352,7 @@ def test_a_field_with_two_values_is_refused(model: notes.Model, skill: Skill) ->
 
 
 def test_methods_by_name(model: notes.Model, skill: Skill) -> None:
-    """A method is a text, a Method, or "auto"; one that there is not is refused."""
+    """A method is a str, a Method, or "auto"; an unknown one is refused."""
     segment, values = model.compile(skill), {"date": "2026-07-01"}
     for method in ("selective@2", Method("selective", 2)):
         answer = model.ask("Why?", splice=[segment], fields=values, method=method, max_tokens=1)
@@ -365,7 +365,7 @@ def test_methods_by_name(model: notes.Model, skill: Skill) -> None:
 
 
 def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
-    """Its texts are those of the answer, which it returns; a choice comes whole; listeners hear as ever."""
+    """Yields the answer's text and returns the Answer; a choice comes whole; callbacks are called as usual."""
     segment = model.compile(skill)
     wanted = model.ask("Why?", splice=[segment], max_tokens=12)
     heard: list[str] = []
@@ -384,7 +384,7 @@ def test_stream_is_the_answer(model: notes.Model, skill: Skill) -> None:
 
 
 def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, skill: Skill) -> None:
-    """Before its first text, after it, and by an error of whoever hears it; what is asked meanwhile is as ever."""
+    """Closed before its first text, after it, and by an error in a callback; other questions are unaffected."""
     segment = model.compile(skill)
     wanted, context = model.ask("Why?", splice=[segment], max_tokens=8).text, model.workspace.context
     assert context.used == 0
@@ -392,7 +392,7 @@ def test_a_stream_that_is_closed_gives_back_its_sequence(model: notes.Model, ski
     stream = model.stream("Why?", splice=[segment], max_tokens=8)
     first = next(stream)
     assert context.used > len(segment)
-    assert model.ask("Why?", splice=[segment], max_tokens=8).text == wanted  # beside the one that waits
+    assert model.ask("Why?", splice=[segment], max_tokens=8).text == wanted  # besides the waiting one
     stream.close()
     assert context.used == 0
     stream = model.stream("Why?", splice=[segment], max_tokens=8)
@@ -425,7 +425,7 @@ def test_many_questions(model: notes.Model, skill: Skill) -> None:
 
 
 def test_sessions(model: notes.Model, skill: Skill) -> None:
-    """Turns, edits, forks and undo, each kept on disk; closing the model closes what is open of them."""
+    """Turns, edits, forks and undo are saved; closing the model closes its open sessions."""
     model.compile(skill)
     with pytest.raises(SessionError, match="no session"):
         model.session("mine", new=False)
@@ -498,15 +498,14 @@ def test_calibrate(home: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(readme.examples())))
 def test_the_examples_of_the_readme(number: int, tmp_path: Path) -> None:
-    """In a process and a folder of their own they print what README says they print."""
+    """In their own process and folder they print the output in README."""
     example = readme.examples()[number]
     assert len(readme.promised(example)) > 2
     assert readme.run(sys.executable, example, tmp_path, PACKAGE.parent) == readme.promised(example)
 
 
 def test_a_users_file_passes_mypy_strict(tmp_path: Path) -> None:
-    """README's example, with the package beside other installed ones, as a wheel puts it there. Types are not Any: what
-    misuses them is found."""
+    """README's example, with the package installed as from a wheel. Types are not Any: misuse is an error."""
     (example,) = readme.examples()
     site, folder = tmp_path / "site", tmp_path / "user"
     folder.mkdir()

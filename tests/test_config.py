@@ -1,4 +1,4 @@
-"""Where things are, and what config.yaml may hold."""
+"""Paths and settings: folders, NOTES_* variables, config.yaml."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_settings_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_config_is_one_line(tmp_path: Path, data: bytes, message: str) -> None:
-    """It names the file and what to do, and runs nothing."""
+    """The error names the file and advice; nothing is run."""
     path = tmp_path / "config.yaml"
     path.write_bytes(data)
     with pytest.raises(NotesError, match=message) as caught:
@@ -89,7 +89,7 @@ def test_a_bad_config_is_one_line(tmp_path: Path, data: bytes, message: str) -> 
 
 
 def test_data_folders_are_found_beside_and_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkout has prompts/ beside the package, an installation inside it; inside wins."""
+    """A checkout has prompts/ next to the package, an installation inside it; inside has precedence."""
     monkeypatch.setattr(notes_cli, "__path__", [str(tmp_path / "notes_cli")])
     (tmp_path / "prompts").mkdir()
     assert resource("prompts") == tmp_path / "prompts"

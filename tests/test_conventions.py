@@ -1,4 +1,4 @@
-"""docs/conventions.md: each row is met with tests that there are, or says in words why it is not."""
+"""docs/conventions.md: each row names existing tests, or a reason why it is not met."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def wrong(document: str, known: set[str]) -> list[str]:
-    """Rows that are met and name no test, name one that there is not, or are not met and say no reason."""
+    """Return rows without tests, with unknown tests, or without a reason."""
     found = []
     for line in document.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]

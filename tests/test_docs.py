@@ -13,7 +13,7 @@ MEASURED = (ROOT / "training" / "tiny" / "measured.txt").read_text(encoding="utf
 NOTES = "## On the tiny model"
 KINDS = ("table", "date", "amount")
 WORDS = ("known", "held-out")
-# What a row of the table of findings.md is called, and what the figure is called that `training.tiny.measure` prints.
+# Row of the table in findings.md -> name of the figure that `training.tiny.measure` prints.
 ROWS = {
     "right, asked directly": "plain, direct",
     "right after a chain of thought": "plain, reasoned",

@@ -1,4 +1,4 @@
-"""YAML from people and strangers: its bounds, and what it may not say twice."""
+"""YAML of users and strangers: limits on size and nesting, and duplicate keys."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bomb(levels: int) -> str:
 )
 @pytest.mark.parametrize("loader", [Untyped, Typed])
 def test_beyond_the_bounds_in_one_line(loader: type[Untyped], text: str, says: str) -> None:
-    """Where, and what; no text takes long, fills the memory or leaves a traceback."""
+    """The error has place and reason; no text takes long, fills the memory or causes a traceback."""
     with pytest.raises(ValueError) as caught:
         parse_yaml(text, loader)
     assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 200
@@ -45,7 +45,7 @@ def test_beyond_the_bounds_in_one_line(loader: type[Untyped], text: str, says: s
 
 @pytest.mark.parametrize("text", ["a: " + "1:" * 200_000 + "1", "a: " + "9" * 100_000, "a: 2026-13-45", "!!int x"])
 def test_numbers_that_are_none(text: str) -> None:
-    """Where types are asked for, what would take long to convert, or cannot be, is refused."""
+    """With types, values that take long to convert or cannot be converted are refused."""
     with pytest.raises(ValueError):
         parse_yaml(text, Typed)
 
@@ -57,7 +57,7 @@ def test_scalars_stay_as_written() -> None:
 
 
 def test_few_aliases_are_none_of_them() -> None:
-    """Anchors are YAML's own way to say a thing once."""
+    """Anchors are allowed in small numbers."""
     assert parse_yaml("a: &a [1, 2]\nb: *a\nc: [*a]") == {"a": ["1", "2"], "b": ["1", "2"], "c": [["1", "2"]]}
     assert parse_yaml("a: &a {k: v}\nb:\n  <<: *a\n  k: w", Typed)["b"] == {"k": "w"}
 

@@ -1,4 +1,4 @@
-"""Errors: what happened and what would help are apart, and each edge words the latter."""
+"""Errors: description and remedy are separate, and each interface words the remedy."""
 
 from __future__ import annotations
 

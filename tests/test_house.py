@@ -1,4 +1,4 @@
-"""The rules of the house, and that each of them finds what breaks it."""
+"""Rules of the code base (layers, imports, docstrings, options in docs), and that each check finds a violation."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ROOT = PACKAGE.parent
 PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "LOG.md")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES))
 
-# Rooms and modules from top to bottom: each imports itself and what is further down, and nothing beside it.
+# Folders and modules from top to bottom: each imports itself and lower levels only.
 # "" is `notes_cli` itself, of which all may know the version; `lib` is made by the build.
 LEVELS = (
     "__main__",
     "cli",
     "commands",
     "serve",
-    "explaining output stops",
+    "explanations output signals",
     "",
     "api",
     "measure",
@@ -65,10 +65,10 @@ ONLY = {
     "prometheus_client": {"serve"},
 }
 
-# The edge, and what names flags for another reason: pip's, and sentences that an earlier version wrote into sessions.
-MAY_NAME_FLAGS = {"cli.py", "output.py", "explaining.py", "engine/native.py", "sessions/lines.py"}
+# The command line, and files with flags of pip or sentences that an earlier version wrote into sessions.
+MAY_NAME_FLAGS = {"cli.py", "output.py", "explanations.py", "engine/native.py", "sessions/lines.py"}
 
-# What must load without llama.cpp: all of `text`, and these.
+# Modules that must not import llama.cpp, besides all of `text`.
 PURE = ("engine.patches", "engine.pieces", "sessions.ledger", "sessions.lines", "sessions.lines", "sessions.state")
 PURE += ("engine.architectures", "library.segment_files", "library.models", "runtime.naming")
 
@@ -88,7 +88,7 @@ def room(path: str) -> str:
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """What a module imports anywhere: in functions, for type checkers only, and by a name in a string."""
+    """Yield the modules that a module imports anywhere: in functions, for type checkers, and by name in a string."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -121,7 +121,7 @@ def misplaced(package: Path) -> list[str]:
 
 
 def foreign(package: Path) -> list[str]:
-    """Imports of what belongs to another room alone."""
+    """Return imports of packages that are reserved to other folders."""
     return [
         f"{path}: {name}"
         for path, tree in sources(package)
@@ -146,7 +146,7 @@ def flags(package: Path) -> list[str]:
 
 
 def jobless(folder: Path) -> list[str]:
-    """Modules whose docstring does not begin with a line that is a sentence: what the file is for."""
+    """Return modules whose docstring does not begin with a line that is a sentence."""
     first = {path: (ast.get_docstring(tree) or "").split("\n")[0] for path, tree in sources(folder) if tree.body}
     return [path for path, line in first.items() if not re.fullmatch(r"\S+ .+[.?!]", line)]
 
@@ -163,7 +163,7 @@ def options(command: click.Command) -> Iterator[str]:
 
 
 def unknown(root: Path) -> list[str]:
-    """Options of `notes` that documents name and that there are not."""
+    """Return options of `notes` in documents that do not exist."""
     known = {*options(cli), "--help", "--version"}
     found = []
     for document in DOCUMENTS:
@@ -175,7 +175,7 @@ def unknown(root: Path) -> list[str]:
 
 
 def missing(root: Path) -> list[str]:
-    """Files and folders that CONTRIBUTING names and that there are not."""
+    """Return files and folders in CONTRIBUTING that do not exist."""
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = re.findall(r"`([a-z_]+/[\w./-]*)", text) + re.findall(r"^([a-z_]+/[\w./-]*) ", text, re.M)
     named = [name for name in named if not name.startswith("build/")]
@@ -230,7 +230,7 @@ BROKEN: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
     (misplaced, "engine/a.py", "from notes_cli.text.b import c", "notes_cli.text.b.c"),
     (misplaced, "library/a.py", "def f():\n    import notes_cli.editing.b", "notes_cli.editing.b"),
     (misplaced, "editing/a.py", "if TYPE_CHECKING:\n    from notes_cli import commands", "notes_cli.commands"),
-    (misplaced, "runtime/a.py", "from notes_cli import Notebook", "notes_cli.Notebook"),
+    (misplaced, "runtime/a.py", "from notes_cli import KVSequence", "notes_cli.Notebook"),
     (
         misplaced,
         "runtime/a.py",
@@ -255,7 +255,7 @@ BROKEN: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
 def test_a_package_that_breaks_a_rule(
     tmp_path: Path, rule: Callable[[Path], list[str]], path: str, source: str, named: str
 ) -> None:
-    """One bad file among good ones is named, with what is bad in it."""
+    """One bad file among good ones is reported, with the violation."""
     good = {
         "commands/good.py": "from notes_cli.engine.b import c\nfrom notes_cli import output\nUSE = '--strict'",
         "runtime/good.py": '"""Says -c."""\nimport notes_cli\nfrom notes_cli.library.b import c',
@@ -300,7 +300,7 @@ HELPERS: list[tuple[str, str, set[str]]] = [
 
 @pytest.mark.parametrize(("helper", "body", "found"), HELPERS)
 def test_markers_follow_helpers(tmp_path: Path, helper: str, body: str, found: set[str]) -> None:
-    """A test has the markers of what it calls, also in a class, a helper or a lambda."""
+    """A test gets the markers of the helpers that it calls, also in a class, a helper or a lambda."""
     path = tmp_path / "test_it.py"
     path.write_text(f"{helper}\ndef test_it(): {body}\n")
     names: dict[str, object] = {"__name__": "test_it"}
@@ -312,7 +312,7 @@ def test_markers_follow_helpers(tmp_path: Path, helper: str, body: str, found: s
         assert markers.loads_llama(path) is ("model" in found)
 
 
-@pytest.mark.process  # git lists what is stored
+@pytest.mark.process  # runs git ls-files
 def test_counts_only_go_down() -> None:
     """Where a count has gone down, its limit in bench/counts.py follows."""
     found = counts.counted()

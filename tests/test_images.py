@@ -1,4 +1,4 @@
-"""Image files that anybody may have made: shown as they are meant, or refused in one line."""
+"""Untrusted image files: decoded as intended, or refused in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_pixels_are_those_of_the_file(kind: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_photo_on_its_side_is_turned(orientation: int) -> None:
-    """As its EXIF says, and its size is that of what is seen."""
+    """By its EXIF orientation; the size is that of the rotated image."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     picture = read_picture(saved(Image.fromarray(RED_OVER_BLUE), exif=exif), "x")
@@ -101,7 +101,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_is_no_good_picture_is_refused(tmp_path: Path, what: str) -> None:
-    """In one line that names the file and what is wrong with it; no pixel of a bomb is decoded."""
+    """In one line with the file and the problem; no pixel of a decompression bomb is decoded."""
     data, message = HOSTILE[what]
     path = tmp_path / "photo.png"
     path.write_bytes(data)
@@ -122,7 +122,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytes
 
 
 def test_equal_texts_are_equal_bytes() -> None:
-    """What stands for a picture where texts are compared changes with any byte of the file, and not with its name."""
+    """The placeholder of an image in texts depends on every byte of the file, and not on its name."""
     one, other = image_bytes(8, 8, seed=1), image_bytes(8, 8, seed=2)
     assert read_picture(one, "a").text == read_picture(one, "b").text != read_picture(other, "a").text
     assert read_picture(one + b"\0", "a").text != read_picture(one, "a").text

@@ -1,4 +1,4 @@
-"""The one door for what is printed: nothing harmful passes, nothing is lost in a pipe, and nobody goes round it."""
+"""Printing: harmful characters are escaped, pipes lose nothing, and no module prints by other means."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 
 def obeyed(text: str) -> set[str]:
-    """What of the harmful characters is in a text."""
+    """Return the harmful characters in a text."""
     return (set(HARMFUL) - set("[2J")) & set(text)
 
 
@@ -57,7 +57,7 @@ def test_nothing_harmful_is_printed(
 
 
 def test_a_label_is_no_markup_and_no_escape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A progress bar shows the name of anybody's skill."""
+    """A progress bar escapes the name of an untrusted skill."""
     err = Terminal()
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setenv("TERM", "xterm")
@@ -95,7 +95,7 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("show", [output.result, output.data, output.as_json, lambda text: output.table((text,), [])])
 def test_a_stream_that_takes_nothing_is_an_error(show: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, a terminal that is gone: OutputError says why."""
+    """A full disk or a closed terminal: OutputError has the reason."""
     monkeypatch.setattr(sys, "stdout", output.Stdout(open("/dev/full", "wb")))  # noqa: SIM115
     with pytest.raises(OutputError, match="cannot write to standard output: No space left on device"):
         show("text")  # type: ignore[operator]
@@ -120,5 +120,5 @@ def test_nobody_prints_round_the_door() -> None:
 
 
 def test_a_line_fits_a_terminal() -> None:
-    """At 80 columns, wherever it goes: what is printed does not depend on the window."""
+    """At 80 columns, whatever the window is."""
     assert output.fitting("x" * 80, "short") == "x" * 80 and output.fitting("x" * 81, "short") == "short"

@@ -1,8 +1,8 @@
-"""README and docs/: what their blocks say is typed prints what they say, Python runs, JSON and YAML can be read.
+"""README and docs/: their commands print the shown output, Python runs, JSON and YAML parse.
 
-The commands of a page are run by one shell, in the folder ~/work of a home of their own. An output is as it is shown,
-where `...` is anything and two blanks are as many as a table has; on the README, which is shorter, the line about the
-model that ships is left out. A block after `<!-- not run: why -->` is not run.
+The commands of a page are run by one shell, in the folder ~/work of a new home. In an output `...` matches anything and
+two blanks any number; in the shorter README the line about the shipped model is left out. A block after `<!-- not run:
+why -->` is not run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def having(kind: str) -> list[Path]:
 
 
 def steps(body: str) -> list[tuple[str, str]]:
-    """Commands, which may go on in lines that begin with `>`, and what each prints."""
+    """Yield commands, with continuation lines that begin with `>`, and their outputs."""
     found = []
     for step in re.split(r"^\$ ", body, flags=re.M)[1:]:
         lines = step.splitlines()
@@ -63,7 +63,7 @@ def steps(body: str) -> list[tuple[str, str]]:
 
 
 def matches(shown: str, found: str) -> bool:
-    """Whether an output is as it is shown."""
+    """True if an output matches the page."""
     pattern = "(?:.|\n)*?".join(re.escape(part) for part in shown.split("..."))
     pattern = re.sub(r"(?:\\ ){2,}", " +", pattern)
     return re.fullmatch(rf"\s*{pattern}\s*", re.sub(r" +$", "", found, flags=re.M)) is not None
@@ -71,7 +71,7 @@ def matches(shown: str, found: str) -> bool:
 
 @pytest.fixture
 def user(tmp_path: Path, make_model: object, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home of somebody who has installed `notes` and has a model in Ollama's store; HOME is it."""
+    """Make the home of a user with `notes` installed and a model in Ollama's store; set HOME to it."""
     home = tmp_path / "user"
     (home / "bin").mkdir(parents=True)
     (home / "work").mkdir()
@@ -86,7 +86,7 @@ def user(tmp_path: Path, make_model: object, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def played(commands: list[str], home: Path) -> list[tuple[str, int]]:
-    """What each prints on both streams, and its exit status; all in one shell."""
+    """Run commands in one shell; return the output of each on both streams, and its exit status."""
     script = "exec 2>&1\ncd ~/work\n" + "".join(f"{one}\nprintf '{MARK}%s{MARK}' $?\n" for one in commands)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     parts = done.stdout.replace(str(home), "~").split(MARK)
@@ -116,7 +116,7 @@ def test_what_is_typed_prints_what_is_shown(
 
 @pytest.mark.parametrize("page", having("python")[1:], ids=lambda page: page.name)
 def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path) -> None:
-    """That of the README, which comes first, is type-checked, too: tests/test_api.py."""
+    """README's, the first, is also type-checked: tests/test_api.py."""
     for example in blocks(page, "python"):
         assert readme.run(sys.executable, example, tmp_path, python_path(page)) == readme.promised(example)
 
@@ -130,7 +130,7 @@ def test_json_and_yaml_can_be_read(page: Path) -> None:
 
 
 def test_every_block_is_of_a_kind_that_is_run() -> None:
-    """Console, Python, JSON and YAML; what is not run says why, and is rare."""
+    """Console, Python, JSON and YAML; blocks that are not run have a reason, and are few."""
     kinds, reasons = set(), []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -153,7 +153,7 @@ def calls(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_passing_are_commands(page: Path) -> None:
-    """Those that are shown without what they print: each option there is, with its values."""
+    """Commands without output have existing options and valid values."""
     for call in calls(page.read_text(encoding="utf-8")):
         words = call[1:]
         with click.Context(cli, info_name="notes") as root:
@@ -180,14 +180,14 @@ def test_what_is_not_as_it_is_shown() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may end with: its headings, as GitHub and mkdocs call them."""
+    """Return the anchors of headings, as GitHub and mkdocs generate them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    """Files of the repository, and headings in them; what looks like one in code is none."""
+    """Links point to files of the repository and headings in them; links in code are ignored."""
     text = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(encoding="utf-8"), flags=re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         path, _, anchor = target.partition("#")
@@ -205,7 +205,7 @@ def test_every_page_is_in_the_index_and_in_the_site() -> None:
 
 
 def test_the_recording_is_of_the_page() -> None:
-    """What was typed is what the page types now, and it was printed: `make recording` does it again."""
+    """The recording has the page's current commands and outputs; `make recording` updates it."""
     folder = ROOT / "docs" / "first-ten-minutes"
     typed = steps((folder / "session.txt").read_text(encoding="utf-8"))
     page = ROOT / "docs" / "first-ten-minutes.md"

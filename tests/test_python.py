@@ -1,4 +1,4 @@
-"""The Python API for a newcomer: what a prompt shows, which names are understood, and asyncio."""
+"""The Python API for a newcomer: reprs, misspelt names, and asyncio."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def returns(model: notes.Model) -> notes.Segment:
 
 
 def test_the_names_of_the_package_are_shown() -> None:
-    """By dir, completion and help; each is there, and what its module imports is not shown."""
+    """By dir, completion and help; imported modules are not."""
     names = {name for name in dir(notes) if not name.startswith("__")}
     assert names == set(notes.__all__) and {"open", "Model", "NotesError", "SkillError"} <= names
     completer = rlcompleter.Completer({"notes": notes})
@@ -86,7 +86,7 @@ def test_help_says_what_each_option_means() -> None:
 
 
 def test_sampling_by_its_options(model: notes.Model, returns: notes.Segment) -> None:
-    """Each by itself is what SamplerOptions with it is, for one question, for many and for a request."""
+    """Each option alone equals SamplerOptions with it, for one question, for many and for a Request."""
     text = "Tell me about it. Think first."
     how: dict[str, Any] = {"temperature": 5.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 4, "repeat_penalty": 1.1}
     options = notes.SamplerOptions(**how)
@@ -121,7 +121,7 @@ def test_sampling_by_its_options(model: notes.Model, returns: notes.Segment) -> 
     ],
 )
 def test_an_unknown_option_names_the_closest(model: notes.Model, word: str, named: str) -> None:
-    """Of whatever takes options, and of other methods theirs."""
+    """In every method that takes options."""
     given: Any = {word: 3}
     for way in (model.ask, model.stream, model.ask_many, model.explain):
         with pytest.raises(TypeError, match=rf"^{way.__name__}\(\) has no option '{word}'\. {named}"):
@@ -167,7 +167,7 @@ def test_the_context_by_its_numbers(home: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_variables_of_the_command_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What says how a context is made says it in Python, too; an argument wins, and so do options."""
+    """Variables of the context apply in Python, too; arguments override them, and so do options."""
     words = {"CTX_SIZE": "768", "BATCH_SIZE": "64", "UBATCH_SIZE": "32", "FLASH_ATTN": "on", "GPU_LAYERS": "0"}
     words |= {"CACHE_TYPE_K": "q8_0", "CACHE_TYPE_V": "f32", "MMPROJ": "", "RPC": " "}
     for name, word in words.items():
@@ -220,7 +220,7 @@ def test_a_text_is_compiled_from_a_variable(model: notes.Model, returns: notes.S
 
 
 def test_what_a_prompt_shows(model: notes.Model, returns: notes.Segment) -> None:
-    """One line that tells what there is to know, whatever it holds."""
+    """One line with the essential facts, whatever the content."""
     answer = model.ask(QUESTION, splice=[returns])
     assert repr(answer) == f"Answer('accepted', 1 token, 115 spliced, {answer.counts.decoded} decoded)"
     assert answer._repr_markdown_() == "accepted"
@@ -263,7 +263,7 @@ def run(work: Callable[[], Awaitable[T]], seconds: float = 60) -> T:
 
 
 def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None:
-    """The loop goes on meanwhile; they come in the order of the calls, each whole before the next, as `ask` answers."""
+    """The event loop runs meanwhile; answers come in the order of the calls, equal to those of `ask`."""
     dates = ["2026-07-01", "2026-05-02", "2026-08-01", "2026-05-03"]
     events: list[str] = []
 
@@ -300,7 +300,7 @@ def test_answers_are_awaited(model: notes.Model, returns: notes.Segment) -> None
 
 
 def test_texts_are_streamed_to_a_loop(model: notes.Model, returns: notes.Segment) -> None:
-    """Those of `stream`, as they come; errors are raised where they are awaited, and a model serves several loops."""
+    """The texts of `stream`; errors are raised where they are awaited, and a model serves several loops."""
     text, answers = f"{QUESTION} Think first.", list[notes.Answer]()
     wanted = list(model.stream(text, splice=[returns]))
 
@@ -333,7 +333,7 @@ def large(make_model: MakeModel, home: Path) -> Iterator[notes.Model]:
 
 
 def ended(model: notes.Model) -> float:
-    """Processor time until its thread has come to the end of what was cancelled, and everything was given back."""
+    """Return the processor time until the thread has finished the cancelled task and freed everything."""
     begun = time.process_time()
     with model.workspace.lock:
         assert model.workspace.context.used == 0
@@ -341,7 +341,7 @@ def ended(model: notes.Model) -> float:
 
 
 def test_a_task_that_is_cancelled_ends_the_answer(model: notes.Model, returns: notes.Segment) -> None:
-    """While it writes and while it waits for its turn; what is asked afterwards is as ever."""
+    """During generation and while queued; later questions are unaffected."""
 
     async def work() -> None:
         writing = asyncio.Event()
@@ -414,7 +414,7 @@ def test_a_session_is_awaited(model: notes.Model, returns: notes.Segment) -> Non
 
 
 def test_a_closed_model_is_said_to_be(home: Path) -> None:
-    """Also to what was waiting when it was closed."""
+    """Also for tasks that were queued when it was closed."""
 
     async def work() -> list[object]:
         model = notes.open(TINY, n_ctx=1024, n_threads=1)
@@ -456,7 +456,7 @@ def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.S
 
 
 def test_a_users_awaits_pass_mypy_strict(tmp_path: Path) -> None:
-    """And an option that there is not does not."""
+    """An unknown option is a type error."""
     package, site, folder = Path(notes.__file__).parent, tmp_path / "site", tmp_path / "user"
     folder.mkdir()
     shutil.copytree(package, site / "notes_cli", ignore=lambda _, names: [n for n in names if n in ("lib", "models")])
@@ -484,7 +484,7 @@ notes.open(n_ctx=4096, n_threads=2, n_gpu_layers=0)
 
 
 def test_awaiting_needs_no_running_loop_to_be_loaded() -> None:
-    """asyncio takes long to load, and is not loaded by what awaits nothing."""
+    """Importing asyncio takes long, and synchronous code does not import it."""
     script = "import sys, notes_cli; notes_cli.Model; print('asyncio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""Chat templates in the shapes that thinking models have, cut down to what matters here, and a sampler that obeys."""
+"""Chat templates in the forms of reasoning models, reduced to the essentials, and a scripted sampler."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ PLAIN = _answering("")  # knows nothing of it
 
 
 class Scripted:
-    """Stands for Sampler: the tokens of a text one after the other, whatever the logits, then an end token.
-
-    `interrupted`: then Ctrl-C.
-    """
+    """A Sampler that returns the tokens of a text in order, whatever the logits, then an end token. `interrupted`: then
+    Ctrl-C."""
 
     def __init__(self, model: Model, text: str, interrupted: bool = False) -> None:
         self._left = iter([int(token) for token in model.tokenize(text, special=True)])

@@ -1,6 +1,6 @@
-"""Tiny GGUF models with random weights, of the architectures that people run, with a byte-level tokenizer.
+"""Tiny GGUF models with random weights, of common architectures, with a byte-level tokenizer.
 
-Their texts are noise, but their K/V cache is as real as that of a large model, which is what the engine's tests need.
+Their texts are noise, but their K/V cache works as that of a large model, as the engine's tests need.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEMPLATE = (  # ChatML
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 N_CTX = 8192
 
-# What differs between the architectures. head: elements a head, else what the heads share; bias, norm: extra tensors on
+# Differences of the architectures. head: elements a head, else what the heads share; bias, norm: extra tensors on
 # Q and K.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"head": 16, "base": 10000.0},
@@ -100,8 +100,8 @@ def write_model(
     quantization: gguf.GGMLQuantizationType | None = None,
     trained: int = N_CTX,
 ) -> Path:
-    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`. `window`: another
-    than that of the architecture, which has one. `trained`: the context that it says it was trained for."""
+    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`. `window`: instead
+    of the architecture's. `trained`: the trained length in its metadata."""
     spec = ARCHITECTURES[kind] | ({"window": window} if window else {})
     arch, head, ff = spec.get("arch", kind), spec.get("head", embd // heads), 2 * embd
     layers = layers or spec.get("layers", 3)

@@ -1,7 +1,7 @@
-"""The zoo's models, a tiny random one of every architecture, and copies of them that say something else of themselves.
+"""The zoo's models, a tiny random one per architecture, and copies with other metadata.
 
-The zoo's files are all alike: one base, no scaling, two layers, whole heads rotated. What a graph does of its own then
-does not show. A copy with other metadata, or with more layers, shows it.
+All files of the zoo have one RoPE base, no scaling, two layers, and fully rotated heads, so peculiarities of a graph do
+not show. Copies with other metadata or more layers show them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ def variant(
     shapes: dict[str, tuple[int, ...]] | None = None,
     fill: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write a copy of a zoo model whose metadata is as `overrides` say, keys without the architecture's name.
-
-    With `layers` it has as many: those it has, then its last one again and again. Lists of one value a layer go round.
-    `shapes`: what tensors must be like to go with it, by the end of their names; their numbers are repeated or cut.
-    `fill`: tensors, by their names without `.weight` and the like, all of whose numbers are this one.
-    """
+    """Write a copy of a zoo model with other metadata. `overrides`: keys without the architecture's name; lists of one
+    value per layer repeat. `layers`: number of layers; the last one repeats. `shapes`: shapes of tensors by suffix of
+    their names; values are repeated or cut. `fill`: a constant for tensors by name without `.weight`."""
     source = gguf.GGUFReader(zoo_model(name))
     architecture = source.fields["general.architecture"].contents()
     had = int(source.fields[f"{architecture}.block_count"].contents())

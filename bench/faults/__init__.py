@@ -1,4 +1,4 @@
-"""The fault campaign: hostile files, kills, full disks and everything else that can go wrong, by the thousands.
+"""The fault campaign: hostile files, kills, full disks and other faults, by the thousands.
 
     make faults           # all of it, an hour; writes the table in docs/reliability.md
     make faults-slice     # two minutes, which CI runs

@@ -64,7 +64,7 @@ def campaign(kind: str, module: ModuleType, budget: Budget, seed: int) -> Row:
 
 
 def _settle() -> None:
-    """A scratch folder that is nobody's own, and one thread a model."""
+    """Prepare a private scratch folder, and one thread per model."""
     shutil.rmtree(FOUND, ignore_errors=True)
     FOUND.mkdir(parents=True)
     SCRATCH.mkdir(mode=0o700)
@@ -76,7 +76,7 @@ def _settle() -> None:
 
 
 def _remove_scratch(owner: int) -> None:
-    if os.getpid() == owner:  # `notes` in a forked process runs what was registered here, too, when it ends
+    if os.getpid() == owner:  # exit handlers registered here would run in forked processes, too
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
 

@@ -93,7 +93,7 @@ class Archives:
         return Verdict("wrong", why) if why else ACCEPTED
 
     def _written(self) -> list[Path]:
-        """All files and links there are beside the stage's own."""
+        """Return files and links other than the stage's own."""
         outside = [path for path in self.stage.folder.iterdir() if path not in self.known]
         inside = [path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()]
         inside = [path for path in inside if path.parent.name != ".locks"]
@@ -148,7 +148,7 @@ def taken_apart(data: bytes) -> Members:
 
 
 def put_together(members: Members) -> bytes:
-    """A tar file of these members, whatever they say of themselves."""
+    """Make a tar file of these members, with their own headers."""
     out = io.BytesIO()
     for info, data in members:
         form = tarfile.PAX_FORMAT if info.pax_headers or (len(info.name) > 200 and info.uid) else tarfile.GNU_FORMAT

@@ -1,4 +1,4 @@
-"""Segments whose rows are wrong although their checksums are right: the rows of one layer or of all, broken in one way.
+"""Make segments with broken K/V and valid checksums: one layer or all, broken in one way.
 
 Which changes count: a row must differ from the intact one by more than what its type rounds (LEAST). Keys of a layer
 without positions do not change where they are rotated by one, nor does a state of one row where rows are shifted; such
@@ -21,11 +21,11 @@ from notes_cli.runtime.workspace import Workspace
 
 Rows = NDArray[np.float32]
 Break = Callable[[Rows, np.random.Generator, int, int], Rows]
-LEAST = {False: 2**-9, True: 0.02}  # of a row's length: what f16, and q8_0, may move it by
+LEAST = {False: 2**-9, True: 0.02}  # of a row's length: rounding of f16, and of q8_0
 
 
 def _swapped(rows: Rows, heads: int) -> Rows:
-    """The heads of each row in the opposite order; its halves where there is one head."""
+    """Reverse the heads of each row, or swap its halves with a single head."""
     parts = heads if heads > 1 and rows.shape[1] % heads == 0 else 2
     if rows.shape[1] % parts:
         return rows
@@ -87,8 +87,8 @@ class Mutant:
 
 
 def mutant(workspace: Workspace, segment: Segment, kind: str, place: str, which: str, seed: int) -> Mutant | None:
-    """The segment with rows broken in K, V or both (`which`) of the layers at a place; None where that changes
-    nothing. What is not broken has the very same rows."""
+    """Return the segment with broken K, V or both (`which`) in some layers; None if nothing changes. The rest is
+    unchanged."""
     chance, count = np.random.default_rng(seed), len(segment.layers)
     chosen = range(count) if place == "all" else [{"first": 0, "middle": count // 2, "last": count - 1}[place]]
     turned = _turned(workspace, segment) if kind == TURNED else None

@@ -1,4 +1,4 @@
-"""Hostile segment files: bytes changed at random, and lies told in the right form and sealed with right checksums."""
+"""Hostile segment files: random bytes changed, and false values in valid form with valid checksums."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Containers:
         return parts.seal()
 
     def _guided(self, path: Path, data: bytes) -> Verdict:
-        """Judge with an eye on the lines that are reached; what reaches new ones joins the corpus."""
+        """Judge with coverage: files that reach new lines join the corpus."""
         new = len(self.seen)
         before = sys.gettrace()
         sys.settrace(self._called)
@@ -117,7 +117,7 @@ class Containers:
 
 
 def judged(path: Path, data: bytes, sound: list[bytes] | None) -> Verdict:
-    """What the reader makes of the file. `sound`: files that are right; no other may be taken then."""
+    """Judge a file by the reader. `sound`: the valid files; no other may be accepted."""
     try:
         segment = open_segment(path)
     except SegmentError as error:
@@ -144,7 +144,7 @@ def judged(path: Path, data: bytes, sound: list[bytes] | None) -> Verdict:
 
 
 def contradicted(segment: Segment, parts: Parts) -> str:
-    """What in a segment is not what its file says, or does not fit the rest of it; empty if all does."""
+    """Return contradictions between a segment and its file, or within it."""
     n, base = len(segment), segment.base
     texts = {key: parts.text(f"notes.{key}") for key in ("name", "description", "text")}
     if any(getattr(segment, key) != value for key, value in texts.items()):
@@ -351,7 +351,7 @@ def _key_order(rng: random.Random, parts: Parts, others: list[Parts]) -> None:
 
 
 def _json(rng: random.Random, parts: Parts, others: list[Parts]) -> None:
-    """JSON that is well-formed, but says something else."""
+    """Return well-formed JSON with other content."""
     name = rng.choice(JSON_KEYS)
     found = parts.key(name)
     if found is None:
@@ -476,7 +476,7 @@ def _first_words(rng: random.Random, parts: Parts, others: list[Parts]) -> None:
 
 
 def _whole(rng: random.Random, parts: Parts, others: list[Parts]) -> None:
-    """With or without the rows of the left context, whatever else the file says."""
+    """Include or omit the K/V of the left context, regardless of the rest of the file."""
     found = parts.key("notes.first")
     if found:
         parts.keys.remove(found)

@@ -23,7 +23,7 @@ FAILS = (
     "status 1 where it was, and all that is a failure after a kill."
 )
 CASES, SHARE = 100_000, 2
-SIZES = [*range(512, 16384, 512)]  # bytes that a file may have; what is said of it goes to one, too
+SIZES = [*range(512, 16384, 512)]  # bytes that a file may have, the error output included
 LEFT = [*range(0, 64, 4)]  # kB that a file system has left
 
 
@@ -84,7 +84,7 @@ class Disk:
 
 
 def mounted(folder: Path, kilobytes: int) -> bool:
-    """Whether an empty file system of that size is there now. Only root may."""
+    """True if an empty file system of that size is mounted; requires root."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if os.geteuid() != 0:
         return False

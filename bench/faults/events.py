@@ -1,4 +1,4 @@
-"""Every change that a process makes to files below a folder, counted, and something done at the k-th of them.
+"""Count every change that a process makes to files below a folder, and act at the k-th of them.
 
 Installed in a process that has been forked for one command, and never taken back. What Python does to files is seen by
 an audit hook (open, rename, mkdir, remove, link, truncate, chmod), by a file class that takes the place of the one
@@ -31,7 +31,15 @@ CHANGES = {
     "os.chmod": 1,
 }
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-FILLS = ("open", "truncated", "write", "os.mkdir", "os.link", "os.rename", "fsync")  # what a full disk refuses
+FILLS = (
+    "open",
+    "truncated",
+    "write",
+    "os.mkdir",
+    "os.link",
+    "os.rename",
+    "fsync",
+)  # operations that a full disk refuses
 
 
 class Events:
@@ -124,7 +132,7 @@ class Events:
             self.busy = False
 
     def note(self, name: str, *paths: str) -> None:
-        """Write the event into the journal; keep what a rename is about to replace."""
+        """Write the event into the journal, and keep the target of a rename."""
         was = self.busy
         self.busy = True
         try:
@@ -141,16 +149,13 @@ class Events:
 
 
 def read(journal: Path) -> list[list[Any]]:
-    """What the journal says happened, an event each."""
+    """Read the journal: an event per line."""
     return [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("]")]
 
 
 def cut(journal: Path) -> None:
-    """The power is cut: names that were not synced with their folder go back, bytes that were not synced are gone.
-
-    A new file without its folder's fsync is taken to be there all the same, as it is on the file systems that people
-    have; a rename is not.
-    """
+    """Simulate a power cut: renames that were not synced with their folder are undone, bytes that were not synced are
+    lost. A new file without its folder's fsync is kept, as common file systems do."""
     unsynced: dict[str, int] = {}  # bytes of a file that are surely on the disk
     renames: list[tuple[str, str, str]] = []
     for name, *paths in read(journal):

@@ -1,4 +1,4 @@
-"""The frame of the fault campaign: cases by number, each judged in a process that may die without ending the campaign.
+"""The frame of the fault campaign: judges numbered cases in processes, so that a crash ends only its case.
 
 A kind of fault is a module of bench/faults with
 
@@ -39,7 +39,7 @@ MEMORY = Path("/dev/shm")  # a folder in memory, where there is one: the campaig
 SCRATCH = (MEMORY if os.access(MEMORY, os.W_OK) else FOUND) / f"notes-faults-{os.getpid()}"
 GOOD = ("accepted", "refused")
 BAD = ("crash", "hang", "wrong", "loss")
-KEPT = 20  # failures that a row tells of
+KEPT = 20  # failures printed per row
 ALIKE = 3  # of them, of one sort
 PATIENCE = 60.0  # seconds that a case may take
 
@@ -87,7 +87,7 @@ class Row:
     hangs: int = 0
     wrong: int = 0
     losses: int = 0
-    notes: str = ""  # what else there is to say
+    notes: str = ""  # further remarks
     failures: list[str] = field(default_factory=list)  # the first of them: number and why
     kind: str = ""  # from here on filled in by the campaign
     seed: int = 0
@@ -103,7 +103,7 @@ class Row:
         self.cases += times
 
     def fail(self, outcome: str, number: int | str, why: str) -> None:
-        """Tell of a failure that is counted elsewhere."""
+        """Report a failure that is counted elsewhere."""
         if len(self.failures) < KEPT:
             self.failures.append(f"{outcome} in case {number}: {why}")
 
@@ -121,11 +121,9 @@ def chance(seed: int, number: int) -> random.Random:
 
 
 def tried(judge: Judge, budget: Budget, *, patience: float = PATIENCE, memory: int = 0, say: str = "") -> Row:
-    """Judge the cases 0, 1, ... in a process of their own, and go on in another one where one of them ends it.
-
-    An exception that leaves the judge is a crash, as is the end of the process; a case that takes more than `patience`
-    seconds is a hang. `memory`: bytes of address space that a case may take. `say` names the kind while it runs.
-    """
+    """Judge the cases 0, 1, ... in a process, and continue in a new one after a crash. An exception from the judge is a
+    crash, as is the end of the process; more than `patience` seconds is a hang. `memory`: address space per case in
+    bytes. `say` names the kind."""
     row, begun, told = Row(), time.monotonic(), 0.0
     with _Shared() as shared:
         first = 0
@@ -169,7 +167,7 @@ def tried(judge: Judge, budget: Budget, *, patience: float = PATIENCE, memory: i
 
 
 def waited(child: int, seconds: float) -> tuple[int, resource.struct_rusage]:
-    """The status of a forked process and what it used. One that takes longer is killed; raise TimeoutError."""
+    """Wait for a forked process; return its status and resource usage. Kills a slow one, and raises TimeoutError."""
     until = time.monotonic() + seconds
     while True:
         done, status, used = os.wait4(child, os.WNOHANG)
@@ -196,7 +194,7 @@ def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: in
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     try:
         for number in range(first, budget.cases):
-            if budget.over or os.getppid() != parent:  # nobody waits for it any more
+            if budget.over or os.getppid() != parent:  # its parent no longer waits
                 break
             shared.current = number + 1
             try:
@@ -222,13 +220,13 @@ def traced(error: BaseException) -> str:
 
 
 class _Shared:
-    """What a child counts and its parent reads: it outlives the child, however that ends."""
+    """Counts of a child in shared memory, which outlives the child."""
 
     def __init__(self) -> None:
         self._numbers = mmap.mmap(-1, 8 * (1 + len(GOOD) + len(BAD)))
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)  # what does not fit is counted, not told
+        os.set_blocking(self._write, False)  # failures that do not fit are counted, not printed
         self._told: Counter[str] = Counter()
 
     def __enter__(self) -> _Shared:
@@ -256,7 +254,7 @@ class _Shared:
         struct.pack_into("q", self._numbers, at, struct.unpack_from("q", self._numbers, at)[0] + 1)
 
     def fail(self, outcome: str, number: int, why: str) -> None:
-        """Tell of a failure, of those of one sort the first few."""
+        """Report a failure; of each sort the first few only."""
         self._told[sort := outcome + re.sub("[0-9]+", "", why)[:60]] += 1
         if self._told[sort] > ALIKE:
             return
@@ -282,7 +280,7 @@ def _progress(say: str, shared: _Shared, budget: Budget, seconds: float) -> None
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after that time, for what should be quick but is no endless loop in C."""
+    """Raise TimeoutError in the block after a time, for Python code; it cannot interrupt C."""
 
     def ring(*_: object) -> None:
         raise TimeoutError(f"more than {seconds:g} s")

@@ -42,7 +42,7 @@ class Interrupts:
         return time.monotonic() - begun
 
     def _begun(self, job: Job, home: object) -> subprocess.Popen[str]:
-        """The command, when its first line has run: what precedes that is Python's own start."""
+        """Wait until the first line of the command has run; before that, Python starts."""
         self.jobs.text.write_text(job.text)
         arguments = self.jobs.arguments(job, home)  # type: ignore[arg-type]
         assert not callable(arguments)

@@ -57,7 +57,7 @@ class Case(NamedTuple):
 
 
 class Jobs:
-    """The commands, all or `only` those of these names, with what their homes hold before and after each of them."""
+    """Commands, all or `only` those named, with the contents of their homes before and after."""
 
     def __init__(self, stage: Stage, only: Sequence[str] = ()) -> None:
         self.stage = stage
@@ -103,7 +103,7 @@ class Jobs:
         return self.stage.run(["ask", "Last?", "--session", job.session, *self.stage.options(), *ANSWER], home)
 
     def judge(self, job: Job, home: Path, *, ended: Outcome | None = None) -> Verdict:
-        """What a home holds after the command was stopped there; `ended` is how, where it could still say something."""
+        """Judge the contents of a home after a command was stopped; `ended`: its status."""
         before, after = self.before[job.name], self.after[job.name]
         found = look(home)
         if found.problems:
@@ -250,7 +250,7 @@ class Kills:
                 for path in kept.iterdir():
                     path.unlink()
             outcome = jobs.run(job, home, Events(home, journal, case.mode, int(case.at)).install)
-            done = case.at == len(jobs.events[job.name])  # what it said is done outlasts the power
+            done = case.at == len(jobs.events[job.name])  # reported results survive a power cut
             if outcome.code != (0 if done else -signal.SIGKILL):
                 return Verdict("crash", f"{job.name} was to be killed at event {case.at}: {outcome}")
             if case.mode == "power":

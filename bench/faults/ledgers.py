@@ -98,8 +98,8 @@ class Ledgers:
 
 
 def begun(stage: Stage) -> Path:
-    """A home with two sessions: turns, skills, errata said and waiting, edits in the rows, an undo, a compaction, what
-    was cut out and what was forgotten for good."""
+    """Return a home with two sessions: turns, skills, applied and pending errata, edited KV entries, an undo, a
+    compaction, a cut, and text forgotten for good."""
     home = stage.home("begun")
     if home.exists():
         return home
@@ -134,7 +134,7 @@ def begun(stage: Stage) -> Path:
 
 
 def judged(data: bytes) -> Verdict:
-    """What the reader makes of a ledger, and whether that fits together."""
+    """Judge a ledger by the reader's result and its consistency."""
     try:
         ledger = read_ledger(data)
     except LedgerError:
@@ -144,7 +144,7 @@ def judged(data: bytes) -> Verdict:
 
 
 def contradicted(ledger: Ledger) -> str:
-    """What in a ledger does not fit the rest of it; empty if all does."""
+    """Return contradictions within a ledger."""
     state, header = ledger.state, ledger.header
     count = len(state.tokens)
     if any(type(token) is not int or not 0 <= token < 1 << 31 for token in state.tokens):
@@ -219,7 +219,7 @@ def opened(data: bytes) -> list[Any]:
 
 
 def vouching(data: bytes, rows: Mapping[str, bytes]) -> bytes:
-    """The ledger with the checksums of these files of rows, as a forger would have it; a mutant as it is."""
+    """Return the ledger with the checksums of these K/V files, as a forger would write it; a mutant stays as it is."""
     lines = opened(data)
     if not all(isinstance(line, dict) for line in lines):
         return data
@@ -276,7 +276,7 @@ def _reworded(rng: random.Random, value: Any) -> Any:
 
 
 def agree(folder: Path) -> None:
-    """Give the rows of a session the tokens that its ledger names, sealed: what a forger would do."""
+    """Write the ledger's tokens into the session's K/V files, with valid checksums, as a forger would."""
     try:
         stored = Sessions(folder.parent).find(folder.name)
     except Exception:

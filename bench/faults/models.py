@@ -47,7 +47,7 @@ KINDS: tuple[tuple[str, dict[str, object]], ...] = (
     *((kind, {}) for kind in ("qwen2", "qwen3", "smollm3", "gemma", "gemma3", "mistral3", "lfm2", "mamba")),
     *(("gpt2", {}), ("phi3", {"name": "long"}), ("llama", {"bos": True, "spm": True})),
 )
-# What a number may be, that ought to be another.
+# False values of numbers.
 NUMBERS = (0, 1, 2, 3, 7, 64, 255, 256, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1)
 FLOATS = (0.0, -1.0, 1e-30, 1e30, float("inf"), float("-inf"), float("nan"))
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -343,7 +343,7 @@ LIES: tuple[Callable[[random.Random, Parts], None], ...] = (
 
 
 def judged(path: Path) -> Verdict:
-    """What `notes ask` makes of the file, in a process of its own."""
+    """Judge a file by `notes ask` in a process."""
     said = path.with_suffix(".said")
     said.unlink(missing_ok=True)
     child = os.fork()
@@ -370,7 +370,7 @@ def judged(path: Path) -> Verdict:
 
 
 def _ask(path: Path, said: Path) -> NoReturn:
-    """The child's part. Whatever happens, it ends here: a child that went on would try all other cases, too."""
+    """Run in the child, and always exit here, so that the child does not continue with other cases."""
     status = 2
     try:
         out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,4 +1,4 @@
-"""A segment file taken apart and put together again by docs/format.md alone, without the reader that notes has.
+"""Parse and write segment files by docs/format.md alone, without the reader of notes.
 
 So the campaign can lie in any place of a file, seal the lie with right checksums, and tell what a file vouches for.
 """
@@ -23,8 +23,8 @@ class UnreadableError(ValueError):
 
 @dataclass
 class Key:
-    """A key with its type (8: string, 4: u32, 10: u64), and its value as bytes. `length`: what a string says of its own
-    length, where that is a lie."""
+    """A key with its type (8: string, 4: u32, 10: u64), and its value as bytes. `length`: a false length of a
+    string."""
 
     name: bytes
     kind: int
@@ -45,7 +45,7 @@ class Tensor:
 
 @dataclass
 class Parts:
-    """All of a segment file. `n_keys`, `n_tensors`: what it announces, where that is a lie."""
+    """The parts of a segment file. `n_keys`, `n_tensors`: false counts in its header."""
 
     keys: list[Key] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -128,7 +128,7 @@ def _u64(number: int) -> bytes:
 
 
 def apart(data: bytes) -> Parts:
-    """Take a file apart, whatever its checksums. Raise UnreadableError where it is not as docs/format.md says."""
+    """Parse a file, whatever its checksums. Raises UnreadableError for a file that violates docs/format.md."""
     try:
         return _apart(data)
     except (struct.error, IndexError, UnicodeDecodeError, MemoryError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""What may not be read or written, and what others may write."""
+"""Files without read or write permission, and files that others may write."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CAPABILITY_VERSION = 0x20080522
 
 
 class Bar(NamedTuple):
-    """What is done to a home: paths below it, and their mode or owner."""
+    """A restriction of a home: paths below it, and their mode or owner."""
 
     name: str
     paths: Sequence[str]
     mode: int = -1
     owner: int = -1
-    reads: bool = True  # whether what only reads must go on
+    reads: bool = True  # True if reading commands must still work
     unsafe: bool = False  # whether it must be refused
 
 
@@ -61,7 +61,7 @@ BARS = (
     Bar("another's library", ["library"], owner=1, reads=False, unsafe=True),
     Bar("another's sessions", ["sessions"], owner=1, reads=False, unsafe=True),
 )
-# What only reads, and which folder it uses.
+# Reading commands, and the folder that each uses.
 READS = (
     (["ls"], "library"),
     (["ls", "--json"], "library"),
@@ -129,7 +129,7 @@ class Permissions:
 
 
 def _barred(home: Path, bar: Bar) -> Callable[[], None]:
-    """Set modes and owners; return what puts them back."""
+    """Set modes and owners; return a function that restores them."""
     before = []
     for pattern in bar.paths:
         for path in home.glob(pattern) if pattern else [home]:
@@ -151,7 +151,7 @@ def _barred(home: Path, bar: Bar) -> Callable[[], None]:
 
 
 def _ordinary() -> None:
-    """No more than an ordinary user: root without capabilities is bound by owners and modes as anybody is."""
+    """Drop root's capabilities, so that owners and modes apply."""
     if os.geteuid() == 0:
         head, none = struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24)
         libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Hostile profiles: what `notes calibrate` wrote, mutated, and then followed."""
+"""Hostile profiles: output of `notes calibrate`, mutated, and then used."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Hostile:
         if found is None:
             return REFUSED
         try:
-            for method in found.methods.values():  # as whoever follows it does
+            for method in found.methods.values():  # as users of a profile do
                 Method.parse(method)
         except NotesError:
             return REFUSED

@@ -11,7 +11,7 @@ from bench.faults.frame import Row
 from bench.marked import put_between
 
 BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
-KEPT = "results/faults.json"  # the rows, beside the document
+KEPT = "results/faults.json"  # the rows, in a file next to the document
 
 
 def write(path: Path, rows: Sequence[Row], about: Mapping[str, tuple[str, str]]) -> None:
@@ -25,7 +25,7 @@ def write(path: Path, rows: Sequence[Row], about: Mapping[str, tuple[str, str]])
 
 
 def table(rows: Sequence[Row], about: Mapping[str, tuple[str, str]]) -> str:
-    """The table, and below it what each kind tries and counts as a failure."""
+    """Return the table, and below it the method and the failures of each kind."""
     lines = [
         "| kind | seed | cases | accepted, sound | refused | crashes | hangs | wrong | losses | minutes |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",

@@ -121,7 +121,7 @@ class Splices:
                     file.seek(at)
                     file.write(rng.randbytes(rng.choice((1, 4096, 1 << 20)))[: len(whole) - at])
                 elif way == 2:
-                    file.write(whole)  # what was there, bit by bit
+                    file.write(whole)  # earlier entries, bit by bit
                 elif way == 3:
                     file.write(self.bytes[1])  # another one of the same size, in place
                 else:

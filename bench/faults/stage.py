@@ -1,4 +1,4 @@
-"""The stage: a tiny random model, homes in which work has been done, and `notes` run in forked processes.
+"""The stage: a tiny random model, homes with prior work, and `notes` run in forked processes.
 
 A process is forked from this one, which has imported everything but has opened no model: what is left out is Python's
 start, nothing of notes. Where that start matters (signals), `apart` executes `notes` from scratch.
@@ -34,7 +34,7 @@ ANSWER = ("-n", "2", "--temp", "0", "--seed", "1")
 
 
 class Outcome(NamedTuple):
-    """What a run of `notes` came to. `code` is negative for a signal."""
+    """Outcome of a run of `notes`. `code` is negative for a signal."""
 
     code: int
     out: str
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
     @property
     def untidy(self) -> str:
-        """What is wrong with how it ended, if it was not killed: a traceback, silence, several lines."""
+        """Return violations in the output of a run that was not killed: a traceback, silence, several lines."""
         if "Traceback" in self.err or "Traceback" in self.out:
             return f"traceback: {self.err.strip().splitlines()[-1][:300]}"
         if self.code in (0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP):
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What is kept in a home: segments by file name, sessions by name, and all files."""
+    """Contents of a home: segments by file name, sessions by name, and all files."""
 
     segments: Mapping[str, str]
     sessions: Mapping[str, tuple[Any, ...]]
@@ -74,7 +74,7 @@ class Stage:
 
     @classmethod
     def set(cls, folder: Path) -> Stage:
-        """Write the model, import what commands import."""
+        """Write the model, and import the modules of commands."""
         sys.path.insert(0, str(ROOT / "tests"))
         import tiny
 
@@ -196,7 +196,7 @@ def _work(
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(handle, number)
             os.close(handle)
-        sys.stdin, sys.stdout, sys.stderr = (  # of a process of its own, whatever this one has made of them
+        sys.stdin, sys.stdout, sys.stderr = (  # as in a new process, whatever this one has set
             io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8"),
             io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8"),
             io.TextIOWrapper(
@@ -213,7 +213,7 @@ def _work(
             cli.main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1 if error.code else 0
-    except NotesError as error:  # of a function, as the command line says it
+    except NotesError as error:  # of a function, in the command line's words
         os.write(2, f"notes: {error}\n".encode())
         code = 1
     except BaseException as error:
@@ -227,7 +227,7 @@ def _work(
 
 
 def look(home: Path) -> Look:
-    """All that a home holds, read by the library's own readers; `problems` are what they say of what is unsound."""
+    """Read a home with the library's readers; `problems` are their errors."""
     problems = []
     segments, sessions = {}, {}
     library, kept = Library(home / "library"), Sessions(home / "sessions")
@@ -260,7 +260,7 @@ def look(home: Path) -> Look:
 
 
 def temporary(files: frozenset[str]) -> list[str]:
-    """Files that nobody asked for: those with a hidden name that are neither locks nor records of uses."""
+    """Return hidden files that are neither locks nor records of uses."""
     return sorted(
         name
         for name in files

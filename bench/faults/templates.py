@@ -1,4 +1,4 @@
-"""Hostile chat templates: programs that come with a model, rendered within bounds."""
+"""Hostile chat templates: programs in models, rendered within limits."""
 
 from __future__ import annotations
 

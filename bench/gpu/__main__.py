@@ -1,4 +1,4 @@
-"""Check a GPU build and time it: rows, logits, answers, copies and first tokens, within a few minutes.
+"""Check and time a GPU build: KV entries, logits, answers, copies and first tokens, within minutes.
 
     python -m bench.gpu [--out FOLDER] [--smollm2 FILE] [--llama-server FILE] [--only PART ...] [--quick]
 
@@ -177,7 +177,7 @@ def main() -> int:
 
 
 def _run(part: str, log: Path) -> dict[str, Any]:
-    """A part in a process of its own: its result, or why there is none, and its seconds."""
+    """Run a part in a process; return its result or error, and its seconds."""
     started = time.monotonic()
     command = [sys.executable, "-m", "bench.gpu", *sys.argv[1:], "--part", part]
     with log.open("w", encoding="utf-8") as errors:

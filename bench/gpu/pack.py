@@ -22,7 +22,7 @@ from notes_cli.library.smollm2 import FILE, find_file
 
 SOURCES = ("notes_cli", "prompts", "skills", "bench", "tests", "docs/results")
 PART = 36 << 20  # bytes
-WHEELS = (  # what running notes and its server needs, but numpy and PyYAML
+WHEELS = (  # dependencies of notes and its server, except numpy and PyYAML
     *("anyio", "click", "filelock", "gguf", "h11", "httpcore", "httpx", "jinja2", "platformdirs", "prometheus-client"),
     *("rich", "starlette", "typing-extensions", "uvicorn", "xxhash"),
 )

@@ -1,4 +1,4 @@
-"""Splices beside prefill and cudaMemcpy, and the first token of `notes serve` beside llama-server of the same build."""
+"""Time splices, prefill and cudaMemcpy, and the first token of `notes serve` and llama-server of the same build."""
 
 from __future__ import annotations
 

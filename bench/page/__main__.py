@@ -39,7 +39,7 @@ def run(browser: Browser, home: Path, checks: Sequence[Check]) -> int:
 
 
 def tried(browser: Browser, home: Path, check: Check) -> str:
-    """What is wrong; nothing if all is well."""
+    """Return the error of a check, "" on success."""
     with (
         tempfile.TemporaryDirectory() as own,
         Server(Path(shutil.copytree(home, f"{own}/home")), check.key) as server,

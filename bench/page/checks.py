@@ -1,4 +1,4 @@
-"""What the page must do, each as a user does it."""
+"""Checks of the web page, each as a user acts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from playwright.sync_api import Error, Locator, Route, expect
 from bench.page.user import PHONE, QUESTION, WAIT, User
 
 KEY = "secret"
-TEXTS = {  # of skills beside the samples, by their names
+TEXTS = {  # names of skills besides the samples
     "hostile": 'owner: Ann\n\n<img src=x onerror="document.title=1"><script>document.title=2</script> '
     "If the owner is Ann.\n",
     "beyond": "\U0001f4e6\U0001f4e6\n\ndate: 2026-05-01\n\n"  # each of them is two units of UTF-16
     "If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.\n",
 }
 
-# Text against what is behind it, as WCAG 2 counts: the lowest ratio of all that is shown, and where.
+# The lowest contrast of visible text and its background, by WCAG 2, and its place.
 CONTRAST = """() => {
   const parse = (color) => { const n = color.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };
   const light = (rgb) => { const [r, g, b] = rgb.map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92
@@ -74,7 +74,7 @@ def same(found: Any, wanted: Any) -> None:
 @check("ask: streamed, with the prompt as a strip whose widths are its tokens")
 def asks(user: User) -> None:
     page = user.page
-    expect(page.get_by_text("Pick skills, then ask.")).to_have_count(0)  # said by the style, not in the document
+    expect(page.get_by_text("Pick skills, then ask.")).to_have_count(0)  # from the style sheet, not the document
     page.get_by_label("returns").check()
     same(user.ask(), "accepted")
     strip = user.strip()

@@ -29,7 +29,7 @@ def pictures(browser: Browser, home: Path, folder: Path) -> None:
 
 
 def corrected(user: User) -> None:
-    """A conversation in which a field was corrected; where there is room, with its numbers."""
+    """Return a conversation in which a field was corrected, with its numbers if there is room."""
     page = user.page
     page.get_by_label("returns").check()
     page.get_by_label("System text").fill("Be brief.")
@@ -48,7 +48,7 @@ def corrected(user: User) -> None:
 
 
 def keep(page: Page, path: Path) -> None:
-    """A picture of what is seen, of few colours."""
+    """Save a screenshot with few colours."""
     from PIL import Image
 
     with Image.open(io.BytesIO(page.screenshot())) as picture:

@@ -1,4 +1,4 @@
-"""A server of its own, and somebody who uses its page in a browser."""
+"""Start a server, and operate its page in a browser."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Server:
 
 
 class User:
-    """Somebody before the page."""
+    """A user of the page."""
 
     def __init__(self, page: Page, server: Server) -> None:
         self.page, self.server = page, server
-        self.wrong: list[str] = []  # what the browser complained of
-        self.foreign: list[str] = []  # what was loaded from elsewhere
+        self.wrong: list[str] = []  # errors of the browser
+        self.foreign: list[str] = []  # requests to other hosts
         page.on("pageerror", lambda error: self.wrong.append(str(error)))
         page.on("console", lambda one: self.wrong.append(one.text) if one.type == "error" else None)
         page.on("request", lambda one: None if one.url.startswith(server.url) else self.foreign.append(one.url))

@@ -1,1 +1,1 @@
-"""`notes` beside what llama.cpp and llama-cpp-python have for prompts that were read before, on the same tokens."""
+"""Compare `notes` with llama.cpp and llama-cpp-python on prompts with a known prefix, on the same tokens."""

@@ -1,4 +1,4 @@
-"""`notes` beside llama-server, llama-completion and llama-cpp-python of the same sdist, on the same tokens.
+"""Time `notes`, llama-server, llama-completion and llama-cpp-python of the same sdist, on the same tokens.
 
     python -m bench.race [MODEL[/WORK-SIZE[/PEER]] ...] [--again] [--report] [--write docs]
 

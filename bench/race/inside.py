@@ -1,4 +1,4 @@
-"""What is measured inside of Python: the API of `notes`, and llama-cpp-python with a state or a cache on disk.
+"""Measurements in Python: the API of `notes`, and llama-cpp-python with a state or a cache on disk.
 
     python -m bench.race.inside KIND FILE
 
@@ -31,7 +31,7 @@ def api(given: Given) -> None:
 
 
 def session(given: Given) -> None:
-    """A conversation, by `notes`; `told` gets the text of each of its prompts."""
+    """Hold a conversation by `notes`; `told` gets the text of each prompt."""
     import notes_cli as notes
 
     prompts = []
@@ -62,7 +62,7 @@ def session(given: Given) -> None:
 
 
 def state(given: Given) -> None:
-    """llama-cpp-python, with what `save_state` gave of an earlier prompt. Without a file: that is made."""
+    """Ask llama-cpp-python with the `save_state` of an earlier prompt, or make that without a file."""
     llama = _llama(given)
     kept = Path(given["kept"])
     if not kept.exists():
@@ -85,8 +85,8 @@ def disk(given: Given) -> None:
 
 
 def talk(given: Given) -> None:
-    """A conversation by llama-cpp-python, whose rows stay in its context; `told` is a file with the texts of its
-    prompts, which are too much for a command line."""
+    """Hold a conversation by llama-cpp-python, whose KV entries stay in its context; `told` is a file with the texts of
+    the prompts, too long for a command line."""
     llama = _llama(given)
     for turn in json.loads(Path(given["told"]).read_text()):
         started, before, first, text = time.perf_counter(), time.process_time(), 0.0, ""

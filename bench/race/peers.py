@@ -1,4 +1,4 @@
-"""Each way of asking: how it keeps what was seen, and how it is asked. All programs of llama.cpp are stock."""
+"""The ways of asking: how each keeps an earlier prompt, and how it is asked. All llama.cpp programs are stock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHUNK = 64  # of --cache-reuse
 
 @dataclass(frozen=True)
 class Setting:
-    """What all are given alike."""
+    """Settings that all peers share."""
 
     name: str
     model: Path
@@ -110,7 +110,7 @@ def ask(setting: Setting, work: Work) -> Runs:
 
 
 def ask_erratum(setting: Setting, work: Work) -> Runs:
-    """The new value said after the skill: other tokens than those that the others are asked with."""
+    """Ask with the new value after the skill: other tokens than those of the other peers."""
     _compiled(setting, work)
     for prompt in work.asked:
         yield _process(setting, _asking(prompt, "--erratum", f"date={prompt.date}"), setting.home)
@@ -189,7 +189,7 @@ def _inside(setting: Setting, kind: str, **more: Any) -> list[str]:
 
 
 def talk(setting: Setting, work: Work) -> Runs:
-    """A conversation by the Python API, in one process; it also tells the prompts that all others are asked."""
+    """Hold a conversation by the Python API in one process, and return the prompts for the other peers."""
     return _talk(setting, work, "field", "field")
 
 
@@ -328,7 +328,7 @@ def completion(setting: Setting, work: Work) -> Runs:
 
 
 def prompt_cache(setting: Setting, work: Work) -> Runs:
-    """With the file that the first prompt has left; a conversation goes on with that of the turn before."""
+    """Ask with the file that the first prompt, or the turn before, has written."""
     work = _known(setting, work)
     kept = setting.folder / f"prompt-{work.name}-{work.size}.bin"
     kept.unlink(missing_ok=True)
@@ -350,7 +350,7 @@ def _python(setting: Setting, kind: str, work: Work, **more: Any) -> tuple[list[
 
 
 def python_state(setting: Setting, work: Work) -> Runs:
-    """With a pickle of what save_state gave after the first prompt."""
+    """Ask with a pickle of save_state after the first prompt."""
     assert work.seen
     kept = setting.folder / f"state-{work.name}-{work.size}.pickle"
     kept.unlink(missing_ok=True)
@@ -362,7 +362,7 @@ def python_state(setting: Setting, work: Work) -> Runs:
 
 
 def python_disk(setting: Setting, work: Work) -> Runs:
-    """With a LlamaDiskCache as it was after the first prompt: it gives up what it has given."""
+    """Ask with a LlamaDiskCache of the first prompt, which removes entries that it returns."""
     assert work.seen
     kept, copy = setting.folder / "disk", setting.folder / "disk-copy"
     shutil.rmtree(kept, ignore_errors=True)

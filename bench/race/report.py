@@ -12,7 +12,7 @@ from bench.race.peers import PEERS, Run
 
 BEGIN, END = "<!-- make race: begin -->", "<!-- make race: end -->"
 LEAST = 5  # runs that a median is of; fewer are marked
-# What the others of its kind are compared with: processes that are started, and what runs already.
+# Baselines of each kind: for processes that are started, and for running ones.
 UNITS = {False: ("notes",), True: ("notes-serve", "notes-serve-erratum", "notes-session")}
 
 

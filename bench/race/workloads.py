@@ -1,4 +1,4 @@
-"""What is asked: prompts whose skills were read before, and what is new in each.
+"""Workloads: prompts whose skills were prefilled before, and the new part of each.
 
 Every prompt is a text that tokenizes to the very tokens that `notes` assembles for it, so that all are asked the same.
 """
@@ -52,7 +52,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Work:
-    """`seen` was asked before, and what of it can be kept has been kept; then `asked` are, one after the other."""
+    """`seen` was asked and cached before; then `asked` are measured, one after the other."""
 
     name: str
     size: str
@@ -106,7 +106,7 @@ def _field(size: str) -> Work:
 
 
 def _turns(size: str) -> Work:
-    """What precedes a question depends on the answers before: those of `notes` are given to all (peers.Session)."""
+    """The context of a question depends on earlier answers: all peers get those of `notes` (peers.Session)."""
     skills = {f"policy-{size}": policy(sections=SIZES[size])}
     days = [(FIRST + timedelta(30 + number)).isoformat() for number in range(TURNS)]
     asked = [
@@ -157,7 +157,7 @@ def _prompts(skills: dict[str, str], drafts: list[Draft]) -> Iterator[Prompt]:
 
 
 def with_texts(work: Work, told: Path) -> Work:
-    """A conversation with the texts of its prompts, which a session of `notes` has told."""
+    """Return a conversation with the texts of its prompts, from a session of `notes`."""
     kept = json.loads(told.read_text())
     prompts = [Prompt(**{**asdict(one), **text}) for one, text in zip(work.asked, kept, strict=True)]
     asked = tuple(Prompt(**{**asdict(one), "splice": tuple(one.splice)}) for one in prompts)

@@ -31,7 +31,7 @@ Progress = Callable[[str], object]
 
 @dataclass
 class Fidelity:
-    """Answers of one way beside those of a prefill of the same tokens."""
+    """Answers of one way compared with those of a prefill of the same tokens."""
 
     way: str
     asked: int = 0
@@ -106,7 +106,7 @@ def _marks(correction: Correction, answer: str) -> tuple[bool, bool]:
 
 
 def questions_of(correction: Correction) -> list[str]:
-    """The questions after a correction: about the field, about what follows from it, about something else."""
+    """Return questions after a correction: about the field, about a consequence, about something else."""
     more = (correction.follows, correction.other)
     return [correction.ask, *(one.ask for one in more if one)]
 
@@ -133,7 +133,7 @@ def speed(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict
 
 
 def fidelity(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[dict[str, Any]]:
-    """The questions of each skill, by the ways a skill can come into a prompt."""
+    """Ask the questions of each skill, by each way to put a skill into a prompt."""
     workspace = model.workspace
     ways = ("compiled", "exact", "q8_0", "system", "another")
     rows = {way: Fidelity(way) for way in ways}

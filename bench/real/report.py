@@ -59,7 +59,7 @@ def speed_table(rows: Rows) -> str:
 
 
 def fidelity_table(rows: Rows) -> str:
-    """A row for each way, beside a prefill of the same tokens."""
+    """Return a row per way, compared with a prefill of the same tokens."""
     lines = [
         "| | right | a full prefill | right where the prefill is | same verdict | same text | cosine | KL |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",

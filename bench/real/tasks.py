@@ -30,10 +30,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Correction:
-    """A new value of a field, and what to ask: the field, something that follows from it, something else.
-
-    `new` and `old` are the words that mark the new and the old value in an answer to the first two.
-    """
+    """A new value of a field with questions: the field, a consequence, something else. `new` and `old`: words in an
+    answer to the first two that show the value."""
 
     field: str
     value: str

@@ -1,4 +1,4 @@
-"""`notes serve` with errata against llama.cpp's own server with the prompt edited, under the same load.
+"""Load-test `notes serve` with errata against llama.cpp's server with the prompt edited.
 
     python -m bench.serving [MODEL[/SYSTEM[/RATE]] ...] [--write docs]
 

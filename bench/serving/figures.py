@@ -1,4 +1,4 @@
-"""From what clients saw to figures: shares, throughput, percentiles. What was cut off is a bound, never a guess."""
+"""Compute shares, throughput and percentiles of clients' measurements; requests cut off give bounds, not guesses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Wait:
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of the requests of one phase."""
+    """Figures of the requests of one phase."""
 
     sent: int
     answered: int  # to their ends
     cut: int  # not answered when time was up
     failed: int
-    reused: float | None  # share of the prompt tokens of those who were told: at the first word, by ours at the end
+    reused: float | None  # share of prompt tokens, of requests that reported it: at the first text, ours at the end
     prompt: float | None  # tokens of theirs, mean
     seconds: float  # from the first arrival to the last answer; where some were cut, to when time was up
     answers: float  # a second
@@ -63,8 +63,8 @@ def figures(seen: Sequence[Seen], limit: float) -> Figures:
 
 
 def percentile(waits: Sequence[tuple[float, bool]], share: float) -> Wait | None:
-    """The smallest wait that this share of all does not exceed. One that was cut off (true) is known to be longer only:
-    if it might have come later in the order, the result is a lower bound."""
+    """Return the least wait that this share does not exceed. Requests that were cut off (True) have lower bounds only;
+    if one might come later in the order, so does the result."""
     if not waits:
         return None
     ordered = sorted(waits)

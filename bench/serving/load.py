@@ -1,4 +1,4 @@
-"""Requests that arrive as they will, whatever becomes of those before, and what each client sees of its answer."""
+"""Open-loop load: requests arrive independently of earlier ones; records each client's view of its answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Seen:
 
     @property
     def cut(self) -> bool:
-        """Whether not a word had come when time was up."""
+        """True if no text had arrived when time was up."""
         return not self.first and self.done is None and not self.failed
 
     def hear(self, chunk: Json, since: float) -> None:
@@ -50,8 +50,8 @@ class Seen:
 
 
 def arrivals(count: int, per_second: float | None, seed: int, until: float) -> list[float]:
-    """When requests arrive: gaps are drawn from an exponential distribution, the same for a seed but for their scale;
-    those after `until` are left out. Without a rate all come at once."""
+    """Return arrival times with exponential gaps, equal for a seed up to scale, until `until`. Without a rate all
+    arrive at once."""
     if per_second is None:
         return [0.0] * count
     rng, now, found = random.Random(seed), 0.0, [0.0]
@@ -63,7 +63,7 @@ def arrivals(count: int, per_second: float | None, seed: int, until: float) -> l
     return found
 
 
-STILL = 2.0  # seconds without a sign of life, which tell of a machine that was stopped or busy with something else
+STILL = 2.0  # seconds without progress, as on a suspended or busy machine
 
 
 async def offer(url: str, requests: Sequence[tuple[float, Json]], limit: float) -> list[Seen]:

@@ -1,4 +1,4 @@
-"""What is measured: each model under each load by each system, a phase each, which is kept in a file of its own."""
+"""Phases of the load test (model, load, system), each saved in a file."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Phase:
         return PIECES / f"{self.name.replace('/', '-')}.json"
 
     def settings(self, capacity: float | None) -> dict[str, Any]:
-        """What it depends on, to tell whether a phase of another time goes with those of now."""
+        """Return the settings that a phase depends on."""
         race = {name: value for name, value in asdict(self.race).items() if name != "file"}
         shared = {"parallel": PARALLEL, "seed": SEED, "capacity": capacity}
         return {**race, "flash": self.system.name in self.race.flash, **shared}
 
 
 def phases(only: list[str]) -> list[Phase]:
-    """Those below one of the names; all without any. First comes the one that a model's rates are scaled by."""
+    """Return phases below the names; by default all. The one that scales a model's rates comes first."""
     every = [
         Phase(race, system, rate) for race in RACES.values() for rate in RATES[::-1] for system in SYSTEMS.values()
     ]
@@ -88,13 +88,13 @@ def phases(only: list[str]) -> list[Phase]:
 
 
 def capacity(race: Race) -> float | None:
-    """Answers a second of llama-server where nothing is edited and all requests come at once; None: not measured."""
+    """Return llama-server's answers per second without edits when all requests arrive at once, None if not measured."""
     found = load(Phase(race, SYSTEMS["unedited"], None))
     return found[1].answers if found else None
 
 
 def measure(phase: Phase) -> Figures:
-    """Run a phase, and keep what was seen."""
+    """Run a phase and save its measurements."""
     race, most = phase.race, None if phase.rate is None else capacity(phase.race)
     if phase.rate is not None and most is None:
         raise SystemExit(f"rates are scaled by {race.name}/unedited/all: measure that first")
@@ -113,7 +113,7 @@ def measure(phase: Phase) -> Figures:
 
 
 def load(phase: Phase) -> tuple[list[Seen], Figures] | None:
-    """What was seen in a phase, if it was measured with the settings of now."""
+    """Load a phase measured with the current settings."""
     if not phase.path.exists():
         return None
     kept = json.loads(phase.path.read_text())

@@ -30,7 +30,7 @@ class System:
 
     name: str
     title: str
-    way: str  # of saying the date (texts.WAYS)
+    way: str  # of stating the date (texts.WAYS)
     reuse: int | None = None  # llama-server's --cache-reuse; None: it is ours
 
 
@@ -47,11 +47,11 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What both servers are given alike."""
+    """Settings that both servers share."""
 
     model: Path
     threads: int
-    flash: str  # llama-server's -fa, on or off; ours has what it takes by default
+    flash: str  # llama-server's -fa, on or off; ours has its default
 
 
 @contextmanager

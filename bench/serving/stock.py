@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "native"))
-import prepare  # type: ignore[import-not-found]  # noqa: E402  what unpacks the sources of our library
+import prepare  # type: ignore[import-not-found]  # noqa: E402  unpacks the sources of our library
 
 FOLDER = ROOT / "build" / "stock"
 JOBS = "2"  # compilers at a time: the largest files take a gigabyte each

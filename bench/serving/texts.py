@@ -1,4 +1,4 @@
-"""What is asked: a long policy whose date changes, questions about it, and how each way of serving says the date."""
+"""Texts of the load test: a long policy whose date changes, questions, and the date's form for each system."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def policy(day: date = FIRST, seed: int = 1, sections: int = SECTIONS) -> str:
 
 
 def questions(count: int, seed: int, first: int = 1) -> list[Asked]:
-    """As many, each on a day of its own: the `first`-th after the policy's, and so on. None comes twice in 148."""
+    """Return questions, each about its own day from the policy's date + `first` on; distinct up to 148."""
     topics = list(policies.TOPICS)
     plain = [form.format(topic=topic) for topic in topics for form in policies.PLAIN]
     asked = [*(text for topic in topics for text in policies.VERBS[topic]), *plain]
@@ -62,7 +62,7 @@ def body(asked: Asked, way: str, tokens: int) -> Json:
     shared = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": tokens, "temperature": 0}
     new = asked.day.isoformat() if asked.day != FIRST else ""
     system = SYSTEM
-    more: Json = {"timings_per_token": True}  # llama-server tells before the end what it reused
+    more: Json = {"timings_per_token": True}  # llama-server reports reuse before the end
     if way == "erratum":
         more = {"notes": {"splice": [SKILL], "errata": {"date": new} if new else {}}}
     elif way == "edited":

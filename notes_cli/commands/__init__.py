@@ -1,1 +1,1 @@
-"""The subcommands of `notes`, a module each: parse, call, print. No model logic."""
+"""Subcommands of `notes`: parse options, call the Python API, print the result."""

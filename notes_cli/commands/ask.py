@@ -1,4 +1,4 @@
-"""`notes ask`: the answer on stdout and nothing else there; what happened goes to stderr or into the JSON."""
+"""`notes ask`: answer one question (or a batch), in this process or by a running server; only the answer on stdout."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from notes_cli.commands.options import (
     named,
     open_model,
 )
-from notes_cli.commands.request import Call, Voices, read_call, request_of
-from notes_cli.commands.terminal import EXPERT, MODEL, Grouped, Once
-from notes_cli.explaining import plan_as_json, turn_as_json
+from notes_cli.commands.request import AnswerPrinter, AskCommand, parse_command, request_of
+from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOption
+from notes_cli.explanations import plan_as_json, turn_as_json
 
 GROUPS = {
     "Question": ("prompt", "file", "splice", "images", "system", "session", "results", "batch"),
@@ -40,18 +40,18 @@ GROUPS = {
         *EXPERT,
     ),
 }
-_CALL = {"prompt", "file", "session", "batch", "parallel", *EXPERT}  # of these groups, what is no option of a Request
+_OTHER = {"prompt", "file", "session", "batch", "parallel", *EXPERT}  # in these groups but not options of a Request
 REQUEST = [
-    name for group in ("Question", "Corrections", "Answer", "Expert") for name in GROUPS[group] if name not in _CALL
+    name for group in ("Question", "Corrections", "Answer", "Expert") for name in GROUPS[group] if name not in _OTHER
 ]
 
 
-@click.command(cls=Grouped, groups=GROUPS)
+@click.command(cls=GroupedCommand, groups=GROUPS)
 @click.argument("question", nargs=-1, metavar="[QUESTION]")
-@click.option(*("-p", "--prompt"), cls=Once, metavar="TEXT", help="The question, instead of QUESTION.")
+@click.option(*("-p", "--prompt"), cls=SingleOption, metavar="TEXT", help="The question, instead of QUESTION.")
 @click.option(
     *("-f", "--file"),
-    cls=Once,
+    cls=SingleOption,
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
     help="A text that precedes QUESTION.",
@@ -94,9 +94,13 @@ REQUEST = [
     help="How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
     "recompute, block, selective@K, blend@K, stale, or auto: as measured, else field+erratum.  [default: auto]",
 )
-@click.option("-s", "--system", cls=Once, metavar="TEXT", help="System text before the skills.")
+@click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
 @click.option(
-    "--session", cls=Once, type=SessionName(), metavar="NAME", help="Start a session of that name, or continue it."
+    "--session",
+    cls=SingleOption,
+    type=SessionName(),
+    metavar="NAME",
+    help="Start a session of that name, or continue it.",
 )
 @click.option(
     "--result",
@@ -114,16 +118,16 @@ REQUEST = [
     show_default=True,
     help="At most so many tokens of reasoning.",
 )
-@click.option("--choices", cls=Once, metavar="A,B,...", help="Decide among these answers.")
+@click.option("--choices", cls=SingleOption, metavar="A,B,...", help="Decide among these answers.")
 @click.option(
     *("-j", "--json-schema", "json_schema"),
-    cls=Once,
+    cls=SingleOption,
     metavar="FILE",
     help="Answer with JSON that is valid by this schema: a file, or the schema itself.",
 )
 @click.option(
     "--grammar",
-    cls=Once,
+    cls=SingleOption,
     metavar="FILE",
     help="Hold the answer to a grammar (GBNF): a file, or the grammar itself.",
 )
@@ -200,7 +204,7 @@ REQUEST = [
 )
 @click.option(
     "--batch",
-    cls=Once,
+    cls=SingleOption,
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
     help="Answer the questions of FILE (-: standard input), one a line, as text or as JSON, with a line of JSON each "
@@ -256,86 +260,86 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
-    call = read_call(question[0] if question else None, prompt, file, given, REQUEST)
-    found = _of_a_server(call, started, given) or _of_this_process(call, started, given)
-    if call.verbose and not call.explain:
-        output.say(_times(found))
-    if call.json:
-        output.as_json(found)
-    elif call.explain:
-        _explain(found)
-    elif given["gain"] and found["tokens"]["spliced"] and not call.verbose:
-        output.remark(_gain(found), always=named("gain"))
+    ask = parse_command(question[0] if question else None, prompt, file, given, REQUEST)
+    document = _ask_server(ask, started, given) or _ask_here(ask, started, given)
+    if ask.verbose and not ask.explain:
+        output.say(_times(document))
+    if ask.json:
+        output.as_json(document)
+    elif ask.explain:
+        _print_plan(document)
+    elif given["gain"] and document["tokens"]["spliced"] and not ask.verbose:
+        output.remark(_gain(document), always=named("gain"))
 
 
-def _of_a_server(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The document of an answer that a server gives; None where this process has to."""
+def _ask_server(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the JSON document of a server's answer, None to answer in this process."""
     if given["server"] == OFF:
         return None
     from notes_cli.commands.ask_server import ask_server
 
-    return ask_server(call, started, given)
+    return ask_server(ask, started, given)
 
 
-def _of_this_process(call: Call, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of an answer that is computed here, or of what would be done."""
-    request = request_of(call.options)
-    with open_model(quiet=call.json, begins=True, **given) as model, Voices(call) as voices:
-        workspace, callbacks, goes_on = model.workspace, voices.callbacks(model.workspace), False
-        if call.explain:
+def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer in this process and return the JSON document of the answer, or of the plan for --explain."""
+    request = request_of(ask.options)
+    with open_model(quiet=ask.json, begins=True, **given) as model, AnswerPrinter(ask) as printer:
+        workspace, callbacks, goes_on = model.workspace, printer.callbacks(model.workspace), False
+        if ask.explain:
             return plan_as_json(model.explain(request, callbacks=callbacks))
-        if call.session is None:
+        if ask.session is None:
             answer = model.ask(request, callbacks=callbacks)
         else:
-            with model.session(call.session) as session:
+            with model.session(ask.session) as session:
                 goes_on = not session.empty
                 if goes_on:
-                    if call.following is None:
-                        raise call.begun()
-                    request = request_of(call.following)
+                    if ask.following is None:
+                        raise ask.first_turn_error()
+                    request = request_of(ask.following)
                 answer = session.ask(request, callbacks=callbacks)
-        return turn_as_json(workspace, request, answer, started, call.session, goes_on)
+        return turn_as_json(workspace, request, answer, started, ask.session, goes_on)
 
 
-def _times(found: Mapping[str, Any]) -> str:
-    """What the answer took, in a line."""
-    tokens, ms = found["tokens"], found["ms"]
-    told = f"{tokens['total']} tokens, {tokens['spliced']} of them spliced, in {ms['prompt']:.0f} ms"
-    told += f"; the first of the answer after {ms['first_token']:.0f} ms"
-    written = ms["total"] - ms["load"] - ms["first_token"]
-    if tokens["answer"] > 1 and written > 0:
-        told += f", then {1000 * (tokens['answer'] - 1) / written:.1f} tokens/s"
-    return told + _saved(found)
+def _times(document: Mapping[str, Any]) -> str:
+    """Return the line of --verbose: tokens, times and speed."""
+    tokens, ms = document["tokens"], document["ms"]
+    line = f"{tokens['total']} tokens, {tokens['spliced']} of them spliced, in {ms['prompt']:.0f} ms"
+    line += f"; the first of the answer after {ms['first_token']:.0f} ms"
+    generation = ms["total"] - ms["load"] - ms["first_token"]
+    if tokens["answer"] > 1 and generation > 0:
+        line += f", then {1000 * (tokens['answer'] - 1) / generation:.1f} tokens/s"
+    return line + _saved(document)
 
 
-def _gain(found: Mapping[str, Any]) -> str:
-    """A line: tokens spliced and decoded, time to the first token (with reasoning, to the end of the prompt), and the
-    prefill time saved."""
+def _gain(document: Mapping[str, Any]) -> str:
+    """Return the line of --gain: tokens spliced and decoded, time to the first token (with reasoning, to the end of the
+    prompt), and the prefill time saved."""
     from notes_cli.text.sizes import human_time
 
-    tokens, ms = found["tokens"], found["ms"]
-    what, wait = ("prompt read", ms["prompt"]) if tokens["reasoning"] else ("first token", ms["first_token"])
-    told = f"spliced, {tokens['decoded']:,} decoded; {what} in {human_time(wait / 1000)}{_saved(found)}"
-    return output.fitting(f"{tokens['spliced']:,} tokens {told}", f"{tokens['spliced']:,} {told}")
+    tokens, ms = document["tokens"], document["ms"]
+    event, wait = ("prompt read", ms["prompt"]) if tokens["reasoning"] else ("first token", ms["first_token"])
+    rest = f"spliced, {tokens['decoded']:,} decoded; {event} in {human_time(wait / 1000)}{_saved(document)}"
+    return output.fitting(f"{tokens['spliced']:,} tokens {rest}", f"{tokens['spliced']:,} {rest}")
 
 
-def _saved(found: Mapping[str, Any]) -> str:
-    """The prefill time saved, as the end of a line; empty if it is unknown."""
+def _saved(document: Mapping[str, Any]) -> str:
+    """Return the prefill time saved as the end of a line, "" if unknown."""
     from notes_cli.text.sizes import human_time
 
-    saved = found["ms"]["saved"]
+    saved = document["ms"]["saved"]
     return f", saved {human_time(saved / 1000)} of prefill" if saved else ""
 
 
-def _explain(found: Mapping[str, Any]) -> None:
-    """What would be done, for people."""
+def _print_plan(document: Mapping[str, Any]) -> None:
+    """Print the pieces of a prompt as a table."""
     columns = ("position", "tokens", "kind", "name", "how", "why")
-    rows = [[str(piece[column]) for column in columns] for piece in found["pieces"]]
+    rows = [[str(piece[column]) for column in columns] for piece in document["pieces"]]
     output.table(("position", "tokens", "piece", "name", "how", "why"), rows, right=("position", "tokens"))
-    counts = found["tokens"]
+    counts = document["tokens"]
     output.result(
         f"{counts['total']} tokens: {counts['spliced']} spliced, {counts['decoded']} decoded "
         f"({counts['seam']} of them at seams, {counts['rewritten']} in place of spliced ones)"
     )
-    if found["method_why"]:
-        output.result(f"method {found['method_why']}")
+    if document["method_why"]:
+        output.result(f"method {document['method_why']}")

@@ -1,6 +1,6 @@
-"""`notes ask --server`: the question as a request to a running `notes serve` of the same user (docs/serving.md).
+"""`notes ask --server`: send the question to a running `notes serve` of the same user (docs/serving.md).
 
-The server has the prompt, the tokens and the sampler of this process. One that would answer otherwise is declined.
+Only a server with the same model, library and settings is used, so that prompt, tokens and sampler are the same.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import AUTO, Chosen, choose_model
-from notes_cli.commands.request import Call, Options, Voices
+from notes_cli.commands.options import AUTO, ModelChoice, choose_model
+from notes_cli.commands.request import AnswerPrinter, AskCommand, Options
 from notes_cli.engine.source import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.images import MAX_BYTES
@@ -29,13 +29,13 @@ from notes_cli.serve.registry import LOCAL, Server, running
 HERE = "Leave it to this process: --server off"
 
 
-def ask_server(call: Call, started: float, given: Mapping[str, Any]) -> Json | None:
-    """The document of what a server answers, or would do; None where this process has to, with --server auto. Raise
-    NotesError for what the answer fails by, and where the server that was named cannot answer this."""
+def ask_server(ask: AskCommand, started: float, given: Mapping[str, Any]) -> Json | None:
+    """Return the JSON document of a server's answer or plan; None if no server can answer and --server is auto. Raises
+    NotesError if generation fails, or if a named server cannot answer."""
     named = given["server"] != AUTO
     try:
-        server, chosen = _find(call, given)
-        return _answered(server, chosen, call, started, given["verbose"])
+        server, choice = _find(ask, given)
+        return _request_answer(server, choice, ask, started, given["verbose"])
     except Declined as why:
         if named:
             raise NotesError(str(why)) if why.wrong else refusal(given["server"], str(why)) from why
@@ -45,41 +45,41 @@ def ask_server(call: Call, started: float, given: Mapping[str, Any]) -> Json | N
 
 
 def refusal(server: str, why: str) -> NotesError:
-    """What people are told where a server that they name cannot answer."""
+    """Return the error for a named server that cannot answer."""
     return NotesError(f"{server} cannot answer this: {why}", HERE)
 
 
 def folders() -> list[str]:
-    """Where what answers depend on is kept."""
+    """Return the folders whose contents answers depend on."""
     paths = config.paths()
     return [os.path.realpath(folder) for folder in (paths.library, paths.sessions, paths.profiles)]
 
 
-def _find(call: Call, given: Mapping[str, Any]) -> tuple[Server, Chosen]:
-    """A server that would answer as this process does, and the model that is meant. Raise Declined where there is none;
-    NotesError, with a server that is named, for a model that there is not."""
-    which = given["server"]
+def _find(ask: AskCommand, given: Mapping[str, Any]) -> tuple[Server, ModelChoice]:
+    """Return a server that would answer as this process does, and the model. Raises Declined if there is none, and with
+    a named server NotesError for an unknown model."""
+    word = given["server"]
     try:
-        found = [one for one in running(config.paths().servers) if which == AUTO or _is_at(one, which)]
+        servers = [server for server in running(config.paths().servers) if word == AUTO or _has_url(server, word)]
     except (NotesError, OSError) as error:
         raise Declined(error.what if isinstance(error, NotesError) else reason(error)) from error
-    if not found:
-        raise Declined("none is running" if which == AUTO else "no notes serve of this user is running there")
+    if not servers:
+        raise Declined("none is running" if word == AUTO else "no notes serve of this user is running there")
     try:
-        chosen = choose_model(quiet=call.json, begins=True, **given)
+        choice = choose_model(quiet=ask.json, begins=True, **given)
     except (NotesError, click.UsageError) as error:
-        if which != AUTO:
+        if word != AUTO:
             raise
-        raise Declined("there is no such model or session") from error  # which this process says as ever
-    why = [_difference(one, chosen) for one in found]
-    fitting = [one for one, difference in zip(found, why, strict=True) if difference is None]
-    if not fitting:
-        raise Declined(str(why[0]))
-    return fitting[0], chosen
+        raise Declined("there is no such model or session") from error  # this process reports the details
+    differences = [_difference(server, choice) for server in servers]
+    matching = [server for server, difference in zip(servers, differences, strict=True) if difference is None]
+    if not matching:
+        raise Declined(str(differences[0]))
+    return matching[0], choice
 
 
-def _is_at(server: Server, url: str) -> bool:
-    """Whether a server is the one of an address; those of this machine have several."""
+def _has_url(server: Server, url: str) -> bool:
+    """True if the URL is the server's, by any of the local host names."""
     try:
         here, there = urlsplit(server.url), urlsplit(url)
         return here.port == there.port and there.scheme == "http" and there.hostname in LOCAL
@@ -87,17 +87,17 @@ def _is_at(server: Server, url: str) -> bool:
         return False
 
 
-def _goes_on(call: Call) -> bool:
-    """Whether the call is another turn of a session that has some."""
-    if call.session is None:
+def _goes_on(ask: AskCommand) -> bool:
+    """True for a later turn of a session."""
+    if ask.session is None:
         return False
     from notes_cli.sessions.folder import Sessions
 
     sessions = Sessions(config.paths().sessions)
-    return call.session in sessions.names() and bool(sessions.find(call.session).state.live)
+    return ask.session in sessions.names() and bool(sessions.find(ask.session).state.live)
 
 
-# Options that are no keys of `notes` in the API; the others are, by the same names.
+# Options sent as OpenAI's fields; the others are keys of `notes`, by the same names.
 _CHAT = {
     "question",
     "results",
@@ -112,8 +112,8 @@ _CHAT = {
 }
 
 
-def _body(call: Call, options: Options) -> Json:
-    """The request to /v1/chat/completions. Raise Declined for what cannot be sent."""
+def _body(ask: AskCommand, options: Options) -> Json:
+    """Return the body of the request to /v1/chat/completions. Raises Declined for options that cannot be sent."""
     if options["results"]:
         raise Declined("--result is answered by this process alone")
     if options["max_tokens"] < 0:
@@ -130,31 +130,31 @@ def _body(call: Call, options: Options) -> Json:
     others = {name: value for name, value in options.items() if name not in _CHAT and value is not None}
     return {
         "messages": [*system, {"role": "user", "content": content}],
-        "stream": not call.explain,
+        "stream": not ask.explain,
         "max_tokens": options["max_tokens"],
         "max_think": options["max_think"],
         "chat_template_kwargs": {"enable_thinking": options["think"]},
         **options["sampling"],
         **form,
-        "notes": {"ask": True, "session": call.session, "explain": True, **others},
+        "notes": {"ask": True, "session": ask.session, "explain": True, **others},
     }
 
 
 def _skills(words: Sequence[str]) -> dict[str, str]:
-    """The names of the compiled skills that are meant, by the words of the command line. Raise Declined for a file,
-    which the server does not open."""
+    """Map words of the command line to names of compiled skills. Raises Declined for files, which a server does not
+    open."""
     known = {name for name, _ in segment_files(config.paths().library)} if words else set()
-    found = {}
+    names = {}
     for word in words:
         name = skill_named(word, known)
         if name is None:
             raise Declined(f"{word} is no compiled skill")
-        found[word] = name
-    return found
+        names[word] = name
+    return names
 
 
 def _image(word: str) -> Json:
-    """A part of a message: the bytes of an image file. Raise Declined for what cannot be sent."""
+    """Return an image file as part of a message. Raises Declined for a file that cannot be sent."""
     path = Path(word).expanduser()
     if not path.is_file() or path.suffix.lower() == ".gguf":
         raise Declined(f"{word} is no file of an image")
@@ -168,19 +168,19 @@ def _image(word: str) -> Json:
     return {"type": "image_url", "image_url": {"url": f"data:image/*;base64,{b64encode(data).decode()}"}}
 
 
-def _difference(server: Server, chosen: Chosen) -> str | None:
-    """Why a server would not answer as this process does."""
+def _difference(server: Server, choice: ModelChoice) -> str | None:
+    """Return why a server would not answer as this process does, None if it would."""
     try:
-        stamps = [_stamp(path) for path in parts(chosen.path)]
+        stamps = [_stamp(path) for path in parts(choice.path)]
     except OSError as error:
-        return f"{chosen.path}: {reason(error)}"
+        return f"{choice.path}: {reason(error)}"
     if stamps != server.files:
         return "it has another model"
     if server.folders != folders():
         return "it has another library"
-    if chosen.settings != server.context:
-        every = {*chosen.settings, *server.context}
-        differing = sorted(name for name in every if chosen.settings.get(name) != server.context.get(name))
+    if choice.settings != server.context:
+        names = {*choice.settings, *server.context}
+        differing = sorted(name for name in names if choice.settings.get(name) != server.context.get(name))
         return f"its context has other settings ({', '.join(differing)})"
     return None
 
@@ -190,61 +190,61 @@ def _stamp(path: Path) -> list[int]:
         return list(stamp(file))
 
 
-def _answered(server: Server, chosen: Chosen, call: Call, started: float, verbose: bool) -> Json:
-    """The document of its answer, which is printed as it comes. Raise Declined before anything was printed,
-    NotesError."""
-    options = call.following if _goes_on(call) else call.options
+def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, started: float, verbose: bool) -> Json:
+    """Stream the answer, printing it, and return its JSON document. Raises Declined before anything was printed,
+    NotesError for a failed answer."""
+    options = ask.following if _goes_on(ask) else ask.options
     if options is None:
-        raise call.begun()
-    body = _body(call, options)
+        raise ask.first_turn_error()
+    body = _body(ask, options)
     before = time.perf_counter() - started
     try:
-        with Voices(call) as voices, closing(post(server, EXPLAIN if call.explain else CHAT, body)) as events:
-            found: Json = {}
+        with AnswerPrinter(ask) as printer, closing(post(server, EXPLAIN if ask.explain else CHAT, body)) as events:
+            summary: Json = {}
             for number, event in enumerate(events):
                 if not number:
-                    for text in chosen.told:
+                    for text in choice.notices:
                         output.say(text)
                     if verbose:
                         output.say(f"answered by the server on {server.url}")
-                if call.explain:
-                    found = event
+                if ask.explain:
+                    summary = event
                 else:
-                    _print(event, voices, options)
-                    found = event.get("notes", found)
-            if not found:
+                    _print_chunk(event, printer, options)
+                    summary = event.get("notes", summary)
+            if not summary:
                 raise Lost("it does not answer as a server of notes does")
-            if not call.explain:
-                _end(found, voices, options)
+            if not ask.explain:
+                _end(summary, printer, options)
     except Lost as why:
-        kept = f". See what was kept: notes session show {call.session}" if call.session else ""
+        kept = f". See what was kept: notes session show {ask.session}" if ask.session else ""
         raise NotesError(f"the server on {server.url} did not complete the answer: {why}", f"Ask again{kept}") from why
-    for notice in found["notices"]:
+    for notice in summary["notices"]:
         output.say(notice)
-    return _document(found, server, before, started)
+    return _document(summary, server, before, started)
 
 
-def _print(event: Json, voices: Voices, options: Options) -> None:
-    """A chunk of the answer or of the reasoning before it. An answer that was chosen is printed in the end."""
+def _print_chunk(event: Json, printer: AnswerPrinter, options: Options) -> None:
+    """Print a chunk of reasoning or answer; a choice is printed at the end."""
     for choice in event.get("choices", ()):
         delta = choice["delta"]
         if text := delta.get("reasoning_content"):
-            voices.thought(text)
+            printer.reasoning(text)
         if (text := delta.get("content")) and options["choices"] is None:
-            voices.answer(text)
+            printer.answer(text)
 
 
-def _end(found: Json, voices: Voices, options: Options) -> None:
-    if found["reasoning"] is not None:
-        voices.thought_ended(found["reasoning"], found["thought_stopped"], options["think"], None)
-    voices.answered(found["answer"], found["stopped"], None)
+def _end(summary: Json, printer: AnswerPrinter, options: Options) -> None:
+    if summary["reasoning"] is not None:
+        printer.end_reasoning(summary["reasoning"], summary["thought_stopped"], options["think"], None)
+    printer.end_answer(summary["answer"], summary["stopped"], None)
 
 
-def _document(found: Json, server: Server, before: float, started: float) -> Json:
-    """The document of `notes ask --json`, with the times of this command. `before`: seconds until it was sent."""
-    found = {name: value for name, value in found.items() if name not in ("counts", "notices")}
-    found["server"] = server.url
-    if "ms" in found:
-        found["ms"]["load"] = round(found["ms"]["load"] + 1000 * before, 3)
-        found["ms"]["total"] = round(1000 * (time.perf_counter() - started), 3)
-    return found
+def _document(summary: Json, server: Server, before: float, started: float) -> Json:
+    """Return the document of `notes ask --json`, with the times of this command. `before`: seconds before sending."""
+    document = {name: value for name, value in summary.items() if name not in ("counts", "notices")}
+    document["server"] = server.url
+    if "ms" in document:
+        document["ms"]["load"] = round(document["ms"]["load"] + 1000 * before, 3)
+        document["ms"]["total"] = round(1000 * (time.perf_counter() - started), 3)
+    return document

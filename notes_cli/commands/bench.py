@@ -1,6 +1,6 @@
-"""`notes bench`: how fast a splice is on a model and a machine, and from which question on it pays to compile.
+"""`notes bench`: time prefill against splice on this machine, and find after how many questions a compile pays.
 
-Its plot is by matplotlib, which is an extra.
+The plot needs matplotlib, an optional dependency.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import Number, model_options, open_model
-from notes_cli.commands.remedies import listening
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
-from notes_cli.output import spelt
+from notes_cli.output import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Numbers of tokens, separated by commas."""
+    """Comma-separated numbers of tokens."""
 
     name = "n,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        each = Number(1)
-        return tuple(int(each.convert(one.strip(), param, ctx)) for one in str(value).split(","))
+        number = Number(1)
+        return tuple(int(number.convert(word.strip(), param, ctx)) for word in str(value).split(","))
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.option(
     "--tokens",
     type=Lengths(),
@@ -69,11 +69,11 @@ def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot
     if plot:
         check_plot(plot)
     with open_model(quiet=json_, **model) as opened:
-        speed = opened.bench(Benching(tokens, runs, question), callbacks=listening(json_))
+        speed = opened.bench(Benching(tokens, runs, question), callbacks=print_callbacks(json_))
     try:
         if plot:
             write_speed(plot, speed)
-    finally:  # what was measured is not lost with the picture
+    finally:  # print the measurements even if the plot fails
         if json_:
             output.as_json({"version": 1, **_as_json(speed)})
         else:
@@ -84,19 +84,19 @@ def _print(speed: Speed) -> None:
     threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
     output.result(f"{speed.model}: {threads}, K/V {speed.cache}, flash attention {speed.flash_attention}\n")
     lines: list[tuple[str, Callable[[Length], str]]] = [
-        ("prefill / splice", lambda one: f"{one.prefill.over(one.splice):,.0f}"),
-        ("prefill", lambda one: _times(one.prefill)),
-        ("splice from the file", lambda one: _times(one.splice)),
-        (f"question of {speed.wanted.question} tokens after it", lambda one: _times(one.question)),
-        ("compiling pays from question", lambda one: f"{one.pays_from or 'never'}"),
-        ("K/V in the cache", lambda one: output.human_size(one.cached)),
+        ("prefill / splice", lambda length: f"{length.prefill.over(length.splice):,.0f}"),
+        ("prefill", lambda length: _times(length.prefill)),
+        ("splice from the file", lambda length: _times(length.splice)),
+        (f"question of {speed.wanted.question} tokens after it", lambda length: _times(length.question)),
+        ("compiling pays from question", lambda length: f"{length.pays_from or 'never'}"),
+        ("K/V in the cache", lambda length: output.human_size(length.cached)),
     ]
-    columns = ("", *(f"{one.tokens:,} tokens" for one in speed.lengths))
-    output.table(columns, [(what, *map(cell, speed.lengths)) for what, cell in lines], right=columns[1:])
+    columns = ("", *(f"{length.tokens:,} tokens" for length in speed.lengths))
+    output.table(columns, [(label, *map(cell, speed.lengths)) for label, cell in lines], right=columns[1:])
 
 
 def _times(times: Times) -> str:
-    """The median, and the shortest and longest, in one unit."""
+    """Format median, shortest and longest time in one unit."""
     if times.median < 1:
         return f"{1000 * times.median:.1f} ms ({1000 * times.low:.1f} to {1000 * times.high:.1f})"
     return f"{times.median:.1f} s ({times.low:.1f} to {times.high:.1f})"
@@ -109,20 +109,20 @@ def _as_json(speed: Speed) -> dict[str, Any]:
         "flash_attention": speed.flash_attention,
         "cache": speed.cache,
         "question": speed.wanted.question,
-        "lengths": [_length(one) for one in speed.lengths],
-        "left_out": [{"tokens": one.tokens, "why": one.why} for one in speed.left_out],
+        "lengths": [_length(length) for length in speed.lengths],
+        "left_out": [{"tokens": length.tokens, "why": length.why} for length in speed.left_out],
     }
 
 
-def _length(one: Length) -> dict[str, Any]:
+def _length(length: Length) -> dict[str, Any]:
     return {
-        "tokens": one.tokens,
-        "cache_bytes": one.cached,
-        "file_bytes": one.stored,
-        **{name: _spread(getattr(one, name)) for name in ("prefill", "splice", "question")},
-        "write": one.write,
-        "prefill_over_splice": one.prefill.over(one.splice),
-        "pays_from": one.pays_from,
+        "tokens": length.tokens,
+        "cache_bytes": length.cached,
+        "file_bytes": length.stored,
+        **{name: _spread(getattr(length, name)) for name in ("prefill", "splice", "question")},
+        "write": length.write,
+        "prefill_over_splice": length.prefill.over(length.splice),
+        "pays_from": length.pays_from,
     }
 
 
@@ -131,11 +131,11 @@ def _spread(times: Times) -> dict[str, Any]:
 
 
 ENDINGS = (".png", ".svg")
-BLUE, RED = "#0072B2", "#D55E00"  # told apart by any eyes, and in print
+BLUE, RED = "#0072B2", "#D55E00"  # safe for colour-blind readers and in print
 
 
 def check_plot(path: Path) -> None:
-    """Fail before anything is measured: UsageError for another ending, NotesError without matplotlib or a folder."""
+    """Raise errors before measuring: UsageError for another suffix, NotesError without matplotlib or a folder."""
     if path.suffix.lower() not in ENDINGS:
         raise click.UsageError(f"--plot writes {' or '.join(ENDINGS)}, not {path.name!r}")
     if not path.absolute().parent.is_dir():
@@ -147,26 +147,26 @@ def check_plot(path: Path) -> None:
 
 
 def write_speed(path: Path, speed: Speed) -> None:
-    """Draw the seconds that a number of questions takes in all, by length: prefilled each time, or compiled once."""
+    """Plot total seconds by number of questions for each length: prefilled each time, or compiled once and spliced."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context({"svg.hashsalt": "notes"}):
         figure = Figure(figsize=(8, 4.6), layout="constrained")
         axes = figure.subplots()
-        most = max([10, *(2 * one.pays_from for one in speed.lengths if one.pays_from)])
-        for one, line in zip(speed.lengths, cycle(("-", "--", "-.", ":"))):
-            question, compiled = one.question.median, one.prefill.median + one.write
+        most = max([10, *(2 * length.pays_from for length in speed.lengths if length.pays_from)])
+        for length, line in zip(speed.lengths, cycle(("-", "--", "-.", ":"))):
+            question, compiled = length.question.median, length.prefill.median + length.write
             for label, color, first, each in (
-                ("prefilled each time", RED, 0.0, one.prefill.median + question),
-                ("compiled once, then spliced", BLUE, compiled, one.splice.median + question),
+                ("prefilled each time", RED, 0.0, length.prefill.median + question),
+                ("compiled once, then spliced", BLUE, compiled, length.splice.median + question),
             ):
-                label = f"{one.tokens:,} tokens, {label}"
+                label = f"{length.tokens:,} tokens, {label}"
                 axes.plot((0, most), (first, first + most * each), color=color, linestyle=line, label=label)
         axes.set(xlim=(0, most), ylim=(0, None), xlabel="questions", ylabel="seconds in all")
         axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-        axes.set_title(f"{spelt(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
+        axes.set_title(f"{without_controls(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

@@ -1,4 +1,4 @@
-"""`notes calibrate` and `notes profile`: which edit method to trust on a model, measured and remembered."""
+"""`notes calibrate` and `notes profile`: measure which edit method to use on a model; show and remove the results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 
 from notes_cli import __version__, output
 from notes_cli.commands.options import Number, model_options, open_model
-from notes_cli.commands.remedies import listening
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ report_option = click.option(
 )
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.option(
     "--cases",
     "files",
@@ -83,8 +83,8 @@ def calibrate_command(
     batteries = [*([] if only else [shipped_battery()]), *map(load_battery, files)]
     cases = [case for battery in batteries for case in battery[:number]]
     with open_model(quiet=json_, **model) as opened:
-        drawn = () if only else pairs()[:number]
-        profile, path = opened.calibrate(cases, pairs=drawn, callbacks=listening(json_))
+        skill_pairs = () if only else pairs()[:number]
+        profile, path = opened.calibrate(cases, pairs=skill_pairs, callbacks=print_callbacks(json_))
     if json_:
         output.as_json({"version": 1, "path": str(path) if path else None, **as_dict(profile)})
     else:
@@ -99,8 +99,8 @@ def calibrate_command(
 
 
 def check_report(path: Path) -> None:
-    """Fail before anything is measured: UsageError for another ending, NotesError without a folder, and where it would
-    take the place of what is no such page."""
+    """Raise errors before measuring: UsageError for another suffix, NotesError without a folder or for an existing file
+    that is not such a page."""
     from notes_cli.measure.note_taking import is_page
 
     if path.suffix.lower() != ".md":
@@ -114,40 +114,40 @@ def check_report(path: Path) -> None:
 
 
 def write_report(path: Path, profile: Profile) -> None:
-    """The page of a profile."""
+    """Write the page of a profile."""
     from notes_cli.measure.note_taking import page
 
-    when = profile.created[:10] or date.today().isoformat()
-    path.write_text(page(profile, f"`notes calibrate` of notes {__version__} on {when}"), encoding="utf-8")
+    day = profile.created[:10] or date.today().isoformat()
+    path.write_text(page(profile, f"`notes calibrate` of notes {__version__} on {day}"), encoding="utf-8")
     output.say(f"written to {path}")
 
 
 def as_dict(profile: Profile) -> dict[str, Any]:
-    """As JSON has it: what was measured, and whether the model takes notes."""
+    """Return a profile as in docs/json.md, with its finding."""
     from notes_cli.measure.note_taking import finding
 
-    found = finding(profile)
-    return {**profile.as_dict(), "finding": found and found._asdict()}
+    result = finding(profile)
+    return {**profile.as_dict(), "finding": result and result._asdict()}
 
 
 def print_profile(profile: Profile) -> None:
-    """Every method with its figures, whether the model takes notes, the verdicts, and what is used."""
+    """Print the figures of each method, the finding, the verdicts, and the chosen settings."""
     from notes_cli.measure.note_taking import finding
 
-    names = dict.fromkeys(one.name for one in profile.measured if one.what == "method")
+    names = dict.fromkeys(entry.name for entry in profile.measured if entry.what == "method")
     rows = []
     for name in names:
         direct, reasoned = (profile.found("method", name, way) for way in ("direct", "reasoned"))
-        shares = [cell for one in (direct, reasoned) for cell in _shares(one)]
+        shares = [cell for measured in (direct, reasoned) for cell in _shares(measured)]
         cost = direct or reasoned
-        assert cost is not None  # it was measured one way at least
+        assert cost is not None  # measured at least one way
         rows.append((name, f"{cost.decoded:.0f}", f"{cost.ms:.0f}", f"{cost.cosine:.4f}", *shares))
     columns = ("method", "decoded", "ms", "cosine", "right", "as recompute", "reasoned: right", "as recompute")
     if rows:
         output.table(columns, rows, right=columns[1:])
-    found = finding(profile)
-    if found:
-        output.result(f"{found.kind}: {found.why}")
+    result = finding(profile)
+    if result:
+        output.result(f"{result.kind}: {result.why}")
     for way in ("direct", "reasoned"):
         output.result(_verdict(profile, way))
     output.result(f"wording: {profile.wording}; seam: {profile.seam}; place: {profile.place}")
@@ -157,36 +157,36 @@ def print_profile(profile: Profile) -> None:
 
 
 def _print_composition(profile: Profile) -> None:
-    """Every way of composing two skills with its figures, and what follows."""
+    """Print the figures of each way of composing two skills, and the conclusion."""
     from notes_cli.commands.remedies import advice
     from notes_cli.runtime.settings import repair
 
-    found = profile.composition
-    if found is None:
+    composition = profile.composition
+    if composition is None:
         output.result("several skills: not measured")
         return
-    names = dict.fromkeys(one.name for one in profile.measured if one.what == "composition")
+    names = dict.fromkeys(entry.name for entry in profile.measured if entry.what == "composition")
     rows = []
     for name in names:
         one, two = (profile.found("composition", name, way) for way in ("one", "two"))
-        decoded = two or one
-        rows.append((name, f"{decoded.decoded:.0f}" if decoded else "", *(_shares(each)[0] for each in (one, two))))
+        either = two or one
+        rows.append((name, f"{either.decoded:.0f}" if either else "", *(_shares(part)[0] for part in (one, two))))
     columns = ("two skills", "decoded", "one is needed: right", "both are needed: right")
     if rows:
         output.result("")
         output.table(columns, rows, right=columns[1:])
-    output.result(f"several skills: {found.why}")
-    if found.repair:
-        output.result(f"for skills A and B: {advice(repair(found.repair, ['A', 'B']))}")
+    output.result(f"several skills: {composition.why}")
+    if composition.repair:
+        output.result(f"for skills A and B: {advice(repair(composition.repair, ['A', 'B']))}")
 
 
-def _shares(one: Measured | None) -> tuple[str, str]:
-    if not one:
+def _shares(measured: Measured | None) -> tuple[str, str]:
+    if not measured:
         return "", ""
     from notes_cli.measure.significance import interval
 
-    low, high = interval(one.right, one.cases)
-    return f"{one.right} of {one.cases} ({low:.2f} to {high:.2f})", f"{one.same}"
+    low, high = interval(measured.right, measured.cases)
+    return f"{measured.right} of {measured.cases} ({low:.2f} to {high:.2f})", f"{measured.same}"
 
 
 def _verdict(profile: Profile, way: str) -> str:
@@ -218,7 +218,7 @@ def _profiles() -> Profiles:
 
 
 def _read(profiles: Profiles, name: str) -> Profile:
-    """The profile of that name, with methods and a wording that there are."""
+    """Read a profile by name. Raises NotesError for an unknown method or wording in it."""
     from notes_cli.runtime.settings import check_names
 
     path = profiles.named(name)
@@ -235,7 +235,7 @@ def ls(quiet: bool, json_: bool) -> None:
     from notes_cli.commands.remedies import worded
 
     profiles = _profiles()
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for name in profiles.names():
         facts: dict[str, Any] = {"name": name, "path": str(profiles.folder / f"{name}.json"), "problem": None}
         try:
@@ -249,18 +249,17 @@ def ls(quiet: bool, json_: bool) -> None:
             }
         except NotesError as error:
             facts["problem"] = worded(error)
-        found.append(facts)
+        listed.append(facts)
     if json_:
-        output.as_json(found)
+        output.as_json(listed)
     elif quiet:
-        for one in found:
-            output.data(one["name"])
-    elif not found:
+        for facts in listed:
+            output.data(facts["name"])
+    elif not listed:
         output.say(f"no profiles yet in {profiles.folder}. Measure a model: notes calibrate")
     else:
-        output.table(
-            ("name", "model", "cache", "direct", "reasoned", "cases", "measured"), [_row(one) for one in found]
-        )
+        columns = ("name", "model", "cache", "direct", "reasoned", "cases", "measured")
+        output.table(columns, [_row(facts) for facts in listed])
 
 
 def _row(facts: dict[str, Any]) -> tuple[str, ...]:
@@ -300,7 +299,7 @@ def rm(names: tuple[str, ...], json_: bool) -> None:
     profiles = _profiles()
     for name in names:  # all or nothing: a typing error removes nothing
         profiles.named(name)
-    removed = [str(profiles.remove(name)) for name in dict.fromkeys(str(profiles.named(one).stem) for one in names)]
+    removed = [str(profiles.remove(name)) for name in dict.fromkeys(str(profiles.named(word).stem) for word in names)]
     if json_:
         output.as_json({"version": 1, "removed": removed})
         return

@@ -1,4 +1,4 @@
-"""`notes compile`: text in, path of the compiled segment out."""
+"""`notes compile`: prefill skills and save their K/V as segments; prints the path of each."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import KEPT_TYPES, SkillSource, Target, library, model_options, open_model
-from notes_cli.commands.remedies import listening, worded
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Blocks(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         return number
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
 @click.option(
     "--from",
@@ -164,27 +164,27 @@ def command(
         raise click.UsageError("name a SOURCE to compile, or a compiled skill with --from, or give --all or --stale")
     if sweeps and (name or target):
         raise click.UsageError(f"--name and -o are for one skill, and {sweeps[0]} means all there are")
-    words, joins = _words(sources, together, name, target)
-    note = (lambda text: None) if quiet or json_ or stale else output.say
+    words, joins = _expand_sources(sources, together, name, target)
+    notify = (lambda text: None) if quiet or json_ or stale else output.say
     for source in sources:
-        _tell_texts(source, words, note)
-    meant = Sources(library(), note)
+        _count_texts(source, words, notify)
+    known = Sources(library(), notify)
     failures = _Failures(several=(len(words) > 1 and not joins) or bool(sweeps))
     skills: list[Source] = []
     if segment is not None:
         info = library().latest(segment)
         blocks, kv = blocks or len(info.blocks) or None, kv or info.kv
         skills.append(Source(segment, skill_from_segment(info, name)))
-    reads: list[tuple[str, Callable[[], Source]]] = [(word, partial(_read, meant, word, name)) for word in words]
+    reads: list[tuple[str, Callable[[], Source]]] = [(word, partial(_read, known, word, name)) for word in words]
     if joins:
-        one = together or name
-        reads = [(one or " + ".join(words), partial(_joined, meant, words, one))]
+        joined_name = together or name
+        reads = [(joined_name or " + ".join(words), partial(_join, known, words, joined_name))]
     if all_:
-        reads += [(str(found.path), partial(meant.agent_skill, found)) for found in meant.agent_skills().values()]
+        reads += [(str(skill.path), partial(known.agent_skill, skill)) for skill in known.agent_skills().values()]
     if stale:
-        reads += [(kept, partial(meant.library_skill, kept)) for kept in meant.library.names()]
+        reads += [(skill_name, partial(known.library_skill, skill_name)) for skill_name in known.library.names()]
     if sweeps and not reads:
-        output.say(_nothing(all_))
+        output.say(_nothing_to_compile(all_))
     for word, read in reads:
         with failures.of(word):
             skills.append(read())
@@ -195,7 +195,7 @@ def command(
         with open_model(quiet=quiet or json_, **model) as opened, opened.compiling():
             for wanted in skills:
                 with failures.of(wanted.word):
-                    shape = shape_of(opened, meant, wanted, Shape(blocks, influence, kv))
+                    shape = shape_of(opened, known, wanted, Shape(blocks, influence, kv))
                     done.append(
                         _compile(opened, wanted.skill, target, force, shape, quiet or json_, fresh_only=bool(stale))
                     )
@@ -203,23 +203,23 @@ def command(
                         output.data(done[-1]["path"])
     if json_:
         output.as_json({"version": 1, "compiled": done, "failed": failures.why})
-    elif stale and not quiet and (same := sum(one["up_to_date"] for one in done)):
+    elif stale and not quiet and (same := sum(facts["up_to_date"] for facts in done)):
         output.say(f"{same} of {len(done)} {'was' if same == 1 else 'were'} up to date")
     return 1 if failures.why else 0
 
 
-def _words(
+def _expand_sources(
     sources: Sequence[str], together: str | None, name: str | None, target: Path | None
 ) -> tuple[list[str], bool]:
-    """The sources that are named, folders of skills as what they hold, and whether they become one skill. Raise
-    UsageError for what does not go together."""
+    """Return the sources, with folders of skills expanded, and True if they become one skill. Raises UsageError for
+    options that exclude each other."""
     from notes_cli.text.skill import skill_sources
 
     plus = "+" in sources
     if plus and (len(sources) % 2 == 0 or any((word == "+") != (i % 2 == 1) for i, word in enumerate(sources))):
         raise click.UsageError("a + goes between two SOURCEs that become one skill, as in: returns + support")
-    named = [source for source in sources if source != "+"]
-    words = list(dict.fromkeys(word for source in named for word in skill_sources(source)))
+    operands = [source for source in sources if source != "+"]
+    words = list(dict.fromkeys(word for source in operands for word in skill_sources(source)))
     joins = plus or together is not None
     if joins and (len(words) < 2 or (together is not None and name) or "-" in words):
         raise click.UsageError("--together NAME joins two SOURCEs or more, no standard input, and is their --name")
@@ -228,18 +228,18 @@ def _words(
     return words, joins
 
 
-def _tell_texts(source: str, words: Sequence[str], note: Callable[[str], object]) -> None:
-    """Say how many texts a folder without skills has: there may be more than its user thinks."""
+def _count_texts(source: str, words: Sequence[str], notify: Callable[[str], object]) -> None:
+    """Print the number of texts in a folder without skills, which may surprise."""
     from notes_cli.text.skill import TEXTS
 
     texts = [word for word in words if Path(word).parent == Path(source) and word.lower().endswith(TEXTS)]
     if texts:
         each = "a text, which becomes a skill" if len(texts) == 1 else f"{len(texts):,} texts, each of which is a skill"
-        note(f"{source} has {each}. Folders below it are left out")
+        notify(f"{source} has {each}. Folders below it are left out")
 
 
 class _Failures:
-    """The one skill that was asked for fails as any command does; of `several` the others go on."""
+    """Collects errors by source if there are `several`; a single skill raises its error."""
 
     def __init__(self, *, several: bool) -> None:
         self.why: dict[str, str] = {}  # by source
@@ -247,7 +247,7 @@ class _Failures:
 
     @contextmanager
     def of(self, word: str) -> Iterator[None]:
-        """Say what goes wrong with a source, and end the block."""
+        """Print and record an error of a source in the block."""
         try:
             yield
         except NotesError as error:
@@ -257,19 +257,19 @@ class _Failures:
             output.say(f"notes: {why}" if word in why else f"notes: {word}: {why}")
 
 
-def _read(meant: Sources, source: str, name: str | None) -> Source:
+def _read(known: Sources, source: str, name: str | None) -> Source:
     if source == "-" and sys.stdin is not None and sys.stdin.isatty():
         output.say("reading the skill from the terminal; end it with Ctrl-D on a line of its own")
-    return meant.read(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
+    return known.read(source, name=name, stdin=None if sys.stdin is None else sys.stdin.buffer)
 
 
-def _joined(meant: Sources, words: list[str], name: str | None) -> Source:
-    """One skill of several; without a name it has theirs, in their order."""
+def _join(known: Sources, words: list[str], name: str | None) -> Source:
+    """Join several texts into one skill; by default its name joins theirs."""
     from notes_cli.runtime.sources import Source
     from notes_cli.text.names import name_of
     from notes_cli.text.skill import Skill, joined
 
-    skills = [_read(meant, word, None).skill for word in words]
+    skills = [_read(known, word, None).skill for word in words]
     for word, skill in zip(words, skills, strict=True):
         if not isinstance(skill, Skill):
             raise click.UsageError(f"{word} is a set of tools, and --together joins texts")
@@ -277,26 +277,25 @@ def _joined(meant: Sources, words: list[str], name: str | None) -> Source:
     return Source(name, joined([skill for skill in skills if isinstance(skill, Skill)], name))
 
 
-def shape_of(model: Model, meant: Sources, wanted: Source, given: Shape) -> Shape:
-    """How a skill is to be compiled: one of the library as it was, but for what is `given`."""
+def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Shape:
+    """Return the compile options of a skill: those given, else those of its segment in the library, else defaults."""
     from dataclasses import replace
 
     from notes_cli.library.profiles import Profiles
     from notes_cli.runtime.sources import shape
 
-    if wanted.latest is None:
-        return replace(given, blocks=given.blocks or 1, kv=given.kv or "f16")
+    if source.latest is None:
+        return replace(options, blocks=options.blocks or 1, kv=options.kv or "f16")
     workspace = model.workspace
-    kept = shape(wanted, meant.library, workspace.identity, Profiles(workspace.paths.profiles))
-    blocks, kv = given.blocks or kept.blocks, given.kv or kept.kv
-    return replace(kept, blocks=blocks, influence=kept.influence or given.influence, kv=kv)
+    previous = shape(source, known.library, workspace.identity, Profiles(workspace.paths.profiles))
+    blocks, kv = options.blocks or previous.blocks, options.kv or previous.kv
+    return replace(previous, blocks=blocks, influence=previous.influence or options.influence, kv=kv)
 
 
-def _nothing(found: bool) -> str:
-    """What to say where there is nothing to compile."""
+def _nothing_to_compile(agent_skills: bool) -> str:
     from notes_cli.runtime.sources import places
 
-    if found:
+    if agent_skills:
         return f"no Agent Skills in {', '.join(places())}"
     return f"no compiled skills yet in {library().folder}"
 
@@ -310,7 +309,7 @@ def _compile(
     quiet: bool,
     fresh_only: bool = False,
 ) -> dict[str, Any]:
-    """Compile one skill, say what was done, and return the facts of it."""
+    """Compile one skill, print the outcome, and return its JSON document."""
     from notes_cli.library.container import peek
     from notes_cli.runtime.compile import placement_limits, skill_of
 
@@ -322,7 +321,7 @@ def _compile(
         influence=shape.influence,
         blocks=shape.blocks,
         kv=shape.kv,
-        callbacks=listening(quiet),
+        callbacks=print_callbacks(quiet),
     )
     info = peek(compiled.path)
     values = {span.name: span.value for span in info.fields}
@@ -334,35 +333,35 @@ def _compile(
 
 
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
-    """What was compiled, how fast, and what it takes: the names of the fields where they fit."""
-    from notes_cli.explaining import kept_as
+    """Return the line about a compiled skill: tokens, speed, size, and the names of its fields if they fit."""
+    from notes_cli.explanations import storage_type
     from notes_cli.runtime.recompile import NEW
     from notes_cli.text.sizes import human_time
 
     part = f", {f'{compiled.decoded:,}' if compiled.decoded else 'none'} of them prefilled"
     part = part if compiled.decoded < compiled.tokens else ""
-    told = f"{skill.name}: {compiled.tokens:,} tokens"
+    line = f"{skill.name}: {compiled.tokens:,} tokens"
     if compiled.seconds:
-        told += f"{part} in {human_time(compiled.seconds)} ({compiled.decoded / compiled.seconds:,.0f} tokens/s)"
+        line += f"{part} in {human_time(compiled.seconds)} ({compiled.decoded / compiled.seconds:,.0f} tokens/s)"
     elif compiled.reasons:
-        told += part
-    told += f", {output.human_size(info.nbytes)}"
+        line += part
+    line += f", {output.human_size(info.nbytes)}"
     if skill.picture:
-        told += f", an image of {skill.picture.width} x {skill.picture.height} pixels"
+        line += f", an image of {skill.picture.width} x {skill.picture.height} pixels"
     elif info.pictures:
-        told += ", an image in it" if len(info.pictures) == 1 else f", {len(info.pictures)} images in it"
-    done = [one for one in compiled.reasons if one != NEW] if compiled.reasons else ["up to date"]
+        line += ", an image in it" if len(info.pictures) == 1 else f", {len(info.pictures)} images in it"
+    done = [reason for reason in compiled.reasons if reason != NEW] if compiled.reasons else ["up to date"]
     if compiled.blocks > 1:
         fresh = f"{compiled.fresh} of {compiled.blocks} blocks compiled"
         done.append(fresh if compiled.reasons else "in blocks")
     if compiled.kv != "f16":
-        done.append(f"kept as {kept_as(info)}")
+        done.append(f"kept as {storage_type(info)}")
     end = f" ({'; '.join(done)})" if done else ""
     count = {0: "no fields", 1: "1 field"}.get(len(fields), f"{len(fields)} fields")
     names = f"fields {', '.join(fields)}" if fields else "no fields like fee: 12"
     if skill.picture:
-        return told + end
-    return output.fitting(f"{told}, {names}{end}", f"{told}, {count}{end}")
+        return line + end
+    return output.fitting(f"{line}, {names}{end}", f"{line}, {count}{end}")
 
 
 def _facts(skill: Skill, compiled: Compiled, values: dict[str, str], nbytes: int) -> dict[str, Any]:

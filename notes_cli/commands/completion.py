@@ -1,4 +1,4 @@
-"""`notes completion`: completes commands, options, skills, models, fields and sessions in a shell."""
+"""`notes completion`: shell completion of commands, options, skills, models, fields and sessions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from notes_cli import output
 SHELLS = ("bash", "zsh", "fish")
 MARK = "# completion of notes"
 
-# bash breaks words at : and =, which names of models and FIELD=VALUE have. So the whole line is handed over, and what
-# precedes the last of them in a word, which is there already, is left out of what comes back. What a shell would take
-# apart is quoted, unless a quote has been opened: then bash replaces all after it.
+# bash splits words at : and =, which model names and FIELD=VALUE contain. So the script passes the whole line, and
+# removes the part of a word up to the last of them from the completions. Special characters are quoted, unless a quote
+# is open, after which bash replaces everything.
 BASH = """\
 _notes_complete() {
     local line=${COMP_LINE:0:COMP_POINT} kind word there
@@ -59,23 +59,23 @@ def command(shell: str | None, install: bool, quiet: bool) -> None:
       notes completion --install
       source <(notes completion bash)        in this shell alone
     """
-    shell = shell or _own()
+    shell = shell or _current_shell()
     if not install:
         output.data(source(shell), end="")
         return
-    path, start = places(shell)
+    path, startup = places(shell)
     _write(path, source(shell))
     output.data(str(path))
-    told = f"shells that you start from now on complete notes; this one after: source {path}"
-    if start is not None:
-        _append(start, line(path))
-        told += f". To undo it remove the line in {start} that ends with {MARK!r}"
+    message = f"shells that you start from now on complete notes; this one after: source {path}"
+    if startup is not None:
+        _append(startup, line(path))
+        message += f". To undo it remove the line in {startup} that ends with {MARK!r}"
     if not quiet:
-        output.say(told)
+        output.say(message)
 
 
-def _own() -> str:
-    """The shell of this user. Raise UsageError for one that we have nothing for."""
+def _current_shell() -> str:
+    """Return the user's shell. Raises UsageError for an unsupported one."""
     name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. The variable SHELL is {name or 'nothing'!r}")
@@ -83,31 +83,31 @@ def _own() -> str:
 
 
 def source(shell: str) -> str:
-    """The script."""
+    """Return the completion script of a shell."""
     from click.shell_completion import get_completion_class
 
     if shell == "bash":
         return BASH
-    found = get_completion_class(shell)
-    assert found is not None
+    completion = get_completion_class(shell)
+    assert completion is not None
     root = click.get_current_context().find_root().command
-    return found(root, {}, "notes", "_NOTES_COMPLETE").source()
+    return completion(root, {}, "notes", "_NOTES_COMPLETE").source()
 
 
 def places(shell: str) -> tuple[Path, Path | None]:
-    """The file of the script, and the one that the shell reads when it starts, None if it finds the script itself."""
+    """Return the path of the script, and of the shell's startup file, None if the shell finds the script itself."""
     from notes_cli.config import home_folder
 
     home = home_folder()
     data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
     if shell == "fish":
         return Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "fish" / "completions" / "notes.fish", None
-    start = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
-    return data / "notes" / f"completion.{shell}", start
+    startup = home / ".bashrc" if shell == "bash" else Path(os.environ.get("ZDOTDIR") or home) / ".zshrc"
+    return data / "notes" / f"completion.{shell}", startup
 
 
 def line(path: Path) -> str:
-    """What a shell that starts has to do. zsh's own completion must have begun by then."""
+    """Return the line for a startup file, which first initializes zsh's completion if needed."""
     from shlex import quote
 
     begin = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }; " if path.suffix == ".zsh" else ""
@@ -124,21 +124,21 @@ def _write(path: Path, text: str) -> None:
         raise NotesError(f"cannot write {path}: {reason(error)}") from error
 
 
-def _append(start: Path, text: str) -> None:
-    """Add a line to a file of the user's, which stays as it is otherwise. Once."""
+def _append(path: Path, text: str) -> None:
+    """Append a line to a user's file, once."""
     from notes_cli.errors import NotesError, reason
 
     try:
-        there = start.read_bytes() if start.exists() else b""
-        if MARK.encode() not in there:
-            with start.open("ab") as file:
-                file.write((b"\n" if there and not there.endswith(b"\n") else b"") + text.encode())
+        content = path.read_bytes() if path.exists() else b""
+        if MARK.encode() not in content:
+            with path.open("ab") as file:
+                file.write((b"\n" if content and not content.endswith(b"\n") else b"") + text.encode())
     except OSError as error:
-        raise NotesError(f"cannot write {start}: {reason(error)}") from error
+        raise NotesError(f"cannot write {path}: {reason(error)}") from error
 
 
 class BashLine(BashComplete):
-    """The words of the line up to the cursor, however bash would break them."""
+    """Splits the line up to the cursor into words itself, not as bash does."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         line = os.environ["COMP_WORDS"]
@@ -148,5 +148,5 @@ class BashLine(BashComplete):
 
 
 def register() -> None:
-    """Take it in place of click's own."""
+    """Use BashLine in place of click's class."""
     add_completion_class(BashLine, "bash")

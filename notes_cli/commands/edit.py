@@ -1,4 +1,4 @@
-"""`notes edit`: a field of a session gets another value."""
+"""`notes edit`: give fields of a session, or of all sessions, new values."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import FieldValue, SessionName, library, model_options, named, open_model
-from notes_cli.commands.remedies import listening
-from notes_cli.commands.terminal import Grouped
-from notes_cli.explaining import edited
+from notes_cli.commands.remedies import print_callbacks
+from notes_cli.commands.terminal import GroupedCommand
+from notes_cli.explanations import edit_why
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
     from notes_cli.sessions.edits import Edited
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("name", type=SessionName(), required=False)
 @click.option("--all", "everybody", is_flag=True, help="Correct all sessions that have the field, and later ones.")
 @click.option(
@@ -72,17 +72,17 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
         return _correct(values, json_, model)
     edits = []
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
-        for made in session.edits(values, method, callbacks=listening(json_)):
-            edits.append(made)
+        for edit in session.edits(values, method, callbacks=print_callbacks(json_)):
+            edits.append(edit)
             if not json_:
-                output.result(_told(made))
+                output.result(f"{edit.field}={edit.value}: {edit_why(edit.origin)} ({edit.chosen or edit.method})")
     if json_:
         output.as_json({"version": 1, "session": name, "edits": [_as_json(edit) for edit in edits]})
     return 0
 
 
 def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -> int:
-    """Tell everybody. 1 if a session could not be told."""
+    """Add global errata, and edit all sessions; return 1 if a session could not be edited."""
     from notes_cli.commands.remedies import worded
     from notes_cli.library.global_errata import GlobalErrata
     from notes_cli.sessions.global_correction import correct
@@ -91,10 +91,10 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
         done = correct(opened.workspace, GlobalErrata(library().folder), values)
     skipped = {name: worded(error) for name, error in done.skipped.items()}
     if json_:
-        output.as_json({**_told_to_all(done.errata), "sessions": list(done.edited), "skipped": skipped})
+        output.as_json({**_errata_as_json(done.errata), "sessions": list(done.edited), "skipped": skipped})
     else:
-        for one in done.errata:
-            output.result(f"{one.skill}.{one.field}={one.value}: an erratum before the next question")
+        for erratum in done.errata:
+            output.result(f"{erratum.skill}.{erratum.field}={erratum.value}: an erratum before the next question")
         output.result(f"{len(done.edited)} session{'s' * (len(done.edited) != 1)} edited")
         for name, why in skipped.items():
             output.say(f"warning: session {name} was not edited: {why}")
@@ -102,36 +102,33 @@ def _correct(values: Mapping[str, str], json_: bool, model: Mapping[str, Any]) -
 
 
 def _list(json_: bool) -> int:
-    """What everybody is told now, also of skills that are not compiled now, but may be again."""
+    """List current global errata, also of skills that are not compiled at present."""
     from notes_cli.library.global_errata import ENDED, GlobalErrata
 
     store = library()
-    latest = {(one.skill, one.field): one for one in GlobalErrata(store.folder).all() if one.was != ENDED}
-    shown = []
-    for one in latest.values():
-        infos = [entry.info for entry in store.entries(one.skill) if entry.info is not None]
-        said = {span.value for info in infos for span in info.fields if span.name == one.field}
-        if one.value != one.was and (one.was in said or not infos):
-            shown.append((one, f"instead of {one.was}" + ("" if infos else ", when it is compiled again")))
+    errata = [erratum for erratum in GlobalErrata(store.folder).all() if erratum.was != ENDED]
+    latest = {(erratum.skill, erratum.field): erratum for erratum in errata}
+    current = []
+    for erratum in latest.values():
+        infos = [entry.info for entry in store.entries(erratum.skill) if entry.info is not None]
+        values = {span.value for info in infos for span in info.fields if span.name == erratum.field}
+        if erratum.value != erratum.was and (erratum.was in values or not infos):
+            current.append((erratum, f"instead of {erratum.was}" + ("" if infos else ", when it is compiled again")))
     if json_:
-        output.as_json({**_told_to_all([one for one, _ in shown]), "sessions": [], "skipped": {}})
+        output.as_json({**_errata_as_json([erratum for erratum, _ in current]), "sessions": [], "skipped": {}})
         return 0
-    for one, where in shown:
-        output.result(f"{one.skill}.{one.field}={one.value}, {where}")
-    if not shown:
+    for erratum, replaced in current:
+        output.result(f"{erratum.skill}.{erratum.field}={erratum.value}, {replaced}")
+    if not current:
         output.say("there is no correction for all sessions")
     return 0
 
 
-def _told_to_all(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
+def _errata_as_json(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
     keys = ("skill", "field", "was", "value")
-    return {"version": 1, "errata": [{key: getattr(one, key) for key in keys} for one in errata]}
+    return {"version": 1, "errata": [{key: getattr(erratum, key) for key in keys} for erratum in errata]}
 
 
 def _as_json(edit: Edited) -> dict[str, Any]:
     keys = ("field", "value", "method", "chosen")
-    return {**{key: getattr(edit, key) for key in keys}, "why": edited(edit.origin), "rows": edit.origin.rewritten}
-
-
-def _told(edit: Edited) -> str:
-    return f"{edit.field}={edit.value}: {edited(edit.origin)} ({edit.chosen or edit.method})"
+    return {**{key: getattr(edit, key) for key in keys}, "why": edit_why(edit.origin), "rows": edit.origin.rewritten}

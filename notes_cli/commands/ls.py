@@ -1,4 +1,4 @@
-"""`notes ls` and `notes inspect`: the compiled skills of the library, and the contents of one segment."""
+"""`notes ls` and `notes inspect`: list the compiled skills of the library; show the contents of a segment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
-from notes_cli.explaining import entry_as_json, kept_as
+from notes_cli.explanations import entry_as_json, storage_type
 
 if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Row:
-    """A file of the library with all that is shown of it."""
+    """A file of the library and the facts for the table."""
 
     def __init__(self, entry: SegmentFile, kept: LibraryFile | None, stale: Sequence[Reason]) -> None:
         self.entry, self.kept, self.stale = entry, kept, stale
@@ -35,40 +35,40 @@ class _Row:
 
     @property
     def model(self) -> str:
-        """Name and quantization of the model that it was compiled with."""
+        """Name and quantization of its model."""
         info = self.entry.info
         return f"{info.identity.model} {info.identity.quantization}" if info else ""
 
     @property
     def written(self) -> float | None:
-        """When it was compiled, in seconds of the system's clock."""
+        """Time of the compile in seconds of the system's clock."""
         if self.entry.info is not None:
             with suppress(ValueError):
-                then = datetime.strptime(self.entry.info.created, "%Y-%m-%dT%H:%M:%SZ")
-                return then.replace(tzinfo=timezone.utc).timestamp()
+                created = datetime.strptime(self.entry.info.created, "%Y-%m-%dT%H:%M:%SZ")
+                return created.replace(tzinfo=timezone.utc).timestamp()
         return None
 
     @property
     def spliced(self) -> Spliced:
-        """What answers got from it."""
+        """Splices of it into answers: number, tokens, and prefill time saved."""
         from notes_cli.library.segment_files import spliced_from
 
         return spliced_from(self.entry.path)
 
     @property
     def state(self) -> str:
-        """Whether it can be used as it is, else why not, in a few words."""
+        """ "ready", or why it is out of date."""
         return ", ".join(_STATES[reason.kind.value] for reason in self.stale) or "ready"
 
     @property
     def used(self) -> str | None:
-        """When it was used last, as JSON documents have times."""
+        """Time of its last use, as in JSON documents."""
         if not (self.kept and self.kept.uses):
             return None
         return datetime.fromtimestamp(self.kept.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# By what a table is sorted: the name, then the model; or the largest, newest, latest used or most used first.
+# Sort keys: name and model, or largest, newest, last used or most used first.
 SORTS: Mapping[str, Callable[[_Row], Any]] = {
     "name": lambda row: (row.entry.name, row.model),
     "size": lambda row: -row.nbytes,
@@ -88,7 +88,7 @@ _STATES = {
     "unreadable": "unreadable",
     "profile": "not measured",
 }
-_MODEL, _FIELDS = 20, 24  # columns of a terminal that these take at least, where they are cut
+_MODEL, _FIELDS = 20, 24  # least widths of these columns when they are cut
 _GAP = 2
 _RIGHT = ("tokens", "size", "uses")
 
@@ -148,12 +148,12 @@ def _rows(model: str | None) -> list[_Row]:
     entries = store.entries()
     if not entries:
         return []
-    there = {one.path: one for one in library_files(store.folder)}
+    files = {file.path: file for file in library_files(store.folder)}
     weights, profiles = _weights(model), Profiles(paths.profiles)
     return [
         _Row(
             entry,
-            there.get(entry.path),
+            files.get(entry.path),
             stale_reasons(entry, [other for other in entries if other.name == entry.name], profiles, weights),
         )
         for entry in entries
@@ -161,7 +161,7 @@ def _rows(model: str | None) -> list[_Row]:
 
 
 def _weights(model: str | None) -> str | None:
-    """The digest of the model in use, if it is remembered. A setting that names none at all stops no list."""
+    """Return the digest of the model in use, if cached. A setting with an unknown model does not prevent the list."""
     from notes_cli import config
     from notes_cli.errors import Help, ModelError, NotesError
     from notes_cli.runtime.freshness import known_weights
@@ -199,18 +199,18 @@ def _facts(row: _Row) -> dict[str, Any]:
     }
 
 
-def _total(found: Sequence[Spliced]) -> None:
-    """How often the skills were spliced, and what that saved, as far as it is known."""
+def _total(counts: Sequence[Spliced]) -> None:
+    """Print how often the skills were spliced, and the prefill time saved as far as it is known."""
     from notes_cli.text.sizes import human_time
 
-    times, seconds = sum(one.times for one in found), sum(one.seconds for one in found)
+    times, seconds = sum(count.times for count in counts), sum(count.seconds for count in counts)
     if times:
         saved = f": {human_time(seconds)} of prefill saved" if seconds else ""
         output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{saved}")
 
 
 def _table(rows: Sequence[_Row], long: bool) -> None:
-    """What a pipe gets has all columns and a line a file; of a terminal's what has room there."""
+    """Print the table: in a pipe all columns with a line per file, on a terminal the columns that fit."""
     from notes_cli.library.store import source_text
 
     shown: dict[str, list[str]] = {name: [] for name in ("name", "tokens", "size", "model", "compiled")}
@@ -226,17 +226,17 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
     room = output.width(0)
     kept = [name for name in ("name", "uses", "used", "state") if name in shown]
     room -= sum(_width(name, shown[name]) + _GAP for name in kept) - _GAP
-    # The most wanted first: one model can be named below, and several take more than a line where they must.
-    wanted = ("tokens", "model", "size") if len(models) > 1 else ("tokens", "size", "model")
-    for name in (*wanted, "compiled", "fields", *(("text",) if long else ())):
-        needs, most = _width(name, shown[name]), room - _GAP
-        if name == "model" and needs > most and len(models) > 1:
-            needs = max(_MODEL, _width(name, " ".join(models).split()))
-        if name == "fields" and needs > most >= _FIELDS:
-            shown[name], needs = [_cut(cell, most) for cell in shown[name]], most
-        if needs <= most:
+    # Most important first: a single model is named below the table, several may wrap.
+    important = ("tokens", "model", "size") if len(models) > 1 else ("tokens", "size", "model")
+    for name in (*important, "compiled", "fields", *(("text",) if long else ())):
+        needed, free = _width(name, shown[name]), room - _GAP
+        if name == "model" and needed > free and len(models) > 1:
+            needed = max(_MODEL, _width(name, " ".join(models).split()))
+        if name == "fields" and needed > free >= _FIELDS:
+            shown[name], needed = [_cut(cell, free) for cell in shown[name]], free
+        if needed <= free:
             kept.append(name)
-            room -= needs + _GAP
+            room -= needed + _GAP
     columns = [name for name in shown if name in kept]
     lines = [list(cells) for cells in zip(*(shown[name] for name in columns), strict=True)]
     output.table(columns, lines, right=_RIGHT, wraps=("model",))
@@ -249,12 +249,12 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
 
 
 def _width(name: str, cells: Sequence[str]) -> int:
-    """Columns of a terminal that a column of the table takes."""
+    """Return the width of a column of the table."""
     return max(map(output.cells, (name, *cells)))
 
 
 def _cut(fields: str, most: int) -> str:
-    """The first fields, as many whole ones as fit."""
+    """Cut a list of fields to as many whole ones as fit."""
     kept = fields
     while output.cells(kept) > most and ", " in kept.removesuffix(", …"):
         kept = kept.removesuffix(", …").rpartition(", ")[0] + ", …"
@@ -262,7 +262,7 @@ def _cut(fields: str, most: int) -> str:
 
 
 def _cell(row: _Row, name: str) -> str:
-    """What a column of the table has of a file."""
+    """Return the text of a cell."""
     from notes_cli.commands.remedies import worded
     from notes_cli.library.store import source_text
     from notes_cli.text.sizes import human_age
@@ -290,12 +290,12 @@ def _cell(row: _Row, name: str) -> str:
 
 
 def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
-    """Why files are out of date, with the names of those that are; a pipe has what cannot be read in the table."""
-    found: dict[str, list[str]] = {}
+    """Return reasons why files are out of date, with names; in a pipe, unreadable files have theirs in the table."""
+    reasons: dict[str, list[str]] = {}
     for row in rows:
         for reason in row.stale if row.entry.info or output.terminal() else ():
-            found.setdefault(reason.what, []).append(row.entry.name)
-    return {why: list(dict.fromkeys(names)) for why, names in found.items()}
+            reasons.setdefault(reason.what, []).append(row.entry.name)
+    return {why: list(dict.fromkeys(names)) for why, names in reasons.items()}
 
 
 @click.command()
@@ -327,7 +327,7 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
     files = [entry.path for entry in store.entries(target.name)] if target.path is None else [target.path]
     shown = []
     for path in files:
-        open_segment(path)  # checks every byte
+        open_segment(path)  # verifies all checksums
         info = peek(path)
         if text:
             output.data(info.text)
@@ -340,7 +340,7 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             "source": info.source or None,
             "left_out": _left_out(info),
             "bytes": info.nbytes,
-            "rows": _row_lines(info),
+            "rows": _describe_entries(info),
             "kv": info.kv,
             "tokens": len(info.tokens),
             "compiled_at": f"position {info.base}, after {len(info.context)} tokens"
@@ -362,7 +362,7 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
 
 
 def _left_out(info: SegmentInfo) -> list[str]:
-    """What belongs to the skill and is not in its text: front matter, and files that the text refers to."""
+    """Return parts of the skill that are not in its text: front matter, and files that the text refers to."""
     from notes_cli.text.skill import linked_files
 
     front = ["front matter"] if info.description else []
@@ -370,7 +370,7 @@ def _left_out(info: SegmentInfo) -> list[str]:
 
 
 def _prefill(info: SegmentInfo) -> dict[str, float] | None:
-    """How long the compile took, where that is known."""
+    """Return time, tokens and threads of the compile, if known."""
     if info.prefill is None:
         return None
     return {
@@ -380,8 +380,8 @@ def _prefill(info: SegmentInfo) -> dict[str, float] | None:
     }
 
 
-def _row_lines(info: SegmentInfo) -> str:
-    rows = [f"{_layers(info.layers)}, {kept_as(info)}"] if info.layers else []
+def _describe_entries(info: SegmentInfo) -> str:
+    rows = [f"{_layers(info.layers)}, {storage_type(info)}"] if info.layers else []
     states = [f"recurrent state of {_layers(info.states)}"] if info.states else []
     carried = [f"{output.human_size(info.carried)} to carry it elsewhere, after a seam of {info.seam} tokens"]
     return "; ".join(rows + states + (carried if info.carried else []))
@@ -418,6 +418,6 @@ def _print(facts: dict[str, object], text: str) -> None:
             assert isinstance(value, list)
             if value:
                 output.result(f"{'left out':<12} {output.line(', '.join(value))}")
-        elif key != "kv" and value not in ("", None):  # which `rows` tells with bytes
+        elif key != "kv" and value not in ("", None):  # `rows` has the type with sizes
             output.result(f"{key:<12} {value}")
     output.result(f"\n{text}")

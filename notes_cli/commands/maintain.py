@@ -1,6 +1,6 @@
-"""`notes rm`, `notes prune` and `notes fsck`: remove compiled skills, and check every file that notes keeps.
+"""`notes rm`, `notes prune` and `notes fsck`: remove compiled skills; check and repair the files of notes.
 
-The texts that skills came from are not touched, and fsck mends only what can be mended without a loss.
+The texts of skills are not touched, and fsck repairs without loss only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library
 from notes_cli.commands.remedies import advice, worded
-from notes_cli.errors import NotesError, reason, told
+from notes_cli.errors import NotesError, reason, with_advice
 
 if TYPE_CHECKING:
     from notes_cli.library.check import Finding, OnChecked
@@ -58,7 +58,7 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Bytes, as people write them."""
+    """A size with a unit, in bytes."""
 
     name = "size"
 
@@ -72,7 +72,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
 
 class Age(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A time, as people write it."""
+    """An age with a unit, in seconds."""
 
     name = "age"
 
@@ -114,60 +114,60 @@ def prune_command(
         max_size = store.max_size
         if max_size is None:
             raise click.UsageError("say what may go: --older-than AGE, --max-size SIZE or --stale")
-    there = tidy.library_files(store.folder)
-    outdated = _outdated(there) if stale else []
-    wanted, alone = tidy.select_files(there, outdated, older_than, max_size)
-    for one in alone:
-        output.say(f"{one} stays: its text is nowhere else. To remove it: notes rm {one.name}")
-    if wanted and not dry_run and not yes:
+    files = tidy.library_files(store.folder)
+    outdated = _outdated(files) if stale else []
+    chosen, last_copies = tidy.select_files(files, outdated, older_than, max_size)
+    for file in last_copies:
+        output.say(f"{file} stays: its text is nowhere else. To remove it: notes rm {file.name}")
+    if chosen and not dry_run and not yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError(
-                f"there is no terminal to ask on. Repeat with -y to remove {_count_files(wanted)}, or --dry-run"
+                f"there is no terminal to ask on. Repeat with -y to remove {_count_files(chosen)}, or --dry-run"
             )
-        _show_pruned(wanted)
-        if not output.confirm(f"Remove {_count_files(wanted)}?"):
+        _print_files(chosen)
+        if not output.confirm(f"Remove {_count_files(chosen)}?"):
             output.say("nothing was removed")
             return 1
-    done = tidy.Tidied([], [], 0) if dry_run or not wanted else tidy.remove_files(wanted, store.folder, outdated)
-    for one, why in done.spared:
-        output.say(f"{one} stays: {why}")
-    gone = wanted if dry_run else done.removed
+    done = tidy.Tidied([], [], 0) if dry_run or not chosen else tidy.remove_files(chosen, store.folder, outdated)
+    for file, why in done.spared:
+        output.say(f"{file} stays: {why}")
+    removed = chosen if dry_run else done.removed
     if json_:
-        paths = [str(one.path) for one in gone]
-        removed = {"removed": [] if dry_run else paths, "would_remove": paths if dry_run else []}
-        stayed = [str(one.path) for one in (*alone, *(one for one, _ in done.spared))]
-        output.as_json({"version": 1, **removed, "stayed": stayed, "bytes": sum(one.nbytes for one in gone)})
+        paths = [str(file.path) for file in removed]
+        outcome = {"removed": [] if dry_run else paths, "would_remove": paths if dry_run else []}
+        stayed = [str(file.path) for file in (*last_copies, *(file for file, _ in done.spared))]
+        output.as_json({"version": 1, **outcome, "stayed": stayed, "bytes": sum(file.nbytes for file in removed)})
         return 0
-    for one in gone:
-        output.data(str(one.path))
-    if not gone:
+    for file in removed:
+        output.data(str(file.path))
+    if not removed:
         output.say("there is nothing to remove")
     elif dry_run:
-        _show_pruned(gone)
+        _print_files(removed)
     else:
-        output.say(f"removed {_count_files(gone)}")
+        output.say(f"removed {_count_files(removed)}")
     return 0
 
 
-def _outdated(there: Sequence[LibraryFile]) -> list[LibraryFile]:
-    """Those that cannot be used as they are: a compile of their text would not give them again."""
+def _outdated(files: Sequence[LibraryFile]) -> list[LibraryFile]:
+    """Return files that are damaged, or whose text is gone or has changed."""
     from notes_cli.runtime.freshness import Stale, stale_reasons
 
     kinds = {Stale.TEXT, Stale.GONE, Stale.DAMAGED}
     entries = library().entries()
-    bad = {entry.path for entry in entries if kinds & {reason.kind for reason in stale_reasons(entry, [entry])}}
-    return [one for one in there if one.path in bad]
+    outdated = {entry.path for entry in entries if kinds & {reason.kind for reason in stale_reasons(entry, [entry])}}
+    return [file for file in files if file.path in outdated]
 
 
-def _show_pruned(wanted: Sequence[LibraryFile]) -> None:
-    for one in wanted:
-        output.say(str(one))
-    output.say(f"in all {_count_files(wanted)}")
+def _print_files(files: Sequence[LibraryFile]) -> None:
+    for file in files:
+        output.say(str(file))
+    output.say(f"in all {_count_files(files)}")
 
 
-def _count_files(wanted: Sequence[LibraryFile]) -> str:
-    size = output.human_size(sum(one.nbytes for one in wanted))
-    return f"{'1 file' if len(wanted) == 1 else f'{len(wanted)} files'}, {size}"
+def _count_files(files: Sequence[LibraryFile]) -> str:
+    size = output.human_size(sum(file.nbytes for file in files))
+    return f"{'1 file' if len(files) == 1 else f'{len(files)} files'}, {size}"
 
 
 _Listed = TypeVar("_Listed")
@@ -175,7 +175,7 @@ _Listed = TypeVar("_Listed")
 
 @dataclass(slots=True)
 class _Outcome:
-    """What came of a finding."""
+    """A finding of fsck and the outcome of its repair."""
 
     finding: Finding
     mended: str | None = None
@@ -204,57 +204,58 @@ def fsck_command(repair: bool, json_: bool) -> int:
 
     paths = config.paths()
     sessions = Sessions(paths.sessions)
-    segments, names = _if_ours(lambda: library_files(paths.library)), _if_ours(sessions.names)
-    size = sum(one.nbytes for one in segments)
+    segments, names = _if_readable(lambda: library_files(paths.library)), _if_readable(sessions.names)
+    size = sum(segment.nbytes for segment in segments)
     with output.progress("checking", "MB", hidden=json_) as update:
         read = 0
 
-        def told_size(nbytes: int) -> None:
+        def on_read(nbytes: int) -> None:
             nonlocal read
             read += nbytes
             update(min(read, size), size)
 
-        found = [_Outcome(one) for one in _findings(sessions, told_size)]
+        outcomes = [_Outcome(finding) for finding in _findings(sessions, on_read)]
     if repair:
-        for outcome in found:
+        for outcome in outcomes:
             _mend(outcome)
-    left = [one for one in found if one.mended is None and one.finding.kind != "busy"]
+    left = [outcome for outcome in outcomes if outcome.mended is None and outcome.finding.kind != "busy"]
     if json_:
         checked = {"segments": len(segments), "bytes": size, "sessions": len(names)}
-        output.as_json({"version": 1, "checked": checked, "findings": list(map(_facts, found)), "pass": not left})
+        output.as_json({"version": 1, "checked": checked, "findings": list(map(_facts, outcomes)), "pass": not left})
         return 1 if left else 0
-    for outcome in found:
+    for outcome in outcomes:
         output.result(_line(outcome, repair))
     count = f"{_count(len(segments), 'segment')}, {output.human_size(size)}, and {_count(len(names), 'session')}"
     problems = _count(len(left), "problem") if left else "no problems"
-    more = ". Mend what can be: notes fsck --repair" if not repair and any(one.finding.mend for one in left) else ""
+    mendable = not repair and any(outcome.finding.mend for outcome in left)
+    more = ". Mend what can be: notes fsck --repair" if mendable else ""
     output.say(f"checked {count}: {problems}{' left' if repair and left else ''}{more}")
     return 1 if left else 0
 
 
-def _if_ours(listed: Callable[[], list[_Listed]]) -> list[_Listed]:
-    """What is in a folder; nothing where it may not be looked at, which is a finding."""
+def _if_readable(list_items: Callable[[], list[_Listed]]) -> list[_Listed]:
+    """Return the items of a folder; none if it cannot be read, which is a finding."""
     try:
-        return listed()
+        return list_items()
     except NotesError:
         return []
 
 
-def _findings(sessions: Sessions, told_size: OnChecked) -> Iterator[Finding]:
-    """All there are; a folder that may not be looked at is one."""
+def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
+    """Yield the findings of all folders; a folder that cannot be read is one."""
     from notes_cli import config
     from notes_cli.library.check import Finding, check_library, check_memory, check_profiles
     from notes_cli.sessions.archive import check_sessions
 
     paths = config.paths()
-    for folder, found in (
-        (paths.library, check_library(paths.library, told_size)),
+    for folder, findings in (
+        (paths.library, check_library(paths.library, on_read)),
         (paths.sessions, check_sessions(sessions)),
         (paths.profiles, check_profiles(paths.profiles)),
         (paths.models, check_memory(paths.models)),
     ):
         try:
-            yield from found
+            yield from findings
         except NotesError as error:
             yield Finding("permission", folder, error.what, error.remedy)
 
@@ -271,26 +272,27 @@ def _mend(outcome: _Outcome) -> None:
 
 
 def _facts(outcome: _Outcome) -> dict[str, object]:
-    one = outcome.finding
+    finding = outcome.finding
     return {
-        "kind": one.kind,
-        "path": str(one.path),
-        "what": one.what,
-        "remedy": advice(one.remedy) or None,
-        "mendable": one.mend is not None,
+        "kind": finding.kind,
+        "path": str(finding.path),
+        "what": finding.what,
+        "remedy": advice(finding.remedy) or None,
+        "mendable": finding.mend is not None,
         "mended": outcome.mended,
         "failed": outcome.failed,
     }
 
 
 def _line(outcome: _Outcome, repair: bool) -> str:
-    one = outcome.finding
-    path = "" if str(one.path) in one.what else f"{one.path}: "
+    finding = outcome.finding
+    path = "" if str(finding.path) in finding.what else f"{finding.path}: "
     done = f"; {outcome.mended}" if outcome.mended else ""
     if outcome.failed:
         done = f"; it was not mended: {outcome.failed}"
-    later = one.mend is not None and not repair and one.kind == "damaged"
-    return output.line(f"{one.kind}: {told(f'{path}{one.what}{done}', '' if later else advice(one.remedy))}")
+    later = finding.mend is not None and not repair and finding.kind == "damaged"
+    remedy = "" if later else advice(finding.remedy)
+    return output.line(f"{finding.kind}: {with_advice(f'{path}{finding.what}{done}', remedy)}")
 
 
 def _count(count: int, noun: str) -> str:

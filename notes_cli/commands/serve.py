@@ -1,4 +1,4 @@
-"""`notes serve`: one model for every client on the machine, over HTTP."""
+"""`notes serve`: serve one model over HTTP, with OpenAI's endpoints and skills."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client"
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Where to listen.")
 @click.option(
     "--port", type=Number(0, 65535), default=8080, show_default=True, help="Where to listen, 0: any that is free."
@@ -107,37 +107,36 @@ def command(
     if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
         output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
-    begun = click.get_current_context()
-    chosen = choose_model(**model)
+    context = click.get_current_context()
+    choice = choose_model(**model)
 
     def workspace() -> AbstractContextManager[Workspace]:
-        with begun.scope(cleanup=False):  # it is opened in another thread
+        with context.scope(cleanup=False):  # called in another thread
             return open_workspace(**model)
 
-    word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(chosen.path)
+    word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
     names = [*aliases, *([word] if word else [])]
     scheduler = Scheduler(workspace, Limits(parallel, queue, max_tokens, chunk), names)
     token = os.urandom(32).hex()
     options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, token)
     with listen(host, port) as listening, ExitStack() as ending:
-        shown = f"[{host}]" if ":" in host else host
-        where = f"http://{shown}:{listening.getsockname()[1]}"
+        port = listening.getsockname()[1]
 
-        def told() -> None:
-            ending.enter_context(_found(scheduler, host, listening.getsockname()[1], token, chosen.settings))
-            output.say(f"serving {scheduler.names[0]} on {where}")
+        def on_ready() -> None:
+            ending.enter_context(_registered(scheduler, host, port, token, choice.settings))
+            output.say(f"serving {scheduler.names[0]} on http://{f'[{host}]' if ':' in host else host}:{port}")
             if not keys and not is_loopback(host):
                 output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 
-        serve(Service(scheduler, options), listening, told, drain)
+        serve(Service(scheduler, options), listening, on_ready, drain)
     output.say("ended")
-    if scheduler.loading:  # in a call of llama.cpp, which ends with the process: there is nothing to put away
+    if scheduler.loading:  # llama.cpp is loading the model in another thread
         os._exit(0)
 
 
 @contextmanager
-def _found(scheduler: Scheduler, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
-    """Have `notes ask` of the same user find this server until the block is left, if it can."""
+def _registered(scheduler: Scheduler, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
+    """Register this server for the same user's `notes ask` in the block, if possible."""
     from notes_cli import config
     from notes_cli.commands.ask_server import folders
     from notes_cli.engine.source import stamp

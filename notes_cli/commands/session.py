@@ -1,4 +1,4 @@
-"""`notes session`: the sessions on disk. Only `compact` and `forget` need a model."""
+"""`notes session`: list, show, fork, undo, compact, forget, export, import and remove the sessions on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import SessionName, model_options, open_model
 from notes_cli.commands.terminal import standard_input
-from notes_cli.explaining import entry_why
+from notes_cli.explanations import entry_why
 from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
@@ -63,16 +63,16 @@ def ls(quiet: bool, json_: bool) -> None:
         for name in names:
             output.result(name)
         return
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     for name in names:
         facts: dict[str, Any] = {"name": name, "path": str(sessions.folder / name), "problem": None}
         try:
             facts |= _facts(sessions.find(name))
         except NotesError as error:
             facts["problem"] = worded(error)
-        found.append(facts)
+        listed.append(facts)
     if json_:
-        output.as_json(found)
+        output.as_json(listed)
         return
     if not names:
         output.say(f'no sessions yet in {sessions.folder}. Begin one: notes ask "QUESTION" --session NAME')
@@ -80,12 +80,12 @@ def ls(quiet: bool, json_: bool) -> None:
     columns = ("name", "tokens", "turns", "size", "age", "model")
     rows = [
         (
-            *(one["name"], str(one["tokens"]), str(one["turns"]), output.human_size(one["bytes"])),
-            *(_age(one["changed"]), _model(one)),
+            *(facts["name"], str(facts["tokens"]), str(facts["turns"]), output.human_size(facts["bytes"])),
+            *(_age(facts["changed"]), _model(facts)),
         )
-        if one["problem"] is None
-        else (one["name"], "", "", "", "", one["problem"])
-        for one in found
+        if facts["problem"] is None
+        else (facts["name"], "", "", "", "", facts["problem"])
+        for facts in listed
     ]
     output.table(columns, rows, right=columns[1:5])
 
@@ -111,8 +111,8 @@ def show(name: str, pieces: bool, json_: bool) -> None:
         show(state)
     for field, value in state.fields.items():
         output.result(output.line(f"field {field} = {value}"))
-    for said in state.pending.values():
-        output.result(output.line(f"correction before the next question: {said}"))
+    for correction in state.pending.values():
+        output.result(output.line(f"correction before the next question: {correction}"))
     output.result(
         f"{_count(facts['turns'], 'turn')}, {_count(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
         f"{_model(facts)}"
@@ -125,7 +125,7 @@ def show(name: str, pieces: bool, json_: bool) -> None:
 
 
 def _table(entries: Sequence[Entry]) -> None:
-    """The pieces of the prompt."""
+    """Print the pieces of the prompt."""
     rows = [
         (
             *(str(entry.turn), str(entry.position), str(entry.tokens)),
@@ -159,9 +159,9 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
         if not output.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?"):
             output.say("nothing was removed")
             return 1
-    raise_file_limit()  # all are held at once
+    raise_file_limit()  # all are locked at once
     removed = list(map(str, sessions.remove(*names)))
-    _tell({"removed": removed}, "\n".join(removed), json_)
+    _print({"removed": removed}, "\n".join(removed), json_)
     return 0
 
 
@@ -175,7 +175,7 @@ def fork(name: str, new: str, json_: bool) -> None:
 
     name, new = typed(name), typed(new)
     folder = str(_sessions().fork(name, new))
-    _tell({"name": new, "path": folder, "forked": name}, folder, json_)
+    _print({"name": new, "path": folder, "forked": name}, folder, json_)
 
 
 @command.command("undo")
@@ -185,8 +185,8 @@ def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit, compaction or cut of a session."""
     with _sessions().locked(name) as stored:
         undone = stored.undo()
-    facts = {"name": name, "op": undone["op"], "what": _what(undone)}
-    _tell(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
+    facts = {"name": name, "op": undone["op"], "what": _subject(undone)}
+    _print(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
 
 
 @command.command("compact")
@@ -202,14 +202,15 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     from dataclasses import asdict
 
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
-        found, tokens = session.compact(), session.tokens
-    told = (
-        f"took out {_count(len(found.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(found.fields))}): "
-        f"{_count(tokens, 'token')} are left, {found.removed} fewer; {found.decoded} of them were decoded again"
-        if found.fields
+        outcome, tokens = session.compact(), session.tokens
+    errata = f"{_count(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"
+    line = (
+        f"took out {errata}: {_count(tokens, 'token')} are left, {outcome.removed} fewer; {outcome.decoded} of them "
+        "were decoded again"
+        if outcome.fields
         else f"nothing to take out: no erratum in session {name} is superseded by another"
     )
-    _tell({"name": name, **asdict(found), "tokens": tokens}, told, json_)
+    _print({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)
 
 
 @command.command("forget")
@@ -249,36 +250,37 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
     if method != "cut" and not (yes or dry_run):
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask on, and no undo. Repeat with -y to forget for good")
-        what = " ".join(parts) or "what was cut before"
-        if not output.confirm(f"Forget {what} of session {name}, and its history, for good?"):
+        named = " ".join(parts) or "what was cut before"
+        if not output.confirm(f"Forget {named} of session {name}, and its history, for good?"):
             output.say("nothing was forgotten")
             return 1
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
-        found = session.forget(*parts, method=method, dry=dry_run)
+        outcome = session.forget(*parts, method=method, dry=dry_run)
     keys = ("removed", "moved", "decoded", "remembering", "said_again", "skills", "tokens")
-    facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": found.parts.names}
-    _tell({**facts, **{key: getattr(found, key) for key in keys}}, "\n".join(_forgot(found, name, dry_run)), json_)
+    facts = {"name": name, "method": method, "dry_run": dry_run, "forgotten": outcome.parts.names}
+    lines = "\n".join(_describe_forgotten(outcome, name, dry_run))
+    _print({**facts, **{key: getattr(outcome, key) for key in keys}}, lines, json_)
     return 0
 
 
-def _forgot(found: Forgotten, name: str, dry: bool) -> Iterator[str]:
-    """What was forgotten, and what of it is left, for people."""
-    what = ", ".join(found.parts.names) or "what was cut before"
+def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[str]:
+    """Yield lines about what was forgotten and what is left of it."""
+    parts = ", ".join(outcome.parts.names) or "what was cut before"
     yield (
-        f"{'would forget' if dry else 'forgot'} {what}: {_count(found.removed, 'token')} fewer, {found.tokens} are "
-        f"left; {found.moved} moved, {found.decoded} decoded"
+        f"{'would forget' if dry else 'forgot'} {parts}: {_count(outcome.removed, 'token')} fewer, {outcome.tokens} "
+        f"are left; {outcome.moved} moved, {outcome.decoded} decoded"
     )
-    if found.skills:
-        yield f"gone with it: {', '.join(found.skills)}"
-    if found.said_again:
-        yield f"corrections repeated before the next question: {', '.join(found.said_again)}"
-    if found.remembering:
+    if outcome.skills:
+        yield f"gone with it: {', '.join(outcome.skills)}"
+    if outcome.said_again:
+        yield f"corrections repeated before the next question: {', '.join(outcome.said_again)}"
+    if outcome.remembering:
         yield (
-            f"{_count(found.remembering, 'token')} after it {'were' if found.remembering > 1 else 'was'} computed with "
-            f"it and may carry notes of it. To measure that: notes verify --session {name}. To decode them again: "
+            f"{_count(outcome.remembering, 'token')} after it {'were' if outcome.remembering > 1 else 'was'} computed "
+            f"with it and may carry notes of it. To measure that: notes verify --session {name}. To decode them again: "
             f"notes session forget {name} --method suffix"
         )
-    if found.method == "cut":
+    if outcome.method == "cut":
         yield f"the removed text stays in the session's files: notes session undo {name} brings it back"
     else:
         yield "the session's files have nothing of the removed text, and there is no undo; forks and exports keep it"
@@ -317,7 +319,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
         except OSError as error:
             raise SessionError(f"cannot write {path}: {reason(error)}. Nothing was changed") from error
     facts = {"name": name, "path": str(path), "files": count, "bytes": path.stat().st_size}
-    _tell(facts, str(path), json_)
+    _print(facts, str(path), json_)
 
 
 @command.command("import")
@@ -337,18 +339,18 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
         raise click.UsageError("standard input has no name. Give the session one: --name NAME")
     if piped and standard_input().isatty():
         raise click.UsageError("a session is not text: name a file, or pipe it in")
-    called = name or name_of(file)
+    name = name or name_of(file)
     with nullcontext(standard_input()) if piped else file.open("rb") as source:
-        stored = load(_sessions(), source, "standard input" if piped else str(file), called)
-    _tell({"name": called, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
+        stored = load(_sessions(), source, "standard input" if piped else str(file), name)
+    _print({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
 
 
-def _tell(facts: dict[str, Any], told: str, json_: bool) -> None:
-    """What was done: as JSON, or in a line for people."""
+def _print(facts: dict[str, Any], text: str, json_: bool) -> None:
+    """Print facts as JSON, or the text."""
     if json_:
         output.as_json({"version": 1, **facts})
     else:
-        output.result(told)
+        output.result(text)
 
 
 def _as_json(entry: Entry) -> dict[str, Any]:
@@ -357,8 +359,8 @@ def _as_json(entry: Entry) -> dict[str, Any]:
     return {**{key: getattr(entry, key) for key in keys}, "turn": entry.turn, **why}
 
 
-def _what(line: Line) -> str:
-    """What a line of the ledger was about."""
+def _subject(line: Line) -> str:
+    """Return the new value, question, fields or parts of a line of the ledger."""
     if line["op"] == "edit":
         return f"{line['field']}={line['value']}"
     if line["op"] == "turn":
@@ -393,5 +395,5 @@ def _count(count: int, noun: str, nouns: str = "") -> str:
 
 
 def _age(time: str) -> str:
-    then = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    return human_age((datetime.now(timezone.utc) - then).total_seconds())
+    changed = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    return human_age((datetime.now(timezone.utc) - changed).total_seconds())

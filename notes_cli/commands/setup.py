@@ -1,4 +1,4 @@
-"""`notes init`, `notes paths` and `notes doctor`: samples, paths, and facts for a bug report."""
+"""`notes init`, `notes paths` and `notes doctor`: copy samples, show paths, and collect facts for a bug report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notes_cli.engine.model import Model
 
 QUESTION = "Which carrier delivers the parcels?"  # of the sample store-handbook
-# Each `#setting` is one that there is: tests/commands/test_begin.py takes the # away.
+# tests/commands/test_begin.py removes the # from each setting and checks that it is valid.
 SETTINGS = """\
 # Settings of notes. A line without # holds; all here are examples. Each is named as its flag, without the --.
 # The command line wins, then variables (NOTES_MODEL, NOTES_ASK_TEMP, ...), then this file, then the default.
@@ -68,7 +68,7 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
     from notes_cli import config
 
     written: list[str] = []
-    kept: list[str] = []
+    unchanged: list[str] = []
     texts = {config.paths().config: SETTINGS}
     for source in config.sample_skills():
         for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
@@ -76,22 +76,22 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
                 target = folder / "skills" / file.relative_to(source.parent)
                 texts[target] = file.read_text(encoding="utf-8")
     for path, text in texts.items():
-        (written if _write(path, text) else kept).append(str(path))
+        (written if _write(path, text) else unchanged).append(str(path))
     if json_:
-        output.as_json({"version": 1, "written": written, "kept": kept})
+        output.as_json({"version": 1, "written": written, "kept": unchanged})
         return
     for line in written:
         output.data(line)
     if quiet:
         return
-    for line in kept:
+    for line in unchanged:
         output.say(f"{line} is there already, and stays as it is")
     skill = folder / "skills" / "store-handbook"
     output.say(f'next: notes compile {skill}, then: notes ask "{QUESTION}" --splice store-handbook')
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a text to a file that is not there yet; whether it was not. Raise NotesError."""
+    """Write a text to a new file; return False if the file exists. Raises NotesError."""
     from notes_cli import config
     from notes_cli.library.safe_files import make_private
 
@@ -102,7 +102,7 @@ def _write(path: Path, text: str) -> bool:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        if isinstance(error, FileExistsError) and path.exists():  # and no link to nowhere, nor a file for a folder
+        if isinstance(error, FileExistsError) and path.exists():  # not a broken link, or a file in place of a folder
             return False
         raise NotesError(f"cannot write {path}: {reason(error)}") from error
     return True
@@ -135,23 +135,23 @@ def paths_command(place: str | None, json_: bool) -> None:
       "$EDITOR" "$(notes paths config)"
       du -sh "$(notes paths library)"
     """
-    found = _places()
+    places = _places()
     if json_:
-        output.as_json({"version": 1, **{name: str(path) for name, path in found.items()}})
+        output.as_json({"version": 1, **{name: str(path) for name, path in places.items()}})
     elif place:
-        output.data(str(found[place]))
+        output.data(str(places[place]))
     else:
-        unwritten = {} if found["config"].exists() else {"config": "settings; not there until you write it: notes init"}
-        rows = [(name, str(path), {**PATHS, **unwritten}[name]) for name, path in found.items()]
+        missing = {} if places["config"].exists() else {"config": "settings; not there until you write it: notes init"}
+        rows = [(name, str(path), {**PATHS, **missing}[name]) for name, path in places.items()]
         output.table(("place", "path", "what is there"), rows)
 
 
 def _places() -> dict[str, Path]:
     from notes_cli import config
 
-    own = config.paths()
-    kept = {name: getattr(own, name) for name in ("config", "library", "sessions", "profiles", "models", "servers")}
-    return {**kept, **{name: config.resource(name) for name in ("skills", "prompts")}}
+    paths = config.paths()
+    places = {name: getattr(paths, name) for name in ("config", "library", "sessions", "profiles", "models", "servers")}
+    return {**places, **{name: config.resource(name) for name in ("skills", "prompts")}}
 
 
 @click.command()
@@ -178,7 +178,7 @@ def doctor_command(model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
         try:
             facts.update(check(model, rpc))
         except NotesError as error:
-            problems += {worded(error)} - {*problems}  # a server that is not there fails two of them
+            problems += {worded(error)} - {*problems}  # an unreachable RPC server fails two checks
     if json_:
         output.as_json({"version": 1, **facts, "problems": problems})
     else:
@@ -228,22 +228,23 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 
 
 def _context(model: Model) -> dict[str, str]:
-    """How long a context may be, and what it takes."""
+    """Return context lengths and the memory that they take."""
     from notes_cli.engine import limits
     from notes_cli.engine.options import ContextOptions
     from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 
-    trained, there = limits.trained_length(model, ContextOptions()), limits.available_memory()
+    trained, available = limits.trained_length(model, ContextOptions()), limits.available_memory()
     sizes = sorted({min(DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT), trained or DEFAULT_CONTEXT})
     needs = [f"{size:,} tokens take {limits.estimate_memory(model, ContextOptions(n_ctx=size))}" for size in sizes]
     return {
         "trained for": f"{trained:,} tokens" if trained else "any number of tokens",
-        "context": "; ".join(needs) + (f"; {limits.format_size(there)} are available" if there is not None else ""),
+        "context": "; ".join(needs)
+        + (f"; {limits.format_size(available)} are available" if available is not None else ""),
     }
 
 
 def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
-    """Whether nobody else can write where what we keep is."""
+    """Check that other users cannot write to the folders of notes."""
     from notes_cli import config
     from notes_cli.library.safe_files import check_private
 

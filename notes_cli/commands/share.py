@@ -1,7 +1,4 @@
-"""`notes export` and `notes import`: compiled skills for others, and those of others.
-
-Imported segments are checked by computing their rows again.
-"""
+"""`notes export` and `notes import`: exchange compiled skills; imported K/V is computed again and compared."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import SkillName, Target, library, model_options, open_model
-from notes_cli.commands.remedies import listening, worded
+from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError
 
 if TYPE_CHECKING:
@@ -65,8 +62,7 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
 
 
 def _files(store: Library, name: str) -> list[Path]:
-    """The files of a name, or the one that it is."""
-
+    """Return the segments of a skill, or the file that `name` is."""
     target = store.resolve(name)
     if target.kind == "text":
         raise SegmentError(f"{name} is a text, not a compiled skill", Help.LIST_SKILLS())
@@ -104,9 +100,9 @@ def import_command(
         for group in wanted:
             source = group[0]
             try:
-                source = _fitting(group, opened.workspace.identity)
-                found = opened.import_segment(
-                    source, name=name, trust=trust, force=force, callbacks=listening(quiet or json_)
+                source = _best_match(group, opened.workspace.identity)
+                imported = opened.import_segment(
+                    source, name=name, trust=trust, force=force, callbacks=print_callbacks(quiet or json_)
                 )
             except NotesError as error:
                 if len(wanted) == 1:
@@ -114,63 +110,63 @@ def import_command(
                 failed[str(source)] = worded(error)
                 output.say(f"notes: {failed[str(source)]}")
                 continue
-            done.append(_facts(source, found))
+            done.append(_facts(source, imported))
             if not json_:
-                output.data(str(found.path))
+                output.data(str(imported.path))
             if not (quiet or json_):
-                output.say(_told(found, trust))
+                output.say(_summary(imported, trust))
     if json_:
         output.as_json({"version": 1, "imported": done, "failed": failed})
     return 1 if failed else 0
 
 
 def _groups(source: Path) -> list[list[Path]]:
-    """The files of each skill that a word of the user means."""
+    """Return the segment files under a path, grouped by skill."""
     from notes_cli.library.store import shared_segments
 
     if not source.exists():
         raise SegmentError(f"{source}: no such file or folder")
     if not source.is_dir():
         return [[source]]
-    found = list(shared_segments(source).values())
-    if not found:
+    groups = list(shared_segments(source).values())
+    if not groups:
         raise SegmentError(f"there are no segments in {source}", "notes export writes them")
-    return found
+    return groups
 
 
-def _fitting(group: list[Path], identity: Identity) -> Path:
-    """The file of a skill that is for this model, else the one compiled last."""
+def _best_match(group: list[Path], identity: Identity) -> Path:
+    """Return a skill's segment for this model, else the latest one."""
     from notes_cli.library.container import peek
 
     if len(group) == 1:
         return group[0]
-    mine = [path for path in group if path.name.endswith(f".{identity.key}.gguf")]
-    return mine[0] if mine else max(group, key=lambda path: peek(path).created)
+    matching = [path for path in group if path.name.endswith(f".{identity.key}.gguf")]
+    return matching[0] if matching else max(group, key=lambda path: peek(path).created)
 
 
-def _facts(source: Path, found: Imported) -> dict[str, Any]:
+def _facts(source: Path, imported: Imported) -> dict[str, Any]:
     return {
         "source": str(source),
-        "name": found.name,
-        "path": str(found.path),
-        "tokens": found.tokens,
-        "how": found.how,
-        "reasons": list(found.reasons),
-        "checked": found.checked,
-        "farthest": found.farthest,
-        "influence_dropped": found.dropped,
+        "name": imported.name,
+        "path": str(imported.path),
+        "tokens": imported.tokens,
+        "how": imported.how,
+        "reasons": list(imported.reasons),
+        "checked": imported.checked,
+        "farthest": imported.farthest,
+        "influence_dropped": imported.dropped,
     }
 
 
-def _told(found: Imported, trust: bool) -> str:
-    """What became of a segment, for people."""
-    what = f"{found.name}: {found.tokens} tokens, "
-    if found.how == "kept":
-        return what + "which the library has already"
-    if found.how == "text":
-        return what + f"compiled from its text: {'; '.join(found.reasons)}"
+def _summary(imported: Imported, trust: bool) -> str:
+    """Return the line about an imported segment."""
+    start = f"{imported.name}: {imported.tokens} tokens, "
+    if imported.how == "kept":
+        return start + "which the library has already"
+    if imported.how == "text":
+        return start + f"compiled from its text: {'; '.join(imported.reasons)}"
     checked = "imported without a check"
     if not trust:
-        checked = f"imported; its rows, computed again, differ by {found.farthest:.1%} at most"
-    more = "; the influence of its fields was measured elsewhere, and is left out" if found.dropped else ""
-    return what + checked + more
+        checked = f"imported; its rows, computed again, differ by {imported.farthest:.1%} at most"
+    more = "; the influence of its fields was measured elsewhere, and is left out" if imported.dropped else ""
+    return start + checked + more

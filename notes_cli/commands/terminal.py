@@ -1,4 +1,4 @@
-"""What all commands share: options, help in groups, piped texts, and the end after Ctrl-C."""
+"""Shared by all commands: common options, grouped help, texts from stdin and files, forced exit after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,60 +13,58 @@ from typing import Any, BinaryIO
 
 import click
 
-from notes_cli import output, stops
+from notes_cli import output, signals
 from notes_cli.errors import reason
 
-MAY_BE_EMPTY = ("question", "prompt", "system")  # parameters that are texts: ask says itself that there is no question
+MAY_BE_EMPTY = ("question", "prompt", "system")  # ask has its own error for an empty question
 
 
-def give(command: click.Command, *path: str) -> click.Command:
-    """The command called by these words, with what it need not know of; those below it, too. Once is enough.
+def add_common_options(command: click.Command, *path: str) -> click.Command:
+    """Add --quiet, --color and environment variables to the command at this path and its subcommands; return it.
 
-    An option that has no variable gets one that is called as the setting in config.yaml: `max-tokens: 3` under `ask:`
-    is NOTES_ASK_MAX_TOKENS=3. Only --json, by which errors are printed before options are read, has none. That of a
-    repeatable option has a value in each of its lines.
+    Variables are named like settings: `max-tokens: 3` under `ask:` is NOTES_ASK_MAX_TOKENS=3, with a value per line for
+    a repeatable option. --json has none, as errors are printed before options are parsed.
     """
     if isinstance(command, click.Group):
-        for name, one in command.commands.items():
-            give(one, *path, name)
+        for name, subcommand in command.commands.items():
+            add_common_options(subcommand, *path, name)
         return command
     known = {flag for parameter in command.params for flag in parameter.opts}
     if "--color" not in known:
         command.params += [_color_option()] if "--quiet" in known else [_quiet_option(), _color_option()]
     for parameter in command.params:
         if parameter.name not in MAY_BE_EMPTY and not getattr(parameter, "is_flag", False):
-            parameter.type = _refusing_nothing(parameter.type)
+            parameter.type = _not_empty(parameter.type)
     for option in command.params:
         if not isinstance(option, click.Option):
             continue
         if option.multiple:
-            option.type = _of_lines(option.type)
+            option.type = _split_lines(option.type)
         if option.envvar is None and option.name != "json_":
             flag = next(flag for flag in option.opts if flag.startswith("--"))
             option.envvar = "_".join(("notes", *path, flag[2:])).replace("-", "_").upper()
     return command
 
 
-def _refusing_nothing(kind: click.ParamType[Any]) -> click.ParamType[Any]:
-    """The same type, for which "" is no value: a variable of a script that is not set must not mean the default, the
-    folder where it runs, or no password."""
-    if "convert" in vars(kind):  # it is one already
+def _not_empty(kind: click.ParamType[Any]) -> click.ParamType[Any]:
+    """Return the type with "" refused: an unset variable in a script must not mean the default, the current folder, or
+    no password."""
+    if "convert" in vars(kind):  # done already
         return kind
-    convert, refusing = kind.convert, copy.copy(kind)
+    convert, wrapped = kind.convert, copy.copy(kind)
 
-    def given(value: Any, parameter: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert_text(value: Any, parameter: click.Parameter | None, ctx: click.Context | None) -> Any:
         return kind.fail("it is empty", parameter, ctx) if value == "" else convert(value, parameter, ctx)
 
-    vars(refusing)["convert"] = given
-    return refusing
+    vars(wrapped)["convert"] = convert_text
+    return wrapped
 
 
-def _of_lines(kind: click.ParamType[Any]) -> click.ParamType[Any]:
-    """The same type, for which a variable has a value in each of its lines: a key, a path and a correction may have
-    blanks, at which click would part them."""
-    lined = copy.copy(kind)
-    vars(lined)["split_envvar_value"] = lambda given: [line for line in re.split("\r?\n", given) if line.strip()]
-    return lined
+def _split_lines(kind: click.ParamType[Any]) -> click.ParamType[Any]:
+    """Return the type with variables split at line ends; click splits at blanks, which keys and paths may contain."""
+    wrapped = copy.copy(kind)
+    vars(wrapped)["split_envvar_value"] = lambda value: [line for line in re.split("\r?\n", value) if line.strip()]
+    return wrapped
 
 
 def _color_option() -> click.Option:
@@ -76,7 +74,7 @@ def _color_option() -> click.Option:
         metavar="WHEN",
         envvar="NOTES_COLOR",
         expose_value=False,
-        callback=_coloured,
+        callback=_set_colour,
         help="auto (on a terminal, unless NO_COLOR and the like say otherwise), always, never.",
     )
 
@@ -86,20 +84,20 @@ def _quiet_option() -> click.Option:
         ["-q", "--quiet"],
         is_flag=True,
         expose_value=False,
-        callback=_hushed,
+        callback=_set_quiet,
         help="Nothing on stderr but errors.",
     )
 
 
-def _coloured(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+def _set_colour(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
     if value is not None and parameter.name:
         source = ctx.get_parameter_source(parameter.name)
         output.colour(value, setting=source is click.core.ParameterSource.DEFAULT_MAP)
 
 
-def _hushed(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+def _set_quiet(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        output.hush()
+        output.set_quiet()
 
 
 MODEL = ("model", "ctx_size", "threads", "gpu_layers", "mmproj")
@@ -111,96 +109,94 @@ EXPERT = (
 REST = "Options"
 
 
-class Grouped(click.Command):
-    """A command whose help has its options in groups. `groups`: parameters by heading, in their order; all others come
-    first."""
+class GroupedCommand(click.Command):
+    """A command with its options in groups in help. `groups`: heading -> parameters, in order; the rest comes first."""
 
-    def __init__(self, *given: Any, groups: Mapping[str, Sequence[str]] | None = None, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]] | None = None, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self.groups = {"Model": MODEL, "Expert": EXPERT} if groups is None else groups
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        records = {"help" if "--help" in one.opts else one.name: one.get_help_record(ctx) for one in options}
-        listed = {name for names in self.groups.values() for name in names}
-        for title, names in {REST: [name for name in records if name not in listed], **self.groups}.items():
-            found = [record for name in names if (record := records.get(name))]
-            if found:
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
+        records = {"help" if "--help" in item.opts else item.name: item.get_help_record(ctx) for item in options}
+        grouped = {name for names in self.groups.values() for name in names}
+        for title, names in {REST: [name for name in records if name not in grouped], **self.groups}.items():
+            rows = [record for name in names if (record := records.get(name))]
+            if rows:
                 with formatter.section(title):
-                    formatter.write_dl(found)
+                    formatter.write_dl(rows)
 
 
 SHORT = 40  # characters of a value in a message
 
 
-class Once(click.Option):
-    """An option of one value that refuses a second one. Click itself takes the last, as for settings it should."""
+class SingleOption(click.Option):
+    """An option that may be given once; click would silently take the last value."""
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
 
     def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
-        given = opts.get(str(self.name))
-        if isinstance(given, list):
-            if len(given) > 1 and not ctx.resilient_parsing:  # a shell that completes the line is told nothing
+        values = opts.get(str(self.name))
+        if isinstance(values, list):
+            if len(values) > 1 and not ctx.resilient_parsing:  # no error during shell completion
                 flag = next(flag for flag in self.opts if flag.startswith("--"))
-                first, second = (repr(str(value)[:SHORT]) for value in given[:2])
+                first, second = (repr(str(value)[:SHORT]) for value in values[:2])
                 raise click.UsageError(f"there are two values of {flag}, {first} and {second}. Leave one out", ctx)
-            opts = {**opts, str(self.name): given[0]}
+            opts = {**opts, str(self.name): values[0]}
         return super().consume_value(ctx, opts)
 
 
-MAX_BYTES = 64 << 20  # far more than any context holds: a pipe without an end is refused before it fills the memory
+MAX_BYTES = 64 << 20  # more than any context holds; an endless pipe must not fill the memory
 
 
 def standard_input() -> BinaryIO:
-    """stdin for bytes. Raise UsageError where whoever started this process has closed it."""
+    """Return stdin for bytes. Raises UsageError if it is closed."""
     if sys.stdin is None:
         raise click.UsageError("standard input is closed: pipe something in, or name a file")
     return sys.stdin.buffer
 
 
 def piped_text() -> str:
-    """The text on stdin, without blanks around it. Raise UsageError if that is none."""
-    return _decoded(standard_input().read(MAX_BYTES + 1), "the piped text")
+    """Return the stripped text on stdin. Raises UsageError unless it is UTF-8."""
+    return _decode(standard_input().read(MAX_BYTES + 1), "the piped text")
 
 
-def text_in(file: Path) -> str:
-    """The same of a file."""
+def read_text(file: Path) -> str:
+    """Return the stripped text of a file. Raises UsageError if it cannot be read or is not UTF-8."""
     try:
         with file.open("rb") as opened:
-            return _decoded(opened.read(MAX_BYTES + 1), str(file))
+            return _decode(opened.read(MAX_BYTES + 1), str(file))
     except OSError as error:
         raise click.UsageError(f"cannot read {file}: {reason(error)}") from error
 
 
-def _decoded(data: bytes, what: str) -> str:
+def _decode(data: bytes, source: str) -> str:
     if len(data) > MAX_BYTES:
-        raise click.UsageError(f"{what} is longer than {MAX_BYTES >> 20} MiB")
+        raise click.UsageError(f"{source} is longer than {MAX_BYTES >> 20} MiB")
     try:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError as error:
-        raise click.UsageError(f"{what} is not UTF-8 text (byte {error.start})") from error
+        raise click.UsageError(f"{source} is not UTF-8 text (byte {error.start})") from error
 
 
 def end_when_late() -> None:
-    """From now on the first signal ends `notes` in a tenth of a second, whatever llama.cpp computes; not a process that
-    only calls a command, as tests do."""
+    """Force exit if llama.cpp has not stopped 100 ms after a signal; only in a `notes` process, not in tests."""
     from notes_cli.engine import interrupts
 
-    if stops.working:
-        interrupts.when_late(_end_late)
+    if signals.working:
+        interrupts.when_late(_force_exit)
 
 
-def _end_late(number: int) -> None:
-    """As the main thread would, unless it is at it. This runs while that computes."""
+def _force_exit(number: int) -> None:
+    """Clean up and end the process from another thread while the main thread computes, unless that is ending too."""
     from notes_cli.engine import interrupts
 
-    if not stops.claim(wait=False):
+    if not signals.claim(wait=False):
         return
-    stops.received = stops.received or number
+    signals.received = signals.received or number
     output.clear()
-    output.fail(stops.word(), stops.status())
-    if stops.received == signal.SIGINT:
-        os._exit(stops.INTERRUPTED)
-    interrupts.end_by(stops.received)
+    output.fail(signals.describe(), signals.status())
+    if signals.received == signal.SIGINT:
+        os._exit(signals.INTERRUPTED)
+    interrupts.end_by(signals.received)

@@ -1,4 +1,4 @@
-"""Print a session as a conversation, turn by turn, with errata and edits in their places."""
+"""Print a session turn by turn: questions, answers, reasoning, tool results, errata and edits."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 from notes_cli import output
 from notes_cli.engine.pieces import Reason
-from notes_cli.explaining import entry_why
+from notes_cli.explanations import entry_why
 from notes_cli.sessions.state import TRACE, Entry, State
 
-INDENT = 12  # columns before a text, for who says it
+INDENT = 12  # columns before a text, for its label
 SHORT = 50  # characters of a skill's text
 
 
-class Said(NamedTuple):
-    """A part of a conversation: who says it, or what it is, and its text."""
+class Part(NamedTuple):
+    """A part of a conversation: its label, such as "user", and its text."""
 
-    who: str
+    label: str
     text: str
 
 
@@ -30,42 +30,43 @@ def show(state: State) -> None:
         parts = [*turn(state, number)]
         if parts and number:
             output.styled([(f"turn {number}", "bold")])
-        for one in parts:
-            who, *rest = _lines(one, width)
-            output.styled([(who[:INDENT], "dim"), (who[INDENT:], "")])
+        for part in parts:
+            first, *rest = _lines(part, width)
+            output.styled([(first[:INDENT], "dim"), (first[INDENT:], "")])
             for line in rest:
                 output.result(line)
         if parts:
             output.result("")
 
 
-def turn(state: State, number: int) -> Iterator[Said]:
-    """The parts of a turn, then the edits after it; of turn 0 the edits before all others."""
+def turn(state: State, number: int) -> Iterator[Part]:
+    """Yield the parts of a turn, then the edits after it; turn 0 has the edits before turn 1."""
     entries = [entry for entry in state.entries if entry.turn == number]
     if number == 1 and state.system:
-        yield Said("system", state.system)
+        yield Part("system", state.system)
     if any(entry.kind == "result" for entry in entries):
-        yield Said("tool", state.questions[number - 1])
-    for (kind, name), group in groupby((one for one in entries if one.kind not in ("edit", TRACE)), _same):
+        yield Part("tool", state.questions[number - 1])
+    pieces_of_turn = (entry for entry in entries if entry.kind not in ("edit", TRACE))
+    for (kind, name), group in groupby(pieces_of_turn, _merge_key):
         pieces = [*group]
         if kind == "splice":
-            yield Said("skill", _skill(state, name, pieces))
+            yield Part("skill", _skill(state, name, pieces))
         elif kind == "erratum":
-            yield from (Said("correction", piece.text.strip()) for piece in pieces)
+            yield from (Part("correction", piece.text.strip()) for piece in pieces)
         elif kind in ("answer", "thought"):
-            who = "assistant" if kind == "answer" else "thought"
-            yield Said(who, "".join(piece.text for piece in pieces).strip())
+            label = "assistant" if kind == "answer" else "thought"
+            yield Part(label, "".join(piece.text for piece in pieces).strip())
         elif kind == "question":
-            yield Said("user", state.questions[number - 1])
+            yield Part("user", state.questions[number - 1])
     for entry in entries:
         if entry.kind == "edit":
-            yield Said("edit", f"{entry.text} ({entry.how}): {entry_why(entry)}".removesuffix(": "))
+            yield Part("edit", f"{entry.text} ({entry.how}): {entry_why(entry)}".removesuffix(": "))
         elif entry.kind == TRACE:
-            yield Said("forgotten", f"{entry.text}: {entry_why(entry)}")
+            yield Part("forgotten", f"{entry.text}: {entry_why(entry)}")
 
 
-def _same(entry: Entry) -> tuple[str, str]:
-    """The key by which neighbours are merged into one entry."""
+def _merge_key(entry: Entry) -> tuple[str, str]:
+    """Return the key by which adjacent entries are merged."""
     if entry.origin.reason is Reason.THOUGHT_END:
         return "", ""
     return "thought" if entry.thought else entry.kind, entry.name
@@ -74,22 +75,22 @@ def _same(entry: Entry) -> tuple[str, str]:
 def _skill(state: State, name: str, pieces: list[Entry]) -> str:
     tokens = sum(piece.tokens for piece in pieces)
     spliced = sum(piece.tokens for piece in pieces if piece.how == "spliced")
-    text = next((one.text for one in state.skills if one.name == name), "")
-    shown = f"{name}, {tokens} token{'s' * (tokens != 1)}, {spliced} of them spliced"
-    return f"{shown}: {output.line(text, SHORT)}" if text else shown
+    text = next((skill.text for skill in state.skills if skill.name == name), "")
+    summary = f"{name}, {tokens} token{'s' * (tokens != 1)}, {spliced} of them spliced"
+    return f"{summary}: {output.line(text, SHORT)}" if text else summary
 
 
-def _lines(said: Said, width: int) -> list[str]:
-    """A part in lines, what it is before the first of them."""
-    lines = output.clean(said.text).splitlines() or [""]
+def _lines(part: Part, width: int) -> list[str]:
+    """Return a part as indented lines, with its label before the first."""
+    lines = output.clean(part.text).splitlines() or [""]
     if width > 2 * INDENT:
-        lines = [part for line in lines for part in _wrapped(line, width - INDENT)]
-    before = [said.who.ljust(INDENT), *[" " * INDENT] * len(lines)]
+        lines = [piece for line in lines for piece in _wrap(line, width - INDENT)]
+    before = [part.label.ljust(INDENT), *[" " * INDENT] * len(lines)]
     return [f"{head}{line}".rstrip() for head, line in zip(before, lines, strict=False)]
 
 
-def _wrapped(line: str, width: int) -> list[str]:
-    """A line in lines of whole words, all as far in as it is."""
+def _wrap(line: str, width: int) -> list[str]:
+    """Wrap a line at words, with its indentation."""
     blanks = line[: len(line) - len(line.lstrip())]
     words = wrap(line.strip(), max(INDENT, width - len(blanks)), break_long_words=False, break_on_hyphens=False)
     return [blanks + part for part in words] or [""]

@@ -1,4 +1,4 @@
-"""`notes verify`: is a splice, an edit or a session as good as a full recompute, on this model, for these questions?"""
+"""`notes verify`: compare splices, edits or a session with a full recompute, on this model and for given questions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
-from notes_cli.commands.remedies import advice, listening, worded
-from notes_cli.commands.terminal import Grouped, piped_text, text_in
-from notes_cli.explaining import entry_why, expected
+from notes_cli.commands.remedies import advice, print_callbacks, worded
+from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
+from notes_cli.explanations import difference_why, entry_why
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from notes_cli.runtime.check_rows import RowCheck
     from notes_cli.sessions.state import Entry
 
-_WIDE = 100  # columns of a terminal that a table of questions takes with figures
+_WIDE = 100  # columns of a terminal from which on the table has figures
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("names", type=SkillName(), nargs=-1, metavar="[NAME...]")
 @click.option(
     "--session", type=SessionName(), metavar="NAME", help="Verify a session instead, as it is put back from disk."
@@ -145,17 +145,17 @@ def command(
         seam=seam,
         wording=wording,
     )
-    callbacks = listening(json_)
+    callbacks = print_callbacks(json_)
     with open_model(quiet=json_, session=session, **model) as opened:
         if session:
-            with opened.session(session, new=False, reading=True) as held:
-                checked, entries = held.verify(wanted, callbacks=callbacks), held.entries
-            places = [_place(entries, error.position) for error in checked.layers]
+            with opened.session(session, new=False, reading=True) as conversation:
+                comparison, entries = conversation.verify(wanted, callbacks=callbacks), conversation.entries
+            places = [_describe_position(entries, error.position) for error in comparison.layers]
             if json_:
-                output.as_json(_session_as_json(checked, session, places))
+                output.as_json(_session_as_json(comparison, session, places))
             else:
-                _print_session(checked, places, opened.name)
-            return 0 if checked.passed else 1
+                _print_session(comparison, places, opened.name)
+            return 0 if comparison.passed else 1
         if fields:
             edits = opened.verify_edits(wanted, callbacks=callbacks)
             output.as_json(_edits_as_json(edits)) if json_ else _print_edits(edits, opened.name)
@@ -166,16 +166,16 @@ def command(
 
 
 def _read_questions(file: Path | None) -> tuple[str, ...]:
-    """The lines of a file that are not blank."""
+    """Return the lines of a file without blank ones. Raises NotesError if there are none."""
     from notes_cli.errors import NotesError
 
     if file is None:
         return ()
-    text = piped_text() if str(file) == "-" else text_in(file)
-    found = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-    if not found:
+    text = piped_text() if str(file) == "-" else read_text(file)
+    questions = tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+    if not questions:
         raise NotesError(f"{file} has no questions", "Write one a line")
-    return found
+    return questions
 
 
 def _check_usage(
@@ -215,16 +215,16 @@ def _as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _composition_as_json(found: Composed) -> dict[str, Any]:
+def _composition_as_json(composed: Composed) -> dict[str, Any]:
     from notes_cli.runtime.settings import repair
 
-    counts = {name: found.counts(several) for name, several in (("one", False), ("several", True))}
+    counts = {name: composed.counts(several) for name, several in (("one", False), ("several", True))}
     return {
         **{name: {"same": same, "cases": of} for name, (same, of) in counts.items()},
-        "questions": [asdict(one) for one in found.questions],
-        "tried": [{"name": one.name, "same": sum(one.same), "refused": one.refused} for one in found.tried],
-        "repair": found.repair or None,
-        "advice": advice(repair(found.repair, found.names, these=True)) if found.repair else None,
+        "questions": [asdict(question) for question in composed.questions],
+        "tried": [{"name": way.name, "same": sum(way.same), "refused": way.refused} for way in composed.tried],
+        "repair": composed.repair or None,
+        "advice": advice(repair(composed.repair, composed.names, these=True)) if composed.repair else None,
     }
 
 
@@ -233,7 +233,7 @@ def _rows_as_json(check: RowCheck) -> dict[str, Any]:
         "tokens": check.tokens,
         "layers": check.layers,
         "farthest": check.farthest,
-        "wrong": [str(one) for one in check.wrong],
+        "wrong": [str(error) for error in check.wrong],
         "unchecked": list(check.unchecked),
     }
 
@@ -242,7 +242,7 @@ def _print(report: Report, model: str) -> None:
     wide, corrects = output.width(_WIDE) >= _WIDE, any(case.corrected is not None for case in report.cases)
     rows = [
         (
-            _asked(case),
+            _question(case),
             *((f"{case.cosine:.4f}", f"{case.kl:.1e}") if wide else ()),
             *(_short(case.decision), _short(case.reference)),
             *(("" if case.corrected is None else _short(case.corrected),) if corrects else ()),
@@ -255,7 +255,7 @@ def _print(report: Report, model: str) -> None:
     output.table(("question", *figures, "spliced", "recompute", *corrected, "decision"), rows, right=figures)
     for case in report.cases:
         if case.parting:
-            output.result(_parted(case, case.parting))
+            output.result(_describe_parting(case, case.parting))
     if report.composition:
         _print_composition(report.composition)
     for name, kv, size in report.small:
@@ -273,16 +273,16 @@ def _print(report: Report, model: str) -> None:
         report.failures,
     )
     if not report.passed:
-        output.result(f"next: {_next(report)}")
+        output.result(f"next: {_next_step(report)}")
 
 
-def _asked(case: Case) -> str:
+def _question(case: Case) -> str:
     return case.question + ("  + " + ", ".join(case.errata) if case.errata else "")
 
 
-def _parted(case: Case, parting: Parting) -> str:
-    """The line about two texts that part."""
-    where = f"{_asked(case)}: both answers are the same up to token {parting.at}"
+def _describe_parting(case: Case, parting: Parting) -> str:
+    """Return the line about two answers that diverge."""
+    where = f"{_question(case)}: both answers are the same up to token {parting.at}"
     gap = f"{parting.gap:.2f} nats between the two tokens there, and rounding moves that by {parting.noise:.2f}"
     if parting.near:
         return f"{where}, where two are about equally likely ({gap})"
@@ -291,8 +291,8 @@ def _parted(case: Case, parting: Parting) -> str:
     return f"{where} only, and rounding does not explain that ({gap})"
 
 
-def _next(report: Report) -> str:
-    """The first thing to do about a failure."""
+def _next_step(report: Report) -> str:
+    """Return the first step after a failure."""
     if broken := [name for name, check in report.rows if not check.right]:
         return f"compile {broken[0]} again: notes compile --from {broken[0]} --force"
     if not any(case.spliced for case in report.cases):
@@ -304,51 +304,51 @@ def _next(report: Report) -> str:
     return "ask such questions with --recompute, which decodes everything"
 
 
-def _print_composition(found: Composed) -> None:
-    """What each question needs of the skills, and what repairs decisions that differ."""
+def _print_composition(composed: Composed) -> None:
+    """Print which skills each question needs, and which changes repair decisions that differ."""
     from notes_cli.measure.compare import RECOMPUTE
     from notes_cli.measure.significance import format_count
     from notes_cli.runtime.settings import repair
 
     output.result("")
     rows = [
-        (one.question, " + ".join(one.needs) or "any one will do", "same" if one.same else "DIFFERS")
-        for one in found.questions
+        (case.question, " + ".join(case.needs) or "any one will do", "same" if case.same else "DIFFERS")
+        for case in composed.questions
     ]
     output.table(("question", "needs", "decision"), rows)
-    for what, several in (("one skill, or none", False), ("several skills", True)):
-        same, of = found.counts(several)
+    for needed, several in (("one skill, or none", False), ("several skills", True)):
+        same, of = composed.counts(several)
         if of:
-            output.result(f"questions that need {what}: {format_count(same, of)} decide as the recompute")
-    if not found.counts(True)[1]:
+            output.result(f"questions that need {needed}: {format_count(same, of)} decide as the recompute")
+    if not composed.counts(True)[1]:
         output.result("no question needs several skills, so nothing is known of those that do: give some (--questions)")
-    for one in found.tried:
-        output.result(f"tried {one.name}: " + (one.refused or f"{sum(one.same)} of {len(one.same)} as the recompute"))
-    if found.repair:
-        what = "what repairs it" if found.repair != RECOMPUTE else "none of these repairs it"
-        output.result(f"{what}: {advice(repair(found.repair, found.names, these=True))}")
+    for way in composed.tried:
+        output.result(f"tried {way.name}: " + (way.refused or f"{sum(way.same)} of {len(way.same)} as the recompute"))
+    if composed.repair:
+        outcome = "what repairs it" if composed.repair != RECOMPUTE else "none of these repairs it"
+        output.result(f"{outcome}: {advice(repair(composed.repair, composed.names, these=True))}")
     output.result("")
 
 
-def _verdict(told: str, failures: Sequence[Notice]) -> None:
-    """What was missed, and the verdict, last."""
+def _verdict(summary: str, failures: Sequence[Notice]) -> None:
+    """Print the failures, then the verdict."""
     for failure in failures:
         output.result(f"missed: {worded(failure)}")
-    output.result(f"{'FAIL' if failures else 'pass'}: {told}")
+    output.result(f"{'FAIL' if failures else 'pass'}: {summary}")
 
 
 def _edits_as_json(edits: Edits) -> dict[str, Any]:
     means = ("cosine", "kl", "decoded")
     tried = [
         {
-            "method": one.method,
-            "refused": worded(one.refused) if one.refused else None,
-            "same": one.same,
-            "pass": one.passed,
-            **{what: one.mean(what) for what in means},
-            "cases": [asdict(case) for case in one.cases],
+            "method": trial.method,
+            "refused": worded(trial.refused) if trial.refused else None,
+            "same": trial.same,
+            "pass": trial.passed,
+            **{figure: trial.mean(figure) for figure in means},
+            "cases": [asdict(case) for case in trial.cases],
         }
-        for one in edits.tried
+        for trial in edits.tried
     ]
     return {
         "version": 1,
@@ -362,23 +362,23 @@ def _edits_as_json(edits: Edits) -> dict[str, Any]:
 
 def _print_edits(edits: Edits, model: str) -> None:
     rows = []
-    for one in edits.tried:
-        if one.refused:
-            rows.append((one.method, "", "", "", "refused", worded(one.refused)))
+    for trial in edits.tried:
+        if trial.refused:
+            rows.append((trial.method, "", "", "", "refused", worded(trial.refused)))
             continue
-        found, count = one.cases[0], len(one.cases)
-        told = "same" if one.passed else "DIFFERS"
-        detail = f"{one.same} of {count}" if count > 1 else f"{_short(found.decision)} ({_short(found.reference)})"
-        means = f"{one.mean('cosine'):.4f}", f"{one.mean('kl'):.1e}", f"{one.mean('decoded'):.0f}"
-        rows.append((one.method, *means, told, detail))
+        first, count = trial.cases[0], len(trial.cases)
+        decision = "same" if trial.passed else "DIFFERS"
+        detail = f"{trial.same} of {count}" if count > 1 else f"{_short(first.decision)} ({_short(first.reference)})"
+        means = f"{trial.mean('cosine'):.4f}", f"{trial.mean('kl'):.1e}", f"{trial.mean('decoded'):.0f}"
+        rows.append((trial.method, *means, decision, detail))
     columns = ("method", "cosine", "KL", "decoded", "decision", "")
     output.table(columns, rows, right=columns[1:4])
     output.result(f"auto is {edits.why}")
     _verdict(f"against a recompute of the corrected text on {model}", edits.failures)
 
 
-def _place(entries: Sequence[Entry], position: int) -> str:
-    """What is at a position of a session, for people."""
+def _describe_position(entries: Sequence[Entry], position: int) -> str:
+    """Describe a position of a session by its entry."""
     for entry in entries:
         if entry.position <= position < entry.position + entry.tokens:
             return f"position {position}, {entry.kind} {entry.name}".rstrip()
@@ -399,7 +399,7 @@ def _session_as_json(report: SessionReport, name: str, places: Sequence[str]) ->
         "points": [asdict(point) for point in report.points],
         "layers": [{**asdict(error), "at": at} for error, at in zip(report.layers, places, strict=True)],
         "edits": [f"{edit.text} by {edit.how}: {entry_why(edit)}" for edit in report.edits],
-        "reasons": [expected(cause, where) for cause, where in report.causes.items()],
+        "reasons": [difference_why(cause, where) for cause, where in report.causes.items()],
     }
 
 
@@ -423,7 +423,7 @@ def _print_session(report: SessionReport, places: Sequence[str], model: str) -> 
     for edit in report.edits:
         output.result(f"edit {edit.text} by {edit.how}: {entry_why(edit)}")
     for cause, where in report.causes.items():
-        output.result(f"expected: {expected(cause, where)}")
+        output.result(f"expected: {difference_why(cause, where)}")
     if not report.causes:
         output.result("expected: nothing that would make rows differ by more than rounding")
     farthest = max(report.largest.k, report.largest.v)

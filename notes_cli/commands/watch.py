@@ -12,8 +12,8 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import Number, SkillSource, library, model_options, open_model
-from notes_cli.commands.remedies import listening, worded
-from notes_cli.commands.terminal import Grouped
+from notes_cli.commands.remedies import print_callbacks, worded
+from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from notes_cli.text.toolset import ToolSet
 
 
-@click.command(cls=Grouped)
+@click.command(cls=GroupedCommand)
 @click.argument("sources", type=SkillSource(), nargs=-1, metavar="[SOURCE...]")
 @click.option("--all", "all_", is_flag=True, help="Also every Agent Skill of the project and of the user.")
 @click.option(
@@ -64,19 +64,19 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
         raise NotesError("there is nothing to watch", "Name a SOURCE: notes watch skills/")
     with open_model(quiet=quiet or json_, **model) as opened:
 
-        def brought(path: Path, look: FileStamp, *, first: bool = False) -> None:
-            """What depends on a file is up to date as the file was at this look; with it the images that its text
-            shows, unless other skills depend on them, too."""
-            shown = _images(opened, path)
-            files.set_images(path, shown)
+        def update(path: Path, stamp: FileStamp, *, first: bool = False) -> None:
+            """Compile the skills that depend on a file, and mark it as handled, with the images in its text that no
+            other skill depends on."""
+            images = _images(opened, path)
+            files.set_images(path, images)
             skills = files.skills(path)
             _compile(opened, Sources(library()), skills, path, json_, named=not (sources or all_), first=first)
-            alone = {image: seen for image, seen in shown.items() if set(files.skills(image)) <= set(skills)}
-            for one, seen in {**alone, path: look}.items():
-                watched.mark_handled(one, seen)
+            exclusive = {image: seen for image, seen in images.items() if set(files.skills(image)) <= set(skills)}
+            for handled, seen in {**exclusive, path: stamp}.items():
+                watched.mark_handled(handled, seen)
 
         for path in files.paths:
-            brought(path, file_stamp(path), first=True)
+            update(path, file_stamp(path), first=True)
         if not quiet:
             count = len(files.paths)
             output.say(f"watching {count} {'file' if count == 1 else 'files'}; Ctrl-C ends it")
@@ -84,52 +84,52 @@ def command(sources: tuple[str, ...], all_: bool, interval: float, quiet: bool, 
             time.sleep(interval)
             with suppress(NotesError):  # a folder that is being replaced
                 files.add(_files(sources, all_))
-            for path, look in watched.changed(files.paths):
-                if look is None:
-                    _tell(json_, event="gone", source=str(path))
-                    watched.mark_handled(path, look)
+            for path, stamp in watched.changed(files.paths):
+                if stamp is None:
+                    _print_event(json_, event="gone", source=str(path))
+                    watched.mark_handled(path, stamp)
                 else:
-                    brought(path, look)
+                    update(path, stamp)
 
 
 def _files(sources: tuple[str, ...], all_: bool) -> dict[Path, list[str]]:
-    """The files to watch, each with words that mean its skills: one file may be compiled under several names. Raise
-    NotesError for what is no file."""
+    """Return the files to watch, each with the words for its skills (a file may have several names). Raises NotesError
+    for a source that is not a file."""
     from notes_cli.runtime.sources import Sources
     from notes_cli.text.names import files_of
     from notes_cli.text.skill import skill_file, skill_sources
 
     words = Sources(library())
-    found: dict[Path, list[str]] = {}
+    files: dict[Path, list[str]] = {}
     for source in sources:
         for word in skill_sources(source):
             path = skill_file(word) if Path(word).exists() else _file(words.read(word).skill)
-            found.setdefault(path.absolute(), []).append(word)
+            files.setdefault(path.absolute(), []).append(word)
     if all_:
-        for one in words.agent_skills().values():
-            if not one.problem:
-                found.setdefault(one.path / "SKILL.md", []).append(str(one.path))
+        for skill in words.agent_skills().values():
+            if not skill.problem:
+                files.setdefault(skill.path / "SKILL.md", []).append(str(skill.path))
     if not sources and not all_:
         for entry in words.library.entries():
             if entry.info is not None and len(files_of(entry.info.source)) == 1:
-                found.setdefault(Path(entry.info.source), []).append(entry.name)
-    return found
+                files.setdefault(Path(entry.info.source), []).append(entry.name)
+    return files
 
 
 def _images(model: Model, path: Path) -> dict[Path, FileStamp]:
-    """The images that the text in a file shows, if the model sees, as they are now."""
+    """Return the images in a text and their stamps, if the model has vision."""
     from notes_cli.runtime.file_watch import file_stamp
     from notes_cli.text.skill import load_skill
 
-    with suppress(NotesError):  # tools, or a text that cannot be read, of which others tell
+    with suppress(NotesError):  # tools, or an unreadable text, which the compile reports
         links = load_skill(path).links if model.workspace.has_vision else ()
-        found = [Path(link.path).absolute() for link in links if not link.why]
-        return {image: file_stamp(image) for image in found}
+        images = [Path(link.path).absolute() for link in links if not link.why]
+        return {image: file_stamp(image) for image in images}
     return {}
 
 
 def _file(skill: Skill | ToolSet) -> Path:
-    """The one file of a skill of the library. Raise SkillError for one that was joined of several."""
+    """Return the file of a skill in the library. Raises SkillError for several files."""
     from notes_cli.text.names import files_of
 
     files = files_of(skill.source)
@@ -141,36 +141,36 @@ def _file(skill: Skill | ToolSet) -> Path:
 def _compile(
     model: Model, words: Sources, skills: Sequence[str], path: Path, json_: bool, *, named: bool, first: bool = False
 ) -> None:
-    """Bring the skills that depend on a file up to date, and tell what was done. `named`: they are names of the
-    library, whatever files here are called so. `first`: not that there was nothing to do."""
+    """Compile the skills that depend on a file, and print events. `named`: the words are names in the library, not
+    files. `first`: print nothing for skills that are up to date."""
     done = set[str]()
     for word in skills:
         try:
-            wanted = words.library_skill(word) if named else words.read(word)
-            name = wanted.skill.name
-            if name in done:  # two words may mean one
+            source = words.library_skill(word) if named else words.read(word)
+            name = source.skill.name
+            if name in done:  # two words for one skill
                 continue
             done.add(name)
-            compiled = _compiled(model, words, wanted, listening(json_))
+            compiled = _compile_as_before(model, words, source, print_callbacks(json_))
         except NotesError as error:
-            _tell(json_, event="failed", source=str(path), error=worded(error))
+            _print_event(json_, event="failed", source=str(path), error=worded(error))
             continue
         if compiled.reasons or not first:
             event = "compiled" if compiled.reasons else "up_to_date"
             facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
-            _tell(json_, event=event, source=str(path), **facts)
+            _print_event(json_, event=event, source=str(path), **facts)
 
 
-def _compiled(model: Model, words: Sources, wanted: Source, callbacks: Callbacks) -> Compiled:
-    """The skill, up to date, and kept as it was."""
+def _compile_as_before(model: Model, words: Sources, source: Source, callbacks: Callbacks) -> Compiled:
+    """Bring a skill up to date with the options of its segment."""
     from notes_cli.commands.compile import shape_of
     from notes_cli.runtime.compile import skill_of
     from notes_cli.runtime.sources import Shape
 
-    kept = words.readable_skill(wanted.skill.name)
-    shape = shape_of(model, words, kept or wanted, Shape(None, kv=None))
+    previous = words.readable_skill(source.skill.name)
+    shape = shape_of(model, words, previous or source, Shape(None, kv=None))
     return model.bring_up_to_date(
-        skill_of(model.workspace, wanted.skill),
+        skill_of(model.workspace, source.skill),
         influence=shape.influence,
         blocks=shape.blocks,
         kv=shape.kv,
@@ -178,15 +178,15 @@ def _compiled(model: Model, words: Sources, wanted: Source, callbacks: Callbacks
     )
 
 
-def _tell(json_: bool, *, event: str, source: str, **facts: Any) -> None:
-    """A line on stdout, at once."""
+def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:
+    """Print an event on a line of stdout."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     if json_:
-        none: dict[str, Any] = {"name": None, "path": None, "reasons": [], "error": None}
-        output.json_line({"version": 1, "time": now, "event": event, "source": source, **none, **facts})
+        defaults: dict[str, Any] = {"name": None, "path": None, "reasons": [], "error": None}
+        output.json_line({"version": 1, "time": now, "event": event, "source": source, **defaults, **facts})
         return
-    what = event.replace("_", " ")
+    text = event.replace("_", " ")
     if "name" in facts:
-        what += f" {facts['name']}" + (f" ({'; '.join(facts['reasons'])})" if facts["reasons"] else "")
+        text += f" {facts['name']}" + (f" ({'; '.join(facts['reasons'])})" if facts["reasons"] else "")
     more = f": {facts['error']}" if "error" in facts else ""
-    output.result(output.line(f"{now} {what}: {source}{more}"))
+    output.result(output.line(f"{now} {text}: {source}{more}"))

@@ -23,17 +23,17 @@ LAST_SEED = 0xFFFFFFFE  # the next one is LLAMA_DEFAULT_SEED (include/llama.h), 
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """How the next token is chosen. The same seed gives the same text on the same machine and settings. The options:
+    """Sampling options, as in llama.cpp. The same seed gives the same text on the same machine and settings.
 
-    temperature: 0 takes the likeliest token; then top_k, top_p, min_p and seed are not used.
-    top_k: Draw among so many of the likeliest tokens, 0 for all.
-    top_p: Draw among the likeliest tokens that have this probability together.
-    min_p: Leave out tokens that are less likely than this part of the likeliest one.
-    repeat_penalty: Above 1, makes tokens that were written lately less likely.
-    seed: Of the random numbers.
-    frequency_penalty: Taken from the logit of a token for each time that it was written lately.
-    presence_penalty: Taken from it once.
-    bias: What is added to the logits of tokens.
+    temperature: 0 takes the likeliest token (greedy); then top_k, top_p, min_p and seed are not used.
+    top_k: Sample from this many of the likeliest tokens; 0 for all.
+    top_p: Sample from the likeliest tokens with this total probability.
+    min_p: Exclude tokens less likely than this fraction of the likeliest one.
+    repeat_penalty: Above 1, makes recently generated tokens less likely.
+    seed: Seed of the random numbers.
+    frequency_penalty: Subtracted from a token's logit for each recent occurrence.
+    presence_penalty: Subtracted from a token's logit if it occurred recently.
+    bias: Pairs of a token and a number to add to its logit.
     """
 
     temperature: float = 0.0

@@ -38,27 +38,27 @@ class Request:
     NotesError for an option of the wrong type, and for a negative number of tokens.
 
     Options:
-    splice: Names of compiled skills, segment files or texts, or segments.
-    errata: Corrections that the model reads: `field=value` or free text, or a mapping of fields and values.
-    fields: New values of fields, applied by `method`.
-    method: The edit method for `fields`, by name.
-    system: Text before the skills.
-    think: Reason first.
-    max_think: Tokens of the reasoning at most.
-    choices: Decide among these answers, at least two.
+    splice: Skills to splice: names of compiled skills, paths of segment files or texts, or Segments.
+    errata: Corrections stated after the skills: `field=value` or free text, or a mapping of fields to values.
+    fields: New values of fields, a mapping, applied by `method`.
+    method: Edit method for `fields`, a name or a Method; None or "auto" for the calibrated one.
+    system: System text before the skills.
+    think: Let the model reason before it answers; the reasoning is not part of the answer's text.
+    max_think: Tokens of reasoning at most.
+    choices: Decide among these answers (two or more) instead of generating text.
     max_tokens: Tokens of the answer at most.
     sampling: All sampling options, as SamplerOptions.
-    json_schema: The answer is JSON that is valid by this schema (parsed JSON).
-    grammar: The answer is constrained by this grammar instead, in GBNF.
-    images: Files of images, or names and segments as for `splice`, shown with the question.
-    results: In a session, instead of a question: the name of each tool that the last answer called, and its result.
-    seam: Tokens to recompute where a skill follows another context than at compile time.
-    place: Skills in the system message ("early"), or right before the question ("late").
-    wording: Of errata, as prompts/errata.json names it.
-    recompute: Decode the very same tokens instead of splicing, to compare.
-    decode: Of `splice`: decode these, so that they see what precedes them.
+    json_schema: JSON schema (parsed) that the answer satisfies.
+    grammar: Grammar (GBNF) that the answer satisfies, instead of a schema.
+    images: Images to show with the question: paths of image files, or names and Segments of compiled images.
+    results: In a session, in place of a question: (tool, result) for each tool call of the last answer.
+    seam: Tokens to recompute at the start of a skill that follows another context than at compile time.
+    place: Place of the skills: "early" in the system message, or "late" before the question.
+    wording: Wording of errata, a name in prompts/errata.json.
+    recompute: Decode the same tokens instead of splicing them, to compare.
+    decode: Names from `splice` to decode instead, so that these skills attend to the text before them.
     strict: Refuse a skill that cannot be spliced, instead of decoding it.
-    exact: Reuse K/V only where it equals that of a prefill of the whole prompt, and decode the rest.
+    exact: Reuse K/V only where it equals that of a full prefill of the prompt, and decode the rest.
     """
 
     question: str

@@ -12,7 +12,7 @@ from notes_cli.engine.loop import Task, one_request_at_a_time, run
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
-from notes_cli.explaining import explanation, plan_as_json, turn_as_json
+from notes_cli.explanations import explanation, plan_as_json, turn_as_json
 from notes_cli.runtime.answering import Plan, answer_task
 from notes_cli.runtime.assemble import assemble_task, saved_seconds, warn_unspliced
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout

@@ -9,7 +9,7 @@ from typing import Any
 
 from notes_cli.engine.segment import STORED_TYPES
 from notes_cli.errors import CompilingError, Help, NotesError, Progress, SegmentError, TakenError
-from notes_cli.explaining import entry_as_json
+from notes_cli.explanations import entry_as_json
 from notes_cli.library.global_errata import holding
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.runtime.compile import block_warnings

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from notes_cli.engine.sequence import Stopped
-from notes_cli.explaining import explanation
+from notes_cli.explanations import explanation
 from notes_cli.serve.generation import AnswerDone, TextDelta, Token
 from notes_cli.serve.jobs import PrefillDone
 from notes_cli.serve.parsing import ChatRequest

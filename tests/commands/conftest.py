@@ -68,7 +68,7 @@ def run_here(*arguments: object, stdin: str | bytes = b"") -> Outcome:
 
 
 def command_line(*arguments: object) -> list[str]:
-    """What to execute for `notes` with these arguments."""
+    """Return the command line that executes `notes` with these arguments."""
     return [sys.executable, "-m", "notes_cli", *map(str, arguments)]
 
 
@@ -79,7 +79,7 @@ def run_apart(*arguments: object, stdin: str = "") -> Outcome:
 
 
 def on_a_terminal(arguments: Sequence[object], code: str = "", status: Sequence[int] = (0,), **environment: str) -> str:
-    """What `notes` writes to a terminal, after this code has run in its process; it must exit with such a status."""
+    """Run code and then `notes` on a pseudo-terminal, and return its output; checks the exit status."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", f"{code}\nfrom notes_cli.__main__ import main; main()", *map(str, arguments)],
@@ -93,7 +93,7 @@ def on_a_terminal(arguments: Sequence[object], code: str = "", status: Sequence[
     try:
         while chunk := os.read(master, 4096):
             data += chunk
-    except OSError:  # Linux says so where the other side is closed
+    except OSError:  # on Linux, when the other side is closed
         pass
     os.close(master)
     assert process.wait() in status, data
@@ -120,7 +120,7 @@ def model(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny models need no more, and no test should depend on how many there are."""
+    """Tiny models need one thread, and no test should depend on the number of cores."""
     monkeypatch.setenv("NOTES_THREADS", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

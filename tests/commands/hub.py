@@ -14,7 +14,7 @@ from ..stores import COMMIT
 
 
 class Hub:
-    """Repositories and their files; what was asked for; and how the server misbehaves."""
+    """Repositories and files of a fake hub, the requests it got, and how it misbehaves."""
 
     def __init__(self) -> None:
         self.repos: dict[str, dict[str, bytes]] = {}

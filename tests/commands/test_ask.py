@@ -1,4 +1,4 @@
-"""`notes ask`: where the question comes from, what is spliced, what the JSON says, and the tokens."""
+"""`notes ask`: sources of the question, spliced skills, keys and token counts of the JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
 
 
 def test_question_from_the_argument(notes: Notes) -> None:
-    """The answer stands alone on stdout, the same as in the JSON; stderr says no more than that it was cut."""
+    """stdout has the answer of the JSON and nothing else; stderr only that it was cut."""
     plain, js = notes("ask", "Why?", "-n", 8), notes("ask", "Why?", "-n", 8, "--json")
     assert (plain.code, plain.err) == (0, js.err) and plain.err == CUT.format(8, 16)
     assert plain.out.strip() == js.json["answer"] != ""
@@ -52,7 +52,7 @@ def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
 
 @pytest.mark.parametrize("dash", [["-"], ["-p", "-"], ["-f", "-"], ["-f", "-", "-"]], ids=" ".join)
 def test_a_dash_is_standard_input(notes: Notes, dash: list[str]) -> None:
-    """Wherever the question may come from; it is no question of its own, and read once."""
+    """For QUESTION, --prompt and --file; stdin is read once."""
     plain = notes("ask", "-n", 2, "--json", stdin="Why?\n").json
     dashed = notes("ask", *dash, "-n", 2, "--json", stdin="Why?\n").json
     assert (dashed["answer"], dashed["tokens"]) == (plain["answer"], plain["tokens"])
@@ -66,7 +66,7 @@ def test_no_stream_prints_the_same_answer(notes: Notes) -> None:
 
 
 def test_a_spliced_skill_is_not_decoded_but_for_the_seam(notes: Notes, compiled: Path) -> None:
-    """Spliced and seam make up the skill, and what is decoded is all the rest and the seam."""
+    """Spliced and seam tokens add up to the skill; everything else and the seam is decoded."""
     n = len(peek(compiled).tokens)
     for extra, seam in (((), 0), (("-s", "Be kind."), 1), (("-s", "Be kind.", "--seam", "7"), 7)):
         tokens = notes("ask", "Why?", "--splice", "returns", "-n", 1, "--json", *extra).json["tokens"]
@@ -75,7 +75,7 @@ def test_a_spliced_skill_is_not_decoded_but_for_the_seam(notes: Notes, compiled:
 
 
 def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
-    """Pieces follow each other without a gap from position 0, and each says how its rows came about."""
+    """Pieces are contiguous from position 0, each with the origin of its KV entries."""
     result = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 3, "--json").json
     pieces = result["pieces"]
     assert [piece["kind"] for piece in pieces] == ["text", "splice", "erratum", "question", "answer"]
@@ -114,7 +114,8 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
 
 
 def test_settings_do_not_bar_a_session(notes: Notes, compiled: Path, home: Path) -> None:
-    """What config.yaml says of first turns, and of --field, is for where it fits; on the command line it is refused."""
+    """Settings of config.yaml for first turns, and for --field, are ignored where they do not apply; flags are
+    refused."""
     (home / "config.yaml").write_text("place: late\nsystem: Be kind.\nseam: 2\nmethod: suffix\nsplice: [returns]\n")
     ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
     begun = notes(*ask).json
@@ -138,7 +139,7 @@ def test_methods_and_wordings_that_are_none(notes: Notes, compiled: Path) -> Non
 
 
 def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
-    """--explain says which method --field comes to and why; --json too; a method that was named needs no reason."""
+    """--explain and --json show the method chosen for --field and the reason; an explicit method has none."""
     ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)
     line = notes(*ask, "--explain").out.splitlines()[-1]
     assert line.startswith("method field+erratum: the default for a model that calibrate has not measured")
@@ -295,7 +296,7 @@ def test_explain_is_what_the_run_then_does(notes: Notes, compiled: Path) -> None
 def test_explain_computes_nothing(
     notes: Notes, compiled: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is decoded, spliced or compiled by --explain; a text says on stderr that it would be compiled first."""
+    """--explain decodes, splices and compiles nothing; stderr notes a text that would be compiled first."""
     (tmp_path / "fees.txt").write_text("fee: 12")
     ask = ("ask", "Why?", "--splice", "returns", "--splice", tmp_path / "fees.txt", "--json", "-n", 1)
     before = snapshot(home / "library")
@@ -349,8 +350,8 @@ def test_a_huge_limit_makes_no_huge_context(notes: Notes, monkeypatch: pytest.Mo
 
 
 def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By -n, by a chosen context, by the end of what the model was trained for: in a line that says what to do,
-    and in the JSON. One that ended by itself, and a choice, are not."""
+    """By -n, by -c, and by the trained length: a line with advice, and in the JSON. Not for complete answers and
+    choices."""
     limited = notes("ask", "Why?", "-n", 3, "--json")
     assert limited.json["stopped"] == "length" and limited.err == CUT.format(3, 6)
     full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")
@@ -379,8 +380,7 @@ def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
 def test_a_place_that_rows_cannot_move_to(
     notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a model whose rows may move some distances only: compile says so, ask warns where one is too far, and --strict
-    refuses that alone."""
+    """On a model whose K/V moves by some distances only: compile prints that, ask warns, --strict refuses."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model("mistral3")))
     assert "It can be spliced at some distances, and is decoded at others: " in notes("compile", skill).err
     ask = ("ask", "Why?", "--splice", "returns", "-n", 1)
@@ -406,7 +406,7 @@ def test_the_context_grows_with_the_prompt(notes: Notes, compiled: Path) -> None
 
 
 def test_a_text_is_compiled_on_the_way(notes: Notes, skill: Path, home: Path) -> None:
-    """--splice of a text compiles it into the library and says so on stderr, once."""
+    """--splice of a text compiles it into the library, with a line on stderr, once."""
     first = notes("ask", "Why?", "--splice", skill, "-n", 4)
     assert first.code == 0 and "compiled" in first.err and "as returns" in first.err
     assert "compiled" not in first.out and notes("ls", "-q").out == "returns\n"

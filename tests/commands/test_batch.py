@@ -30,7 +30,7 @@ def answers(outcome: Outcome) -> list[Any]:
 
 
 def same(line: Any) -> Any:
-    """What a line shares with the answer of a single `notes ask --json`, but for times."""
+    """Return the keys of a line that equal those of a single `notes ask --json`, without times."""
     tokens = {key: value for key, value in line["tokens"].items() if key != "shared"}
     return tokens, [line[key] for key in ("answer", "choice", "stopped", "reasoning", "pieces", "sampling")]
 
@@ -71,7 +71,7 @@ def test_lines_answer_as_single_questions(notes: Notes, compiled: Path, tmp_path
 
 
 def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> None:
-    """Each says which key or value it is; the lines around them are answered, and the exit status is 1."""
+    """Each error names its key or value; other lines are answered; the exit status is 1."""
     bad = {
         "{": "the line is not JSON: Expecting property name",
         '"No" means what?': '(column 6). A question that begins with " is written as a JSON string',
@@ -121,7 +121,7 @@ def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> No
 
 
 def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
-    """Text as it is, between lines of JSON; numbers and words of JSON are text, too."""
+    """Plain text between lines of JSON; JSON numbers and words are text, too."""
     plain = ["Why?", 'Où, 日本? {"question"}', "7", "null", "- May I?"]
     ask = ("ask", "--splice", "returns", "-n", 3, "--seed", 5, "--batch", "-")
     found = answers(notes(*ask, stdin="\n".join([*plain[:2], '{"question": "When?"}', "", *plain[2:]])))
@@ -132,7 +132,7 @@ def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key != "question"])
 def test_null_is_as_if_the_key_were_not_there(notes: Notes, compiled: Path, key: str) -> None:
-    """For every key, whatever the command says of it."""
+    """For every key."""
     ask = ("ask", "--splice", "returns", "-s", "Be kind.", "--seed", 5, "--field", "tier=basic", "--method", "field")
     other = ("--choices", "yes,no", "--seam", 3, "--place", "late", "--wording", "line", "--decode", "returns")
     plain, null = answers(notes(*ask, *other, "--batch", "-", stdin=lines('"Why?"', {"question": "Why?", key: None})))
@@ -261,7 +261,7 @@ def test_an_interrupt_leaves_whole_lines(model: Path, tmp_path: Path, after: flo
     first = process.stdout.readline()
     time.sleep(after)
     process.send_signal(signal.SIGINT)
-    # Not communicate(), which reads past what readline() has in its buffer.
+    # Not communicate(), which would skip readline()'s buffer.
     rest, err = process.stdout.read(), process.stderr.read()
     assert (process.wait(), err) == (130, "notes: interrupted\n")
     found = [json.loads(line) for line in (first + rest).splitlines()]

@@ -1,4 +1,4 @@
-"""The first minutes: samples are at hand, settings are explained, and each dead end says where to go on."""
+"""First steps: samples, explained settings, and advice after each mistake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
-    """From an empty folder: compiled and asked, told where its text is; a file or a skill of the name goes first."""
+    """In an empty folder: compile and ask, with a line that names the text; a file or a skill of that name has
+    precedence."""
     done = run_here("compile", "store-handbook")
     assert done.code == 0
     assert str(config.resource("skills")) in done.err
@@ -49,7 +50,7 @@ def test_samples_are_none_of_all_skills(empty: Path) -> None:
 
 
 def test_init_copies_what_ships(empty: Path, home: Path) -> None:
-    """Every sample, to be changed, and config.yaml; what is there stays, and nothing is lost by a second time."""
+    """Copies every sample and config.yaml; a second run changes nothing."""
     done = run_here("init")
     assert done.code == 0 and "next: notes compile skills/store-handbook" in done.err
     for sample in config.sample_skills():

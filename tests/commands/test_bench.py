@@ -1,4 +1,4 @@
-"""`notes bench`: what it measures and prints, what it leaves out, and what it refuses. No test here asserts a time."""
+"""`notes bench`: measurements, output, lengths left out, and refusals. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_from_which_question_a_compile_pays() -> None:
 
 
 def test_lengths_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those beyond what the model was trained for, what the context has, or the memory: each with a line, in the
-    document, too; the others are measured."""
+    """Lengths beyond the trained length, the context or the memory: a line and a JSON entry each; others are
+    measured."""
     outcome = run_here(*SHORT, "--tokens", "32,4090", "--json")
     assert outcome.code == 0 and outcome.err.count("4,090 tokens are left out") == 1
     (left,) = outcome.json["left_out"]
@@ -96,7 +96,7 @@ def test_what_cannot_be_measured_is_one_line(tmp_path: Path, monkeypatch: pytest
 
 
 def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where it goes wrong, either; what a run has left that was killed is removed, not what another one needs."""
+    """Also after an error; leftovers of a killed run are removed, files of a running one are not."""
     monkeypatch.setenv("NOTES_HOME", str(tmp_path))
     killed, running = tmp_path / "bench-killed", tmp_path / "bench-running"
     for folder in (killed, running):

@@ -1,4 +1,4 @@
-"""-ctk and -ctv: one compiled skill serves every type of cache but f32, and what cannot be is said in one line."""
+"""-ctk and -ctv: one segment serves every cache type but f32; impossible types are refused in one line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_f32_says_how_to_compile_for_it(notes: Notes, skill: Path, compiled: Pat
 
 
 def test_quantized_v_without_flash_attention(notes: Notes, skill: Path, compiled: Path) -> None:
-    """llama.cpp has no such cache: a usage error that says what to leave out; K alone may be quantized."""
+    """A usage error with advice, as llama.cpp has no such cache; K alone may be quantized."""
     for command in (ASK, ("compile", skill), ("verify", "returns")):
         refused = notes(*command, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "off")
         assert refused.code == 2

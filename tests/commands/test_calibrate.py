@@ -32,7 +32,7 @@ CASE = """cases:
 
 @pytest.fixture
 def mine(skill: Path) -> Path:
-    """A battery of one decision beside the skill's text."""
+    """A battery of one decision in the folder of the skill's text."""
     path = skill.parent / "mine.yaml"
     path.write_text(CASE)
     return path
@@ -73,8 +73,8 @@ ASK = ("ask", "May I return this?", "--splice", "returns", "--field", "date=2026
 def test_what_is_right_stays_so(
     notes: Notes, compiled: Path, many: Path, home: Path, hears: Callable[[Callable[[str], bool]], None]
 ) -> None:
-    """A model that overlooks the field in its text, however it was read, and follows a correction: agreement with its
-    recompute would choose what is wrong. Before and after calibrating, auto corrects, and the answer is right."""
+    """A model that overlooks the field in its text and follows errata: agreement with its recompute would choose a
+    wrong method. Before and after calibration, auto gives the right answer."""
     hears(lambda text: "2026-07-01" in text.split("refused.")[1])  # after the text
     answer = (*ASK, "--choices", "accepted,refused")
     assert notes(*answer).out == "refused\n"
@@ -92,8 +92,8 @@ def test_what_is_right_stays_so(
 def test_what_is_proven_better_is_followed(
     notes: Notes, compiled: Path, many: Path, hears: Callable[[Callable[[str], bool]], None]
 ) -> None:
-    """A model that reads its text and no corrections: a method that changes the text is right where errata are not.
-    The profile is listed, shown, and removed by its name; then what is safe holds again."""
+    """A model that reads its text and no errata: a method that changes the text is right. The profile is listed, shown
+    and removed by name; then the safe default applies."""
     hears(lambda text: "date: 2026-07-01\ntier" in text)
     found = notes("calibrate", "--cases", many, "--only", "--json").json
     assert found["methods"]["direct"] != "erratum" and Path(found["path"]).is_file()
@@ -120,8 +120,8 @@ def test_few_decisions_set_nothing(notes: Notes, compiled: Path, mine: Path, hom
 
 
 def test_an_interrupted_calibration_goes_on(notes: Notes, compiled: Path, many: Path, home: Path) -> None:
-    """The first line is how long it will take. Ctrl-C keeps the steps that were measured, and the same command measures
-    the others alone; then nothing of it is left. Other decisions do not go on with it."""
+    """The first line estimates the time. Ctrl-C keeps measured steps; the same command measures the rest, then removes
+    the intermediate file. Other decisions start anew."""
     arguments = ("calibrate", "--cases", many, "--only")
     process = subprocess.Popen(command_line(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     folder, end = home / "profiles" / ".begun", time.monotonic() + 60
@@ -147,8 +147,8 @@ def test_an_interrupted_calibration_goes_on(notes: Notes, compiled: Path, many: 
 
 
 def test_a_report_for_others(notes: Notes, mine: Path, tmp_path: Path) -> None:
-    """A page with the figures that are printed, of a new calibration and of one that is kept. A page may be written
-    over, another file may not, and that is told before anything is measured."""
+    """The page has the printed figures, of a new and of a saved calibration. It may replace such a page; another file
+    is refused before measuring."""
     path = tmp_path / "model.md"
     done = notes("calibrate", "--cases", mine, "--only", "--report", path)
     assert done.code == 0 and f"written to {path}" in done.err
@@ -165,7 +165,7 @@ def test_a_report_for_others(notes: Notes, mine: Path, tmp_path: Path) -> None:
 
 
 def test_a_profile_of_an_older_notes_is_told(notes: Notes, compiled: Path, home: Path) -> None:
-    """Asking goes on by what is safe, and says how to measure again; `profile ls` says it, too."""
+    """`ask` uses the safe default with advice to measure again; `profile ls` shows the problem, too."""
     name = saved(notes)
     path = home / "profiles" / f"{name}.json"
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))

@@ -1,4 +1,4 @@
-"""`notes compile`: what it reads, when it compiles again, and that it leaves nothing half-written."""
+"""`notes compile`: sources, when it compiles again, and no partial files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_names_in_any_script(notes: Notes, tmp_path: Path) -> None:
 
 
 def test_another_text_of_the_same_name(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
-    """Refused in one line that names both files and what to do; with --name it is another skill."""
+    """Refused in one line with both files and advice; --name makes it another skill."""
     (tmp_path / "b").mkdir()
     other = tmp_path / "b" / "policy.md"
     other.write_text("---\nname: returns\ndescription: x\n---\nfee: 12\n")
@@ -97,7 +97,7 @@ def test_output_goes_to_a_file_and_not_into_the_library(notes: Notes, skill: Pat
 
 
 def test_output_never_destroys_what_is_no_segment(notes: Notes, skill: Path, model: Path) -> None:
-    """A text or a model named as the output by mistake stays as it is."""
+    """A text or a model given as output by mistake is not overwritten."""
     for target in (skill, model):
         before = target.read_bytes()
         outcome = notes("compile", skill, "-o", target)
@@ -106,7 +106,7 @@ def test_output_never_destroys_what_is_no_segment(notes: Notes, skill: Path, mod
 
 
 def test_unchanged_is_not_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """The second compile says so, prints the same path and does not touch the file."""
+    """The second compile prints the same path, with a line, and does not touch the file."""
     before = compiled.stat().st_mtime_ns, compiled.stat().st_ino
     outcome = notes("compile", skill)
     assert (outcome.code, outcome.out) == (0, f"{compiled}\n")
@@ -143,7 +143,7 @@ def test_a_change_is_compiled_and_said(notes: Notes, skill: Path, compiled: Path
 def test_another_model_has_a_file_of_its_own(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
 ) -> None:
-    """The segment of the first model stays beside that of the second."""
+    """Segments of both models exist."""
     outcome = notes("compile", skill, "-m", make_model("qwen2"))
     other = Path(outcome.out.strip())
     assert outcome.code == 0 and other != compiled
@@ -152,7 +152,7 @@ def test_another_model_has_a_file_of_its_own(
 
 
 def test_in_blocks(notes: Notes, skill: Path) -> None:
-    """A number or headings; what is unchanged is taken over; what refers to another block is warned of."""
+    """A number or headings; unchanged blocks are reused; references to another block cause a warning."""
     skill.write_text("# One\n\ndate: 2026-06-01\n\n# Two\n\nBefore the date.\n\n# Three\n\nElse not.\n")
     first = notes("compile", skill, "--blocks", "headings")
     assert first.code == 0 and "(3 of 3 blocks compiled)" in first.err
@@ -186,7 +186,7 @@ def test_no_such_blocks(notes: Notes, skill: Path, blocks: str) -> None:
 
 
 def test_blocks_without_headings(notes: Notes, skill: Path) -> None:
-    """A text that has none is refused, with what to give instead."""
+    """Refused, with advice."""
     skill.write_text("date: 1\n\nNo headings.")
     outcome = notes("compile", skill, "--blocks", "headings")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
@@ -194,7 +194,7 @@ def test_blocks_without_headings(notes: Notes, skill: Path) -> None:
 
 
 def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """A segment that cannot be read is replaced, and the reason is said."""
+    """A damaged segment is replaced, with the reason."""
     compiled.write_bytes(compiled.read_bytes()[:500])
     outcome = notes("compile", skill)
     assert outcome.code == 0 and "damaged" in outcome.err
@@ -209,7 +209,7 @@ def test_what_is_not_text_is_refused(notes: Notes, tmp_path: Path, model: Path) 
 
 
 def test_too_long_for_the_context(notes: Notes, skill: Path, home: Path) -> None:
-    """A context size that was asked for is kept to: the message says which would do, nothing is written."""
+    """An explicit context size is kept: the error has a sufficient size; nothing is written."""
     skill.write_text("word " * 100)
     outcome = notes("compile", skill, "-c", 256)
     assert outcome.code == 1 and "the context is too small" in outcome.err and "-c 512" in outcome.err
@@ -250,7 +250,7 @@ def test_interrupted_writing_keeps_the_old_file(
 
 
 def test_braces_of_others_are_compiled_as_they_are(notes: Notes, skill: Path) -> None:
-    """A text about Helm or Jinja needs nothing: one line says what stays, and how to say that it is meant so."""
+    """Text about Helm or Jinja compiles unchanged; one line lists the braces and how to silence it."""
     skill.write_text("tier: gold\nWrite {{name}} and {{ .Values.x }} there.")
     outcome = notes("compile", skill)
     assert outcome.code == 0 and "{{name}} stays as it is" in outcome.err
@@ -271,7 +271,7 @@ def test_keys_as_people_write_them(notes: Notes, skill: Path) -> None:
 
 
 def test_several_sources_and_folders_of_skills(notes: Notes, tmp_path: Path) -> None:
-    """A line and a path each; what fails is said, stops nothing, and makes the status 1."""
+    """A line and a path each; a failure does not stop the rest, and makes the status 1."""
     for name, text in (("a", "date: 1"), ("b", ""), ("c", "date: 2")):
         (tmp_path / "skills" / name).mkdir(parents=True)
         (tmp_path / "skills" / name / "SKILL.md").write_text(text)
@@ -292,7 +292,7 @@ def test_several_sources_and_folders_of_skills(notes: Notes, tmp_path: Path) -> 
 
 
 def test_a_folder_of_texts(notes: Notes, tmp_path: Path) -> None:
-    """Without a SKILL.md each text in it, none below it, is a skill; a line says how many. With one they are not."""
+    """Without a SKILL.md each text in the folder is a skill, with a line that counts them; subfolders are ignored."""
     folder = tmp_path / "docs"
     (folder / "more").mkdir(parents=True)
     for name in ("b.md", "a.txt", "more/c.md", ".d.md", "data.csv"):

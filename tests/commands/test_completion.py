@@ -31,7 +31,7 @@ def shell(tmp_path: Path, compiled: Path, notes: Notes, monkeypatch: pytest.Monk
 
 
 def completed(line: str, word: str = "") -> list[str]:
-    """What bash offers after this line, in whatever way it breaks words; `word`: the last, where it matters."""
+    """Return bash's completions of a line for each way of word splitting; `word`: the last word."""
     script = """source <(notes completion bash); COMP_LINE=$1; COMP_POINT=${#1}; COMP_WORDS=("$2"); COMP_CWORD=0
     _notes_complete notes
     ((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}" || true"""
@@ -70,7 +70,7 @@ def test_what_a_shell_would_take_apart_is_quoted(shell: Path, tmp_path: Path) ->
 
 
 def test_models_with_a_colon(shell: Path, home: Path) -> None:
-    """bash takes the colon for the end of a word: what precedes it is not offered again."""
+    """bash splits at the colon: the part before it is not offered again."""
     home.joinpath("config.yaml").write_text(f"models:\n  'small:1b': {os.environ['NOTES_MODEL']}\n")
     assert completed("notes ask -m sm") == ["small:1b"] and completed("notes ask -m small:") == ["1b"]
 
@@ -89,7 +89,7 @@ def test_nothing_heavy_is_loaded(shell: Path, words: str) -> None:
 
 
 def test_one_command_installs_it(shell: Path, tmp_path: Path) -> None:
-    """A script, and one line in .bashrc, which keeps what it has; a second time changes nothing."""
+    """Writes a script and one line in .bashrc, whose content stays; a second run changes nothing."""
     (tmp_path / ".bashrc").write_text("alias ll='ls -l'")
     done = run_here("completion", "bash", "--install")
     path, start = Path(done.out.strip()), (tmp_path / ".bashrc").read_text()

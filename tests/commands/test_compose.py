@@ -1,4 +1,4 @@
-"""Several skills at once: verified, measured, told of, and repaired by what is told."""
+"""Several skills: verified, calibrated, warned about, and repaired as advised."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOST = "on this model questions that need several skills fail where each was com
 
 @pytest.fixture
 def two(notes: Notes, compiled: Path, tmp_path: Path) -> Path:
-    """Beside `returns` a second compiled skill, `fees`; its text's file."""
+    """Compile a second skill, `fees`; return its text's file."""
     path = tmp_path / "fees.txt"
     path.write_text("# Fees\n\nplan: team\n\nGold customers of the team plan pay nothing, all others pay five.\n")
     assert notes("compile", path).code == 0
@@ -33,7 +33,7 @@ def two(notes: Notes, compiled: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fails(notes: Notes, two: Path) -> str:
-    """A profile of the tiny model that says composition fails, and compiling together repairs it; its name."""
+    """Write a profile in which composition fails and compiling together repairs it; return its name."""
     return put(notes, Composition("fails", "together", "16 of 48 are right, read together 43"))
 
 
@@ -49,7 +49,7 @@ BOTH = ("ask", "Why?", "--splice", "returns", "--splice", "fees", "-n", 2)
 
 
 def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails: str) -> None:
-    """One line, once, also for a batch; and what it says to type leaves nothing to tell."""
+    """One warning, also for a batch; following the advice, there is none."""
     asked = notes(*BOTH)
     assert asked.code == 0 and asked.err.count(LOST) == 1
     assert "notes compile returns fees --together" in asked.err
@@ -82,7 +82,7 @@ def test_what_fails_is_told_with_the_command_that_repairs_it(notes: Notes, fails
     ],
 )
 def test_each_repair_is_what_is_typed(notes: Notes, two: Path, found: Composition, advice: str | None) -> None:
-    """Nothing is told where nothing was found to fail; a seam that is long enough needs no more."""
+    """No warning where calibration found no failure, or with a seam that is long enough."""
     name = put(notes, found)
     err = notes(*BOTH).err
     assert (LOST in err) == (advice is not None) and (advice is None or f". {advice}\n" in err)
@@ -95,7 +95,7 @@ def test_each_repair_is_what_is_typed(notes: Notes, two: Path, found: Compositio
 
 
 def test_a_profile_without_it_opens(notes: Notes, two: Path) -> None:
-    """As an earlier version wrote it: nothing is known, and nothing told. One that contradicts itself is refused."""
+    """Profiles of an earlier format have no composition, and cause no warning; a contradictory one is refused."""
     name = saved(notes)
     path = Path(os.environ["NOTES_HOME"]) / "profiles" / f"{name}.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "composition"}))
@@ -111,7 +111,7 @@ def test_a_profile_without_it_opens(notes: Notes, two: Path) -> None:
 def test_what_is_known_stays_where_it_is_not_measured(
     notes: Notes, fails: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """--only measures no pairs: the finding of an earlier calibration is still there afterwards, and told."""
+    """--only measures no pairs: the finding of an earlier calibration is kept and shown."""
     earlier = Profiles(home / "profiles").read(home / "profiles" / f"{fails}.json")
     pairs: list[int] = []
 
@@ -136,7 +136,7 @@ def test_pairs_are_measured_with_the_decisions(notes: Notes) -> None:
 
 
 def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> None:
-    """One a line, blank ones passed over, beside those of --question; from standard input, too."""
+    """One per line without blank ones, in addition to --question; also from stdin."""
     (tmp_path / "mine.txt").write_text("\ufeffWhy?\n\n  Who pays?  \nWhy?\n", encoding="utf-8")
     verify = ("verify", "returns", "fees", "--choices", "a,b", "--json")
     found = notes(*verify, "--question", "When?", "--questions", tmp_path / "mine.txt").json
@@ -157,7 +157,7 @@ def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> 
 def test_a_file_without_questions(
     notes: Notes, two: Path, tmp_path: Path, content: bytes | None, code: int, message: str
 ) -> None:
-    """One line, and nothing is measured; what cannot be read is wrong usage, as for a question's file."""
+    """One line, and nothing is measured; an unreadable file is wrong usage."""
     path = tmp_path / "mine.txt"
     if content is not None:
         path.write_bytes(content)
@@ -166,7 +166,7 @@ def test_a_file_without_questions(
 
 
 def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which skills each question needs, what was tried, and the command, which passes where it is used."""
+    """Shows the skills that each question needs, repairs that were tried, and a command, with which verify passes."""
     monkeypatch.setattr("notes_cli.measure.verify.answered", lambda *given: Answered(*_concluding(*given)))
     monkeypatch.setattr(composition, "decided", _concluding)
     outcome = notes("verify", "returns", "fees", "--question", "Who pays?", "--choices", "a,b")
@@ -190,7 +190,7 @@ def _concluding(sequence: object, choices: object) -> tuple[str, float]:
 
 
 def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -> None:
-    """Its rows are those of a prefill that goes on from the spliced one; by its name or the word that was typed."""
+    """Its K/V equals that of a prefill after the spliced skill; named by skill or by word."""
     for word in ("fees", two):
         pieces = notes(
             "ask", "Why?", "--splice", "returns", "--splice", word, "--decode", word, "--explain", "--json"
@@ -210,7 +210,7 @@ def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -
 
 
 def test_only_a_spliced_skill_can_be_decoded(notes: Notes, two: Path) -> None:
-    """One line for another name; a session that goes on takes none; a batch takes it for a line."""
+    """Another name is an error; so is a later turn of a session; a batch takes it as a key."""
     wrong = notes(*BOTH, "--decode", "fee")
     assert wrong.code == 1 and "and is none of the skills to splice" in wrong.err
     assert notes(*BOTH, "--session", "mine", "--decode", "fees").code == 0

@@ -1,4 +1,4 @@
-"""What users of any command line expect of every command: colour, quiet, variables, help, pages, a word mistyped."""
+"""Conventions of command lines, for every command: colour, quiet, variables, help, typing errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import pytest
 
 from notes_cli import output
-from notes_cli.cli import COMMANDS, ELSEWHERE, cli
+from notes_cli.cli import COMMANDS, SYNONYMS, cli
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
 
@@ -66,7 +66,7 @@ def test_a_variable_of_several_values_has_a_line_for_each(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_help_has_examples(name: str) -> None:
-    """Each command's page shows what to type; those of a group show it for what is below it."""
+    """Help pages have examples; those of groups show examples of subcommands."""
     command = cli.get_command(click.Context(cli), name)
     assert command and "Examples:\n" in command.get_help(click.Context(command))
 
@@ -94,7 +94,7 @@ def test_every_help_has_examples(name: str) -> None:
 def test_colour(
     compiled: Path, environment: dict[str, str], arguments: list[str], terminal: bool, coloured: bool
 ) -> None:
-    """A flag wins over NOTES_COLOR, that over NO_COLOR, FORCE_COLOR and CLICOLOR, these over what stdout is."""
+    """Precedence: --color, NOTES_COLOR, then NO_COLOR, FORCE_COLOR and CLICOLOR, then the kind of stdout."""
     if terminal:
         shown = on_a_terminal(["ls", *arguments], **environment)
     else:
@@ -146,10 +146,10 @@ def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: p
     ("word", "meant"), [("aks", "ask"), ("complie", "compile"), ("chat", "ask"), ("remove", "rm"), ("config", "paths")]
 )
 def test_a_mistyped_command(word: str, meant: str) -> None:
-    """What is near, or what other programs call it, is named; status 2."""
+    """A similar command, or the one with another program's name for it, is suggested; status 2."""
     outcome = run_here(word)
     assert (outcome.code, outcome.out) == (2, "") and f"Did you mean {meant}?" in outcome.err
-    assert set(ELSEWHERE.values()) <= set(COMMANDS) and not set(ELSEWHERE) & set(COMMANDS)
+    assert set(SYNONYMS.values()) <= set(COMMANDS) and not set(SYNONYMS) & set(COMMANDS)
 
 
 def test_a_mistyped_option() -> None:
@@ -158,7 +158,7 @@ def test_a_mistyped_option() -> None:
 
 
 def test_verbose_tells_of_times_and_twice_of_llama_cpp(notes: Notes, home: Path) -> None:
-    """-v: a line with tokens and times. The log of llama.cpp is for -vv. A setting may say true."""
+    """-v: a line with tokens and times; -vv: llama.cpp's log, too. A setting may be true."""
     once, twice = notes("ask", "Why?", "-n", 3, "-v").err, run_apart("ask", "Why?", "-n", 3, "-vv").err
     assert " tokens, 0 of them spliced, in " in once and "tokens/s" in once
     assert "llama_model_loader" not in once and "llama_model_loader" in twice
@@ -177,9 +177,9 @@ def test_version_names_the_native_build() -> None:
 
 @pytest.mark.parametrize("name", ["NOTES_OFFLINE", "HF_HUB_OFFLINE"])
 def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is asked anything: refused at once, with the variable."""
+    """Refused before any request, with the name of the variable."""
     monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # a port without a listener
     for arguments in (("a/b",), ("a/b", "--dry-run")):
         outcome = run_here("pull", *arguments)
         assert outcome.code == 1 and outcome.err.startswith(f"notes: {name} is set: nothing is fetched")
@@ -188,9 +188,9 @@ def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_left_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
-    """What one call in a process was told holds for it alone."""
+    """Options of one call in a process do not affect the next."""
     output.begin(json=False)
-    output.hush()
+    output.set_quiet()
     output.say("one")
     output.begin(json=False)
     output.say("two")

@@ -1,4 +1,4 @@
-"""What a command costs, in counts: modules, calls of the library, tokens decoded, bytes read and written."""
+"""Costs of commands as counts: modules, library calls, tokens decoded, bytes read and written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from notes_cli.text import rendering, template
 
 from .conftest import TEXT, run_here
 
-# What `notes --help` and an answer load beside Python itself: each is milliseconds before the first token, or seconds.
+# Packages that `notes --help` and an answer import; each costs milliseconds, or seconds, before the first token.
 HELP = {"notes_cli", "click"}
 ASK = HELP | {"numpy", "xxhash"}
 OURS = {"--help": 9, "ask": 94}  # modules of notes
-ALL = {"--help": 145, "ask": 335}  # and of everybody; they differ by some tens from one Python to another
-# What an answer from a skill that is compiled has no use for, and what each of them would take to load.
+ALL = {"--help": 145, "ask": 335}  # including Python's, whose number varies by tens between versions
+# Modules that an answer from a compiled skill does not need, with their import times.
 UNUSED = {
     *("notes_cli.documents", "notes_cli.runtime.compile", "notes_cli.runtime.recompile", "notes_cli.runtime.batch"),
     "notes_cli.library.tidy",
@@ -80,7 +80,7 @@ def foreign(modules: set[str]) -> set[str]:
 def test_little_is_imported(
     command: str, packages: set[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No package more than these, and not many more modules: whoever needs another one imports it where it is used."""
+    """Limits on packages and modules: others are imported where they are used."""
     if sys.platform == "linux":  # elsewhere the folders of the system are asked of a package
         for name in ("NOTES_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME"):
             monkeypatch.delenv(name, raising=False)
@@ -90,7 +90,7 @@ def test_little_is_imported(
         (tmp_path / "skill.txt").write_text(TEXT)
         assert run_here("compile", tmp_path / "skill.txt").code == 0
         arguments = ["ask", "May I?", "--splice", "skill", "--erratum", "date=2026-07-01", "-n", "2", "--server", "off"]
-        assert run_here(*arguments).code == 0  # what is remembered is there from then on
+        assert run_here(*arguments).code == 0  # cached from then on
     modules, _ = started(*arguments)
     more = foreign(modules) - packages
     assert not more, f"notes {command} now loads {', '.join(sorted(more))}"
@@ -102,7 +102,7 @@ def test_little_is_imported(
 
 
 def test_a_turn_of_a_session_loads_no_writer_of_others(model: Path, tmp_path: Path) -> None:
-    """What is computed is written with a head of our own: the package gguf, with PyYAML, takes 40 ms to load."""
+    """Segments of computed K/V are written by our own code: importing gguf with PyYAML takes 40 ms."""
     (tmp_path / "skill.txt").write_text(TEXT)
     assert run_here("compile", tmp_path / "skill.txt").code == 0
     asked = ["--session", "talk", "-n", "2", "--server", "off"]
@@ -113,7 +113,7 @@ def test_a_turn_of_a_session_loads_no_writer_of_others(model: Path, tmp_path: Pa
 
 
 def test_settings_load_no_other_commands(model: Path, home: Path) -> None:
-    """Whoever has a config.yaml waits for none but the command that is running, and for one that is named in it."""
+    """With a config.yaml, only the running command is imported, and those with sections in it."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.yaml").write_text("temp: 0\nserve: {port: 9000}\nmodels: {}\n")
     modules, _ = started("ask", "May I?", "-n", "1", "--server", "off")
@@ -130,7 +130,7 @@ def test_an_answer_enters_few_functions() -> None:
 
 
 def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the chat template renders is remembered; the first time a process renders it."""
+    """Renderings of chat templates are cached; the first one runs in a process."""
     (tmp_path / "skill.txt").write_text(TEXT)
     assert run_here("compile", tmp_path / "skill.txt").code == 0
     begun: list[object] = []
@@ -151,7 +151,7 @@ def test_the_model_is_hashed_once(
     path = make_model("qwen3", embd=1024, heads=32, kv_heads=32)
     size = path.stat().st_size
     assert size > 30e6
-    os.utime(path, (1.7e9, 1.7e9))  # what was written just now is not remembered: it may be about to change
+    os.utime(path, (1.7e9, 1.7e9))  # a file written just now is not cached, as it may still change
     monkeypatch.setenv("NOTES_MODEL", str(path))
     (tmp_path / "skill.txt").write_text(TEXT)
     asked = ["May I?", "--splice", "skill", "-n", "2", "--server", "off"]
@@ -206,7 +206,7 @@ def opened(model: Path, home: Path, tmp_path: Path) -> Iterator[notes.Model]:
 
 # Calls of the library: at most so many. `used` and `can_move` look something up; the others compute or move rows.
 SPLICE = {"splice_file": 1, "can_move": 1}
-PROMPT = {"append": 2, "used": 12}  # what precedes a skill, and what follows it
+PROMPT = {"append": 2, "used": 12}  # text before and after a skill
 LOOKING = {"used": 10, "watch": 4, "layers": 2, "frequencies": 6}  # twice a context, and each of three layers
 
 
@@ -220,7 +220,7 @@ LIMIT = 5  # tokens of an answer
 
 @pytest.mark.parametrize("errata", [[], ["date=2026-07-01"]])
 def test_an_answer_decodes_what_is_new(opened: notes.Model, counted: Counted, errata: list[str]) -> None:
-    """Of a spliced skill nothing but its seam is decoded: its rows come from the file, each byte once, in one call."""
+    """Only the seam of a spliced skill is decoded: its K/V comes from the file, each byte once, in one call."""
     plain = opened.ask("May I?", splice=["skill"], max_tokens=LIMIT, recompute=True)
     assert counted.decoded == plain.counts.total + LIMIT
     assert counted.traffic == (0, 0)

@@ -1,4 +1,4 @@
-"""Which model is used where none is named, and what our own models are called."""
+"""The default model, and names of shipped models."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def opened() -> Path:
 def test_the_order_of_defaults(
     install: Install, home: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the last one to the first: the tiny one, the package, what was pulled, config.yaml, NOTES_MODEL, -m; for the
-    commands, for Python and in the list of models."""
+    """From lowest to highest: the tiny model, the package, the downloaded model, config.yaml, NOTES_MODEL, -m; for
+    commands, Python and the list of models."""
     kinds = {name: make_model(name) for name in ("qwen3", "gemma3", "mistral", "smollm3")}
 
     def chosen() -> tuple[Path, str]:
@@ -136,7 +136,7 @@ def test_a_session_finds_a_model_that_was_installed_elsewhere(install: Install, 
 
 
 def test_a_server_calls_it_by_its_name(install: Install) -> None:
-    """Clients name smollm2, too; the file's name goes on to work (serve/scheduler.py)."""
+    """Clients name smollm2, too; the file's name still works (serve/scheduler.py)."""
     install()
     command = command_line("serve", "--port", 0)
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:

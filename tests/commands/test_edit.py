@@ -1,4 +1,4 @@
-"""`notes ask --field --method` and `notes compile --influence`: what users see of the edit methods."""
+"""`notes ask --field --method` and `notes compile --influence`: output of the edit methods."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_explain_tells_what_is_then_done(notes: Notes, influenced: Path, method:
 def test_tokens_are_counted_by_what_was_done(
     notes: Notes, influenced: Path, method: str, spliced: int, rewritten: int, says: bool
 ) -> None:
-    """Spliced, rewritten in place, said as an erratum; decoded is all that was computed."""
+    """Spliced, rewritten and erratum tokens; `decoded` includes all that were computed."""
     tokens = notes(*ASK, *FIELD, "--method", method, "-n", 1, "--json").json["tokens"]
     assert (tokens["spliced"], tokens["rewritten"], tokens["erratum"] > 0) == (spliced, rewritten, says)
     assert tokens["decoded"] == tokens["total"] - spliced + rewritten
@@ -77,7 +77,7 @@ def test_a_model_that_was_not_measured_gets_an_erratum(notes: Notes, compiled: P
 
 
 def test_both_kinds_of_changes(notes: Notes, influenced: Path) -> None:
-    """An erratum in free words comes after what a method brings in; the last value of a field counts."""
+    """A free-text erratum follows an edit; the last value of a field applies."""
     ask = (*ASK, "--method", "field+erratum", "--erratum", "It snows.", "--json", "-n", 1)
     twice = notes(*ask, "--field", "date=1 May", *FIELD).json
     assert twice["pieces"] == notes(*ask, *FIELD).json["pieces"]
@@ -114,7 +114,7 @@ def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
 
 
 def test_what_everybody_is_told_is_listed(notes: Notes, compiled: Path, skill: Path) -> None:
-    """By `edit --all` alone: what holds now, nothing that was taken back or has ended, without a model."""
+    """`edit --all` lists current global errata without a model, not withdrawn or ended ones."""
     assert notes("edit", "--all").out == ""
     assert notes("edit", "--all", *FIELD, "--field", "tier=silver").code == 0
     assert notes("edit", "--all", "--field", "tier=gold").code == 0, "taken back"
@@ -131,13 +131,13 @@ def test_what_everybody_is_told_is_listed(notes: Notes, compiled: Path, skill: P
 
 
 def test_a_field_without_a_skill(notes: Notes) -> None:
-    """There is none that could have it."""
+    """No skill has the field."""
     outcome = notes("ask", "Why?", *FIELD)
     assert (outcome.code, outcome.out) == (1, "") and "Known fields: none" in outcome.err
 
 
 def test_compile_measures_the_influence(notes: Notes, compiled: Path, skill: Path) -> None:
-    """Said field by field; the segment is compiled again for it, once, and a plain compile keeps it."""
+    """Prints a line per field; compiles the segment again, once; a plain compile keeps the influence."""
     assert not peek(compiled).influence
     again = notes("compile", skill, "--influence")
     assert again.out.strip() == str(compiled)
@@ -153,7 +153,8 @@ def test_compile_measures_the_influence(notes: Notes, compiled: Path, skill: Pat
 
 @pytest.mark.parametrize("method", ["selective@3", "blend@3"])
 def test_what_a_ranking_costs(notes: Notes, compiled: Path, method: str) -> None:
-    """Without a measured influence the pass is told of, in the dry run as in the run; both recompute as much."""
+    """Without measured influence the extra pass is shown, by --explain and by the answer; both recompute as many
+    tokens."""
     ask = (*ASK, *FIELD, "--method", method, "--json")
     told, done = notes(*ask, "--explain").json, notes(*ask, "-n", 1).json
     reasons = [piece["why"] for piece in done["pieces"] if piece["rewritten"]]
@@ -163,7 +164,7 @@ def test_what_a_ranking_costs(notes: Notes, compiled: Path, method: str) -> None
 
 
 def test_a_block_is_computed_anew(notes: Notes, skill: Path) -> None:
-    """Compiled in blocks, an edit computes the field's and moves the others; said in the pieces and in the counts."""
+    """In blocks, an edit computes the field's block and moves the others; shown in pieces and counts."""
     assert notes("compile", skill, "--blocks", 3).code == 0
     ask = (*ASK, "--field", "date=the first of July", "--method", "block", "--json")
     told, done, full = (
@@ -182,7 +183,7 @@ def test_a_block_is_computed_anew(notes: Notes, skill: Path) -> None:
 def test_recurrent_models(
     make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, skill: Path, kind: str
 ) -> None:
-    """Erratum and recompute work; what would need rows of the past is refused with the reason and what to use."""
+    """Erratum and recompute work; methods that need earlier K/V are refused with advice."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model(kind)))
     assert run_here("compile", skill, "--influence").code == 0
     for method in ("erratum", "recompute", "stale"):
@@ -199,7 +200,7 @@ def test_recurrent_models(
 def test_blocks_of_recurrent_models(
     make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, skill: Path
 ) -> None:
-    """Nothing can be moved there: said in a line, and nothing is written."""
+    """Nothing can be moved: one line, and nothing is written."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
     outcome = run_here("compile", skill, "--blocks", 2)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
@@ -217,8 +218,8 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.parametrize("question", CASES)
 def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
-    """Stale keeps the old decision; so does the field corrected in place, as what follows from it was noted. Erratum,
-    field+erratum, suffix and recompute turn it, after a system text, too."""
+    """`stale` keeps the old decision, and so does the field edited in place, as later entries noted the old value.
+    Erratum, field+erratum, suffix and recompute correct it, also after a system text."""
     field, old, new = CASES[question]
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
     assert run_here("compile", SAMPLES / "returns").code == 0
@@ -231,7 +232,7 @@ def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, questio
 
 
 HOISTED = "---\nname: returns\nfields:\n  {}: {{value: {}, hoist: true}}\n---\n{}"
-SECTIONS = {  # a field and what follows from it, in one block
+SECTIONS = {  # a field and a consequence of it, in one block
     "date": "If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.",
     "tier": "If the tier is gold then the shipping is free.\n- If the tier is silver then the shipping is reduced.",
     "amount": "If the amount is over 500 then the approval is manual, otherwise the approval is automatic.",
@@ -275,7 +276,7 @@ def two(notes: Notes, compiled: Path, tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("option", ["--erratum", "--field"])
 def test_whose_field_is_not_guessed(notes: Notes, two: tuple[str, ...], option: str) -> None:
-    """One line that names what can be written; what is qualified, or of one skill alone, is taken."""
+    """The error lists the qualified names; a qualified field, or one of a single skill, is accepted."""
     ask = ("ask", "Why?", *two, "--method", "erratum") if option == "--field" else ("ask", "Why?", *two)
     for command in ((*ask, "-n", 1), (*ask, "--explain"), ("verify", "returns", "fees")):
         outcome = notes(*command, option, "date=2026-08-01")
@@ -302,7 +303,7 @@ def test_values_that_contradict_each_other_are_of_one_skill(notes: Notes, two: t
 
 
 def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...]) -> None:
-    """What is recomputed is the named skill's value, and no other."""
+    """Only the value of the named skill is recomputed."""
     ask = ("ask", "Why?", *two, "--method", "field", "-n", 1, "--json")
     for field, names in (("returns.date", {"returns"}), ("fees.date", {"fees"}), ("*.date", {"returns", "fees"})):
         pieces = notes(*ask, "--field", f"{field}=2026-08-01").json["pieces"]
@@ -310,7 +311,7 @@ def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...
 
 
 def test_a_session_tells_fields_apart(notes: Notes, two: tuple[str, ...]) -> None:
-    """An edit is of the skill that is named; another skill that comes later takes no value away."""
+    """An edit applies to the named skill; a skill that is added later does not change that."""
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 1).code == 0
     assert notes("edit", "mine", "--field", "date=2026-07-01").out.startswith("date=2026-07-01: ")
     assert notes("ask", "And?", "--splice", "fees", "--session", "mine", "-n", 1).code == 0

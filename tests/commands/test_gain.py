@@ -1,4 +1,4 @@
-"""What splicing saves is on the screen, in documents and in the library, and nowhere that it would disturb a script."""
+"""Savings by splicing: on the terminal, in JSON and in the library; nothing extra in pipes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def slowed(compiled: Path, seconds: float | None = 103.0) -> Path:
 
 
 def test_compile_tells_its_speed(notes: Notes, skill: Path) -> None:
-    """Tokens, seconds, tokens a second and bytes, in one line of 80 columns, as the document has them. The file has the
-    time; where nothing is computed none is told."""
+    """Tokens, seconds, tokens per second and bytes in one line of 80 columns, as in the JSON. The file has the time;
+    nothing computed, no time."""
     outcome = notes("compile", skill)
     found = re.fullmatch(r"returns: 103 tokens in ([\d.]+) s \(([\d,]+) tokens/s\), (.*) kB, fields .*\n", outcome.err)
     assert found and len(outcome.err) <= 81
@@ -72,7 +72,7 @@ def test_ask_ends_with_what_was_saved(compiled: Path) -> None:
 
 
 def test_nothing_is_claimed_that_is_not_known(compiled: Path) -> None:
-    """A file of another machine: what was spliced is told, and no time. Where nothing was spliced there is no line."""
+    """A file of another machine: spliced tokens without a time. Nothing spliced: no line."""
     slowed(compiled, None)
     shown = on_a_terminal([*ASK])
     assert "103 tokens spliced" in shown and "prefill" not in shown
@@ -119,7 +119,7 @@ def test_it_is_in_the_document_and_in_python(notes: Notes, compiled: Path) -> No
 
 
 def test_a_pass_over_the_text_saves_nothing(notes: Notes, compiled: Path) -> None:
-    """A method that goes over the corrected text to choose what to recompute takes as long as a prefill."""
+    """A method that passes over the corrected text to select tokens takes as long as a prefill."""
     slowed(compiled)
     edited = (*ASK, "--field", "date=2026-07-01", "--json", "--method")
     assert notes(*edited, "suffix").json["ms"]["saved"] < 60_000
@@ -175,7 +175,7 @@ def six(notes: Notes, make_model: Callable[..., Path]) -> Callable[[], None]:
 
 
 def lines_of(shown: str) -> list[str]:
-    """What a terminal shows, without styles."""
+    """Return the lines on a terminal, without styles."""
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()]
 
 
@@ -203,7 +203,7 @@ def test_ls_fits_80_columns(
 
 
 def test_ls_in_a_pipe_has_a_line_for_each(notes: Notes, six: Callable[..., None]) -> None:
-    """All columns, whatever COLUMNS says, as scripts had them."""
+    """All columns, regardless of COLUMNS."""
     six("llama")
     lines = notes("ls").out.splitlines()
     assert lines[0].split() == ["name", "tokens", "size", "model", "compiled", "state", "fields"]

@@ -1,4 +1,4 @@
-"""`notes ask --json-schema` and `--grammar`: the answer is in the form, or stderr says that it was cut."""
+"""`notes ask --json-schema` and `--grammar`: the answer satisfies the constraint, or stderr notes that it was cut."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_was_cut_is_said(notes: Notes) -> None:
 
 
 def test_the_thought_is_free(notes: Notes, shipped: None) -> None:
-    """Only the answer is held to the grammar: the chain has words that are not in it."""
+    """Only the answer is constrained, not the reasoning."""
     found = notes("ask", "May I return this?", "--think", "--grammar", WORDS, "--json").json
     assert found["answer"] in ("accepted", "refused") and found["stopped"] == "end"
     assert len(found["reasoning"].split()) > 3
@@ -60,7 +60,7 @@ def test_the_thought_is_free(notes: Notes, shipped: None) -> None:
 
 
 def test_a_session(notes: Notes, shipped: None) -> None:
-    """Each turn has a form of its own, and goes on from the one before."""
+    """Each turn of a session has its own constraint."""
     first = notes("ask", "Which?", "--session", "mine", "--grammar", 'root ::= "one"')
     second = notes("ask", "And?", "--session", "mine", "-j", '{"const": 2}')
     third = notes("ask", "And?", "--session", "mine", "--grammar", 'root ::= " three"', "--json")
@@ -118,7 +118,7 @@ def test_nonsense(notes: Notes, options: tuple[str, ...], code: int, says: str) 
 
 @pytest.mark.model
 def test_in_python() -> None:
-    """As on the command line; a stream gives the text as it comes."""
+    """As on the command line; `stream` yields the text."""
     with api.open() as model:
         found = model.ask("Who?", json_schema=SCHEMA, max_tokens=120)
         jsonschema.validate(json.loads(str(found)), SCHEMA)

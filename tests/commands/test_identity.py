@@ -1,6 +1,6 @@
-"""The identity matrix: what looks like the same model and is not is refused, and what is the same is taken.
+"""The identity matrix: segments of similar but different models are refused, those of the same model are accepted.
 
-Each refusal names both values and a command, which is run here as it is printed, and mends it.
+Each refusal names both values and a command, which is run here as printed, and solves the problem.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def one_value(name: str, data: Any) -> Any:
 
 @dataclass(frozen=True)
 class Miss:
-    """Another model (`change` makes it of the first one's file), or other options, and what is said of the two."""
+    """A different model (`change` makes it of the first one's file), or other options, and the expected message."""
 
     says: Sequence[str]
     change: Callable[[Path, Path, MakeModel], Path] | None = None
@@ -167,8 +167,8 @@ def spliced(asked: Outcome) -> int:
 def test_a_near_miss_is_refused_and_mended(
     notes: Notes, skill: Path, make_model: MakeModel, tmp_path: Path, name: str, by_path: bool
 ) -> None:
-    """Both values, in one line, and the command that is printed compiles the skill for what is at hand: also from the
-    text in the segment, its own file gone."""
+    """One line with both values; the printed command compiles the skill for this model, also from the segment's text if
+    the file is gone."""
     miss = MISSES[name]
     first = make_model(**KINDS[miss.kind])
     compiled = notes("compile", skill, "-m", first).out.strip()
@@ -188,7 +188,7 @@ def test_a_near_miss_is_refused_and_mended(
 
 
 def test_adapters_are_part_of_it(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """A segment that was computed with a LoRA, by whoever wrote it. (Contexts with one: tests/engine.)"""
+    """A segment computed with a LoRA is refused. (Contexts with one: tests/engine.)"""
     from dataclasses import replace
 
     segment = open_segment(compiled)
@@ -201,7 +201,7 @@ def test_adapters_are_part_of_it(notes: Notes, compiled: Path, tmp_path: Path) -
 
 
 def test_binding_and_library_are_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one interface, and of one llama.cpp: both versions are named, and what to run."""
+    """Interface and llama.cpp versions must match: both are named, with a command."""
     binding = native.llama
     packages = {"notes_cli.lib": SimpleNamespace(__version__="0.0.1"), "notes_cli.lib.llama_cpp": binding}
     with monkeypatch.context() as patched:
@@ -307,7 +307,7 @@ def test_compiling_again_keeps_blocks(notes: Notes, skill: Path) -> None:
 
 
 def test_what_is_no_segment_cannot_be_compiled_again(notes: Notes, skill: Path, model: Path) -> None:
-    """A text, a model, a name that nobody knows; and nothing or both to compile is wrong usage."""
+    """A text, a model, an unknown name; none or both of SOURCE and --from is wrong usage."""
     for word, says in ((skill, "not a segment"), (model, "not a compiled segment"), ("nobody", "no compiled skill")):
         refused = notes("compile", "--from", word)
         assert refused.code == 1 and says in refused.err and refused.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Images on the command line: `notes compile photo.png`, `notes ask --image`, and what is wrong with either."""
+"""Images on the command line: `notes compile photo.png`, `notes ask --image`, and errors of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEES = ("-m", "notes-eye", "-t", "1")
 
 
 def test_compile_and_splice_an_image(notes: Notes, photo: Path) -> None:
-    """The path on stdout, what it is on stderr; spliced by its name, without a projector, it decides as decoded."""
+    """Prints the path on stdout, and a line on stderr; spliced by name, without a projector, it decides as decoded."""
     outcome = notes("compile", photo, *SEES)
     assert outcome.code == 0 and Path(outcome.out.strip()).is_file()
     assert re.match(r"photo: 18 tokens in .* kB, an image of 48 x 48 pixels\n", outcome.err)
@@ -41,8 +41,8 @@ def test_compile_and_splice_an_image(notes: Notes, photo: Path) -> None:
 
 
 def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """It is in the message of the question, after skills, before corrections; the second time it is spliced from disk.
-    Another image of that name is kept beside it."""
+    """The image is in the question's message, after skills, before errata; later it is spliced from disk. Another image
+    of that name is kept separately."""
     (tmp_path / "note.txt").write_text("Answer in one word.")
     words = ("What is the total?", "--splice", tmp_path / "note.txt", "--erratum", "the receipt is void.")
     first = notes("ask", *words, "--image", photo, *SEES)
@@ -66,8 +66,8 @@ def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path:
 
 
 def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """`notes compile` looks at the images of a text, says what it leaves as text, and `notes ls` tells when a picture
-    has changed; asked about, it decides as decoded; the blind model takes the text as it is."""
+    """`notes compile` encodes the images of a text and lists marks that stay text; `notes ls` shows when a picture has
+    changed; it decides as decoded; a model without vision takes the text."""
     text = tmp_path / "report.md"
     text.write_text("Read this.\n\n![a photo](photo.png)\n\nday: four\n\n![gone](gone.png)")
     outcome = notes("compile", text, *SEES)
@@ -159,7 +159,7 @@ def test_a_folder_of_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
 
 
 def test_bad_images_are_one_line(notes: Notes, tmp_path: Path) -> None:
-    """Not an image, a text in its place, none at all: what, which, what to do; nothing is kept."""
+    """Not an image, a text, or missing: one line with the file and advice; nothing is written."""
     (tmp_path / "text.txt").write_text("What is the total?")
     (tmp_path / "text.png").write_text("What is the total?")
     for given, message in (
@@ -174,7 +174,7 @@ def test_bad_images_are_one_line(notes: Notes, tmp_path: Path) -> None:
 
 
 def test_a_model_without_vision_says_so(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """Without a projector, with another model's, with a file that is none: one line with what to name."""
+    """Without a projector, with another model's, or with a wrong file: one line with advice."""
     blind = config.shipped_model()
     text = notes("compile", photo, "-m", blind)
     assert text.code == 1 and "--mmproj FILE" in text.err
@@ -201,7 +201,7 @@ def test_texts_do_not_pay_for_images() -> None:
 
 
 def test_an_image_is_not_quantized(notes: Notes, photo: Path) -> None:
-    """Asked for, it is refused with the reason and what to do, and nothing is written; f16 is taken."""
+    """Refused with the reason and advice, and nothing is written; f16 is accepted."""
     for kv in ("q8_0", "f16/q8_0"):
         outcome = notes("compile", photo, "--kv", kv, *SEES)
         assert outcome.code == 1 and f"photo is an image and cannot be kept as {kv}" in outcome.err
@@ -211,7 +211,7 @@ def test_an_image_is_not_quantized(notes: Notes, photo: Path) -> None:
 
 
 def test_an_image_takes_the_place_of_a_quantized_text(notes: Notes, photo: Path) -> None:
-    """What a text of that name was kept as is not asked of the image."""
+    """The K/V type of an earlier text of that name does not apply to the image."""
     text = photo.with_suffix(".txt")
     text.write_text("The total is twelve. " * 8)
     assert notes("compile", text, "--kv", "f16/q8_0", *SEES).code == 0

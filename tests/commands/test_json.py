@@ -64,8 +64,8 @@ def _kinds(section: str) -> dict[str, str]:
 
 
 def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> list[tuple[str, Any]]:
-    """Key and value of every leaf; what is documented as a whole is one, and so is what is empty, unless its parts are
-    documented."""
+    """Yield key and value of every leaf; values documented as a whole, and empty ones, are leaves unless their parts
+    are documented."""
     if prefix in keys:
         return [(prefix, value)]
     if value in ({}, []) and not any(key.startswith((f"{prefix}.", f"{prefix}[]")) for key in keys):
@@ -128,7 +128,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
 def test_keys_are_those_of_the_document(
     notes: Notes, model: Path, compiled: Path, section: str, arguments: list[str], tmp_path: Path
 ) -> None:
-    """Not one more, not one less, each of the type that the table says."""
+    """Exactly the documented keys, each of the documented type."""
     keys = documented(section)
     arguments = [argument.format(tmp_path) for argument in arguments]
     if arguments[0] in ("session", "edit") or arguments[:2] == ["verify", "--session"]:
@@ -153,7 +153,7 @@ def test_keys_are_those_of_the_document(
 
 
 def test_events_of_a_watch_have_the_keys_of_the_document(skill: Path, model: Path) -> None:
-    """A line each, of what was compiled and of what failed."""
+    """A line for each compile and each failure."""
     keys, broken = documented("watch --json"), skill.with_name("broken.txt")
     broken.write_text("---\nname: [\n")
     command = command_line("watch", skill, broken, "--json")
@@ -207,7 +207,7 @@ def test_keys_of_the_issue(notes: Notes, compiled: Path) -> None:
 
 
 def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
-    """version, who told, tokens without the answer's, what was settled, pieces: nothing else."""
+    """version, server, tokens without the answer's, settings and pieces; nothing else."""
     found = notes("ask", "Why?", "--splice", "returns", "--explain", "--json").json
     settled = {"method", "method_why", "place", "seam", "wording"}
     assert found.keys() == {"version", "server", "tokens", "pieces", *settled}
@@ -223,7 +223,7 @@ def test_identity_is_documented(notes: Notes, compiled: Path) -> None:
 
 
 def test_times_add_up(notes: Notes, compiled: Path) -> None:
-    """Stages lie inside each other as the document says."""
+    """Stages nest as documented."""
     ms = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json["ms"]
     assert 0 < ms["splice"] <= ms["prompt"] <= ms["first_token"] <= ms["total"]
     assert ms["load"] + ms["first_token"] <= ms["total"]

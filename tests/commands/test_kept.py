@@ -1,4 +1,4 @@
-"""`notes compile --kv`: asked for by flag, variable or setting, told wherever a skill is, and never by surprise."""
+"""`notes compile --kv`: set by flag, variable or setting, and shown wherever a skill is."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_asked_for_for_good(notes: Notes, skill: Path, home: Path, monkeypatch: 
 
 
 def test_a_type_that_there_is_not(notes: Notes, skill: Path) -> None:
-    """Wrong usage, with those that there are; a model whose rows are no whole blocks is a refusal."""
+    """Wrong usage, with the list of types; a model whose K/V is not a multiple of the block size is a refusal."""
     wrong = notes("compile", skill, "--kv", "q4_0")
     assert wrong.code == 2 and "'f16', 'f16/q8_0', 'q8_0'" in wrong.err and not wrong.out
 
@@ -97,7 +97,7 @@ def test_what_is_kept_so_stays_so(notes: Notes, skill: Path, tmp_path: Path) -> 
 
 
 def test_a_session_goes_on_from_it(notes: Notes, skill: Path) -> None:
-    """Its rows are those of the cache from then on; how the skill came there is kept."""
+    """Its K/V is the cache's from then on; the origin of the skill is kept."""
     notes("compile", skill, "--kv", "q8_0")
     assert notes(*ASK, "--session", "mine").code == 0
     notes("rm", "returns")

@@ -1,4 +1,4 @@
-"""The library as its user sees it: Agent Skills by name, what is out of date, what went, what was damaged, imports."""
+"""The library for its user: Agent Skills, stale segments, pruning, damage, imports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_agent_skill_by_its_name(notes: Notes, project: Path) -> None:
-    """Found from below the root of the repository; which one it is, and which it hides, is told."""
+    """Found from a subfolder of the repository; a line names its file and the one that it hides."""
     outcome = notes("compile", "pdf")
     assert outcome.code == 0 and peek(Path(outcome.out.strip())).text.startswith("version: 3")
     assert f"which hides {Path.home()}/.agents/skills/pdf" in outcome.err
@@ -65,7 +65,7 @@ def test_the_order_in_which_a_word_is_looked_up(notes: Notes, project: Path, hom
 
 
 def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
-    """One line with what is near and where was looked; a file that is missing is a missing file."""
+    """One line with similar names and the folders searched; a path is reported as a missing file."""
     outcome = notes("compile", "pdff")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert "Did you mean pdf?" in outcome.err and f"{project}/.claude/skills" in outcome.err
@@ -76,7 +76,7 @@ def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
 
 
 def test_a_name_of_two_skills_is_refused(notes: Notes, project: Path) -> None:
-    """Both are named, none is compiled; the folder says which."""
+    """Both are listed, none is compiled; a path is unambiguous."""
     put(project / ".claude" / "skills", "pdf", "Other words.")
     outcome = notes("compile", "pdf")
     assert outcome.code == 1 and outcome.err.count("/skills/pdf") == 2 and "Name the folder" in outcome.err
@@ -134,7 +134,7 @@ def test_ls_says_what_is_out_of_date_and_why(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A word in the table and a line below it; no model is loaded for it."""
-    monkeypatch.setattr("notes_cli.engine.model.Model.__init__", None)  # nobody may
+    monkeypatch.setattr("notes_cli.engine.model.Model.__init__", None)  # no permission for anyone
     assert notes("ls").out.splitlines()[1].split()[-3:-1] == ["ready", "date=2026-06-01,"]
     assert notes("ls", "--json").json[0]["stale"] == []
     skill.write_text("date: 2026-06-02\n")
@@ -146,8 +146,8 @@ def test_ls_says_what_is_out_of_date_and_why(
 
 
 def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, skill: Path, compiled: Path) -> None:
-    """What is spliced is what it said when it was compiled: asked, explained, in a batch and as a session begins, with
-    the command that mends it. One that was only touched, or is gone, is what was compiled."""
+    """The compiled text is spliced, with a warning and a command: by ask, --explain, a batch, and a new session. A file
+    that was only touched, or is gone, causes none."""
     ask = ("ask", "x", "-n", 1, "--splice", "returns")
     assert "changed" not in notes(*ask).err
     os.utime(skill)
@@ -170,8 +170,8 @@ def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, ski
 def test_an_older_file_in_the_place_of_a_text_is_told(
     notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settled: bool
 ) -> None:
-    """What counts is that it is another file than the one that was read, not that it is newer than the compile: a link
-    that names an older one, a folder in the place of another, an edit while it was compiled."""
+    """The file's identity counts, not its age: a link to an older file, a replaced folder, an edit during the
+    compile."""
     old, new, at = tmp_path / "old", tmp_path / "new", tmp_path / "at"
     for folder, date in ((old, "2026-06-01"), (new, "2026-09-01")):
         folder.mkdir()
@@ -208,7 +208,7 @@ def test_ls_knows_the_model_in_use(
         os.utime(path, (1, 1))  # a digest is remembered of files that were left alone
     monkeypatch.setenv("NOTES_MODEL", str(mine))
     assert notes("compile", skill).code == 0
-    assert notes("ls", "-m", other, "--json").json[0]["stale"] == []  # never hashed: nobody knows
+    assert notes("ls", "-m", other, "--json").json[0]["stale"] == []  # never hashed, so unknown
     notes("compile", "-", "--name", "more", "-m", other, stdin="x")
     assert {one["name"]: one["stale"] for one in notes("ls", "-m", other, "--json").json} == {
         "more": [],
@@ -221,7 +221,7 @@ def test_ls_knows_the_model_in_use(
 
 
 def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
-    """What is asked with counts, what is explained does not; --long shows it, --sort has the first one first."""
+    """Answers count as uses, --explain does not; --long shows uses, --sort orders by them."""
     notes("compile", "-", "--name", "a-long-one", stdin="A much longer text than that of the other skill. " * 9)
     for _ in range(2):
         assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
@@ -239,7 +239,7 @@ def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
 def test_a_library_that_is_read_only(
     notes: Notes, compiled: Path, unprivileged: Callable[..., object], skill: Path
 ) -> None:
-    """Asking and listing go on; uses are not counted, and nothing is said of it."""
+    """ask and ls work; uses are not counted, without a message."""
     folder = compiled.parent
     folder.chmod(0o500)
     try:
@@ -277,7 +277,7 @@ def test_the_budget_of_the_settings(notes: Notes, skill: Path, compiled: Path, h
 
 
 def test_prune_asks_and_a_dry_run_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
-    """Without a rule it is wrong usage; where nobody can answer -y is needed; --dry-run and a no change nothing."""
+    """No rule is wrong usage; without a terminal -y is required; --dry-run and "no" change nothing."""
     assert "--older-than AGE" in notes("prune").err and notes("prune").code == 2
     before = snapshot(home)
     assert notes("prune", "--older-than", "0s").code == 2
@@ -308,7 +308,7 @@ def test_prune_follows_the_settings(notes: Notes, compiled: Path, home: Path) ->
 
 
 def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shows what would go, and how much, before it asks; no is an answer, and yes is."""
+    """Lists files and size before asking; "no" and "yes" both work."""
     answers, asked = [False, True], list[str]()
     monkeypatch.setattr("notes_cli.commands.maintain.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     monkeypatch.setattr("notes_cli.output.confirm", lambda question: asked.append(question) or answers.pop(0))
@@ -322,7 +322,7 @@ def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.M
 
 
 def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
-    """Nothing wrong: 0. Damage: 1, with what to do; --repair sets it aside, and the command that it says works."""
+    """Exit 0 without problems; 1 with damage, with advice; --repair sets files aside, and the printed command works."""
     assert (notes("fsck").code, notes("fsck").out) == (0, "")
     data = bytearray(compiled.read_bytes())
     data[-40] ^= 1
@@ -342,7 +342,7 @@ def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
 
 
 def test_fsck_of_folders_that_are_not_ours_alone(notes: Notes, compiled: Path) -> None:
-    """It says so, and goes on with the rest."""
+    """A finding; other checks continue."""
     compiled.parent.chmod(0o777)
     outcome = notes("fsck", "--repair")
     assert outcome.code == 1 and "permission" in outcome.out and "chmod 700" in outcome.out
@@ -355,7 +355,7 @@ def test_fsck_of_folders_that_are_not_ours_alone(notes: Notes, compiled: Path) -
 
 @pytest.fixture
 def other_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """From the call on, somebody else's library."""
+    """Switch to another user's empty library."""
     yield lambda: monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other home"))
 
 
@@ -397,7 +397,7 @@ def test_exports_that_cannot_be(notes: Notes, compiled: Path, skill: Path, tmp_p
 def test_imports_that_cannot_be(
     notes: Notes, compiled: Path, tmp_path: Path, other_home: Callable[[], None], make_model: Callable[..., Path]
 ) -> None:
-    """Of several the sound ones are taken; a forged one is refused with what is wrong; another model's is compiled."""
+    """Valid files are imported; a forged one is refused with the difference; one of another model is compiled."""
     share = tmp_path / "share"
     share.mkdir()
     notes("compile", "-", "--name", "piped", stdin="fee: 12 and some more words")
@@ -489,7 +489,7 @@ def test_watch_means_the_skills_of_the_library(
 
 
 def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Path) -> None:
-    """What came from no file is nothing to watch; a word that is nothing is told at once."""
+    """Skills without a file are not watched; an unknown word is an error at once."""
     notes("rm", "returns")
     notes("compile", "-", "--name", "piped", stdin="x")
     assert "nothing to watch" in notes("watch").err and notes("watch").code == 1
@@ -500,7 +500,7 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 
 
 def test_names_are_completed_without_opening_a_file(compiled: Path, project: Path) -> None:
-    """Those of the library, for a compile those of Agent Skills and of samples, too; files where there are such."""
+    """Names of the library, and for compile of Agent Skills and samples; files if some match."""
     compiled.write_bytes(b"broken")
     words = SkillName().shell_complete(None, None, "ret")  # type: ignore[arg-type]
     assert [word.value for word in words] == ["returns"]

@@ -41,7 +41,7 @@ def cases(tmp_path: Path, manual: Path) -> Path:
 
 
 def kept(home: Path) -> dict[str, bytes]:
-    """What a user has there: neither locks nor what chat templates have rendered, which may be lost."""
+    """Return a user's files, without locks and cached chat template renderings."""
     passing = (".lock", "renderings.json")
     return {name: data for name, data in snapshot(home).items() if not name.endswith(passing)}
 
@@ -49,7 +49,7 @@ def kept(home: Path) -> dict[str, bytes]:
 def test_beyond_the_trained_context(
     notes: Notes, short: Path, skill: Path, manual: Path, cases: Path, home: Path
 ) -> None:
-    """Compiled, asked, continued, verified, calibrated: each says how long it is and what can be done."""
+    """compile, ask, a later turn, verify and calibrate: each error has the length and advice."""
     assert notes("compile", skill).code == 0
     assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
     before = kept(home)
@@ -90,7 +90,7 @@ def test_what_the_line_suggests_works(notes: Notes, short: Path, manual: Path, h
 
 
 def test_a_longer_session_of_before(notes: Notes, short: Path, skill: Path) -> None:
-    """One that went beyond, as all could once, goes on with the flag that the line names, and nothing of it is lost."""
+    """A session beyond the trained length continues with the flag in the error, and nothing is lost."""
     begin = ("ask", "Why? " * 120, "--splice", skill, "--session", "mine", "-n", 2)
     assert notes(*begin, "--beyond-trained").code == 0
     refused = notes("ask", "And?", "--session", "mine")
@@ -99,7 +99,7 @@ def test_a_longer_session_of_before(notes: Notes, short: Path, skill: Path) -> N
 
 
 def test_more_than_memory(notes: Notes, model: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is allocated: what it takes, what there is, what to do. With -v the estimate is told."""
+    """Refused before allocation, with needed and available memory and advice. -v prints the estimate."""
     assert "a context of 4,096 tokens: " in notes("ask", "Why?", "-n", 1, "-v").err
     assert "of K/V" in notes("doctor", "--json").json["context"]
     monkeypatch.setattr(limits, "available_memory", lambda: 3_000_000)

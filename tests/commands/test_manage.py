@@ -21,7 +21,7 @@ def test_ls_of_an_empty_library(notes: Notes, home: Path) -> None:
 
 
 def test_ls_shows_name_size_model_and_fields(notes: Notes, compiled: Path) -> None:
-    """One line a segment, with what tells them apart, and a sum."""
+    """One line per segment and a total."""
     lines = notes("ls").out.splitlines()
     assert lines[1].split()[:2] == ["returns", str(len(TEXT.strip()))]
     assert "tiny llama F32" in lines[1] and "date=2026-06-01, tier=gold" in lines[1]
@@ -41,7 +41,7 @@ def test_ls_quiet_lists_each_name_once(
 def test_ls_orders_skills_of_one_name_by_their_model(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
 ) -> None:
-    """Not by what their files happen to be called."""
+    """Not by their files' names."""
     for architecture in ("qwen3", "gemma", "qwen2"):
         assert notes("compile", skill, "-m", make_model(architecture)).code == 0
     models = [line.split("tiny ")[1].split()[0] for line in notes("ls").out.splitlines()[1:-1] if "tiny " in line]
@@ -49,7 +49,7 @@ def test_ls_orders_skills_of_one_name_by_their_model(
 
 
 def test_ls_lists_a_broken_file_with_its_problem(notes: Notes, compiled: Path) -> None:
-    """A damaged segment does not hide the others and is named with what is wrong."""
+    """A damaged segment is listed with its problem, among the others."""
     broken = compiled.with_name("aaa" + compiled.name[len("returns") :])
     broken.write_bytes(compiled.read_bytes()[:1000])
     first, second = notes("ls", "--json").json
@@ -71,7 +71,7 @@ def test_rm_removes_all_files_of_a_name(
 
 
 def test_rm_does_not_ask(notes: Notes, skill: Path, compiled: Path) -> None:
-    """A skill can be compiled again from its text: nobody need be there, with -y or without."""
+    """With or without -y: a skill can be compiled again from its text."""
     assert notes("rm", "returns").code == 0 and not compiled.exists()
     assert notes("compile", skill).code == 0
     assert notes("rm", "-y", "returns").code == 0 and not compiled.exists()
@@ -86,13 +86,13 @@ def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, hom
 
 
 def test_rm_dry_run(notes: Notes, compiled: Path) -> None:
-    """--dry-run prints what would go and removes nothing, without asking."""
+    """--dry-run lists files and removes nothing, without asking."""
     outcome = notes("rm", "--dry-run", "returns")
     assert (outcome.code, outcome.out) == (0, f"{compiled}\n") and compiled.exists()
 
 
 def test_rm_removes_a_broken_file(notes: Notes, compiled: Path) -> None:
-    """What cannot be read can still be removed."""
+    """A damaged segment can be removed."""
     compiled.write_bytes(b"GGUF")
     assert notes("rm", "-y", "returns").code == 0
     assert not compiled.exists()
@@ -133,14 +133,14 @@ def test_inspect_forms_exclude_each_other(notes: Notes, compiled: Path) -> None:
 
 
 def test_inspect_refuses_what_is_no_segment(notes: Notes, skill: Path, model: Path) -> None:
-    """An unknown name, a text and a model: one line each that says what it is and what to do."""
+    """An unknown name, a text and a model: one line each with advice."""
     for word, message in (("nothing", "no compiled skill"), (skill, "is a text"), (model, "not a compiled segment")):
         outcome = notes("inspect", word)
         assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:
-    """Exit 0; versions, native library, devices, the model of NOTES_MODEL with what it can, and the folders."""
+    """Exit 0; versions, native library, devices, the model of NOTES_MODEL with its operations, and folders."""
     outcome = notes("doctor")
     assert (outcome.code, outcome.err) == (0, "")
     for part in ("native library", "llama-cpp-python", "CPU", str(model), "splice, rewrite, append, read", str(home)):

@@ -1,7 +1,7 @@
-"""Messages in full, as a user sees them: tests/messages.yaml has what is typed and what comes on stderr.
+"""Messages in full: tests/messages.yaml has command lines and their stderr.
 
-Other tests name the kind of error and a keyword. `MESSAGES=write pytest tests/commands/test_messages.py` writes the
-messages of today into the file, for its difference to be read.
+Other tests assert the kind of error and a keyword. `MESSAGES=write pytest tests/commands/test_messages.py` writes the
+current messages into the file, for review as a diff.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def written_at_the_end() -> Iterator[None]:
 
 
 def test_wrong_usage(check: Check, home: Path) -> None:
-    """Exit 2, and where to read on, or what to write instead; no file is made."""
+    """Exit 2 with advice or the help page to read; no file is created."""
     with written_at_the_end():
         for entry in KEPT["usage"]:
             check(entry)

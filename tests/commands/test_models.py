@@ -64,7 +64,8 @@ def read_only(user: Path) -> Iterator[Path]:
 
 
 def test_models_of_all_stores(user: Path) -> None:
-    """Sorted by name, with size, quantization, context and what can be done; what is broken is a row that says so."""
+    """Sorted by name, with size, quantization, context and support of skills; a damaged model is a row with its
+    problem."""
     rows = run_here("models", "--json").json
     assert [row["name"] for row in rows] == [*OURS, *sorted([*NAMES, *BROKEN])]
     found = {row["name"]: row for row in rows}
@@ -125,7 +126,7 @@ def test_a_model_of_every_store_answers(read_only: Path, skill: Path, name: str)
 
 
 def test_without_the_right_to_write(read_only: Path, unprivileged: Callable[..., Outcome]) -> None:
-    """As somebody who may only read, as of the folder of Ollama's service."""
+    """With read access only, as to the folder of Ollama's service."""
     before = stores.tree(read_only)
     assert unprivileged("models", "-q").out.splitlines() == [*OURS, *NAMES]
     assert unprivileged("ask", "Why?", "-n", "1", "-m", "qwen3:0.6b").code == 0
@@ -133,7 +134,7 @@ def test_without_the_right_to_write(read_only: Path, unprivileged: Callable[...,
 
 
 def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Callable[..., Outcome]) -> None:
-    """It is told, beside the models of the others, and where a name was not found."""
+    """The problem is shown after the other models, and in the error for an unknown name."""
     closed = user / ".ollama" / "models" / "manifests"
     closed.chmod(0)
     try:
@@ -162,7 +163,7 @@ def test_a_blob_is_known_by_its_content(user: Path, skill: Path, make_model: Cal
 
 
 def test_a_model_in_ollamas_own_form(user: Path, make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """It is listed as refused, and by its name refused in one line that says what to take instead."""
+    """Listed as refused, and refused by name in one line with advice."""
     import tiny
 
     root = user / ".ollama" / "models"
@@ -176,7 +177,7 @@ def test_a_model_in_ollamas_own_form(user: Path, make_model: Callable[..., Path]
 
 
 def test_a_file_in_ollamas_own_form(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Named by its path it is taken, and a warning says that it is misread."""
+    """Accepted by path, with a warning that llama.cpp misreads it."""
     import tiny
 
     path = tmp_path / "a.gguf"
@@ -187,8 +188,8 @@ def test_a_file_in_ollamas_own_form(make_model: Callable[..., Path], tmp_path: P
 
 
 def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alias of config.yaml, for -m, NOTES_MODEL and `model:`; -v says which file it is. One that is called as a flag
-    sets nothing."""
+    """Aliases of config.yaml work for -m, NOTES_MODEL and `model:`; -v prints the file. An alias named like a flag is
+    not a setting."""
     home.mkdir()
     (home / "config.yaml").write_text("model: small\nmodels:\n  small: qwen3:0.6b\n  json: lfm2\n")
     assert "model small: " in run_here("ask", "Why?", "-n", 1, "-v").err
@@ -202,7 +203,7 @@ def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("text", ["a", "[a]", "{a: [b]}", "{a: {b: c}}", "{a: }"])
 def test_aliases_that_are_none(home: Path, text: str) -> None:
-    """One line that says what they must be, from every command; --help still works."""
+    """One line with the valid form, from every command; --help still works."""
     home.mkdir()
     (home / "config.yaml").write_text(f"models: {text}")
     for command in ("models", "ls"):
@@ -246,7 +247,7 @@ def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., 
 
 
 def test_a_shell_completes_names(user: Path) -> None:
-    """After -m; files where no name begins so; not what cannot be used. Nothing of llama.cpp is loaded for it."""
+    """After -m: names of usable models, files if none matches; llama.cpp is not imported."""
     script = "import sys\nfrom notes_cli.cli import run\nrun([])\n"
     script += "print('notes_cli.lib' in sys.modules, file=sys.stderr)"
 
@@ -269,8 +270,8 @@ def test_errors_of_names_are_json_too(notes: Notes, user: Path) -> None:
 
 
 def test_models_of_notes_are_called_by_their_names(notes: Notes, smollm2: Path, home: Path, tmp_path: Path) -> None:
-    """In what a remedy has people type, where the name opens that very file; and as they were published, not by the
-    folder of a training run. A copy elsewhere is called by its path."""
+    """Remedies name a model if the name resolves to the same file: the published name, not that of a training folder.
+    Copies are named by path."""
     text = tmp_path / "fee.txt"
     text.write_text("fee: 12\n\nThe fee is for all.\n")
     assert notes("compile", text, "-m", smollm2).code == 0

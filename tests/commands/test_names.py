@@ -29,7 +29,7 @@ def flags() -> set[str]:
     "key", [*(one.name for one in fields(Request)), *KEYS, *(one.name for one in fields(NotesParams))]
 )
 def test_a_key_is_named_as_its_option(key: str) -> None:
-    """What Python, a line of a batch and HTTP call something is what the command line calls it."""
+    """Python, lines of a batch and HTTP use the command line's name for an option."""
     if key not in ALIKE | {"id", "cache_salt", "match", "ask"}:
         assert ONE.get(key, key).replace("_", "-") in flags()
 

@@ -1,9 +1,9 @@
-"""A first day with notes and a first hour on SmolLM2, step by step, with own skills, sessions and much nonsense.
+"""A first day with notes and a first hour with SmolLM2, step by step.
 
-Each step of newcomer.txt and newcomer-smollm2.txt is a command as it is typed, `! ` what comes on stderr, `> ` what
-comes on stdout, and `[1]` the exit status where it is not 0. Of what varies {n} is a number, {id} letters and digits,
-{*} anything in a line, two blanks as many as a table has, and a line `> ...` any lines. Nothing else may appear.
-NEWCOMER=FOLDER writes down what came instead of holding it to that.
+Each step of newcomer.txt and newcomer-smollm2.txt is a command as typed, with `! ` before lines on stderr, `> ` before
+lines on stdout, and `[1]` for an exit status other than 0. {n} matches a number, {id} letters and digits, {*} anything
+in a line, two blanks any number of them, and a line `> ...` any lines. Nothing else may be printed. NEWCOMER=FOLDER
+writes the actual output instead of comparing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ The key of the shed hangs beside the kitchen door.
 
 @dataclass
 class Step:
-    """A command and what must come of it."""
+    """A command with its expected output."""
 
     line: str
     out: list[str] = field(default_factory=list)
@@ -100,7 +100,7 @@ def pattern(lines: list[str], places: dict[str, str]) -> str:
 
 
 def played(line: str) -> Outcome:
-    """Run a line: `notes`, or what a person does between two calls of it; `VAR=value` before, `<<< text` after it."""
+    """Run a line: `notes` or a shell command, after `VAR=value`, before `<<< text`."""
     words = shlex.split(line)
     stdin = ""
     if "<<<" in words:
@@ -126,7 +126,7 @@ def played(line: str) -> Outcome:
 
 
 def play(script: Path, home: Path) -> list[str]:
-    """Each step and what came of it, which is what the script foresees."""
+    """Run each step and compare its output with the script."""
     places = {"home": str(home), "here": str(Path.cwd())}
     told: list[str] = []
     for step in steps(script):
@@ -155,7 +155,7 @@ def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_first_day(make_model: Callable[..., Path], home: Path, folder: Path) -> None:
-    """No step says or does anything that the script does not foresee."""
+    """Each step prints exactly what the script has."""
     for name, text in FILES.items():
         Path(name).write_text(text)
     Path("my model.gguf").write_bytes(make_model("llama", trained=2048).read_bytes())

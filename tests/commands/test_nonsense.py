@@ -1,4 +1,4 @@
-"""What nobody should type, and what happens all the same: one line, the right exit status, no traceback."""
+"""Nonsensical input: one line, the right exit status, no traceback."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_what_is_piped_in_is_called_so(notes: Notes) -> None:
 
 
 def test_a_target_that_is_no_file(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
-    """`-o /dev/null`, `export -f returns /dev/stdout`: it is refused, and what is there stays."""
+    """`-o /dev/null`, `export -f returns /dev/stdout`: refused, and the target stays."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for command in (
@@ -74,7 +74,7 @@ def test_a_dash_is_no_file_to_write(
 
 
 def test_a_pipe_with_a_name(model: Path, tmp_path: Path) -> None:
-    """What a shell makes of <(command) is read once, as standard input is, and called like that."""
+    """The shell's <(command) is read once, like stdin, and named like it."""
     shell = 'notes() { "$PYTHON" -m notes_cli "$@"; }; '
     asked = "compile <(printf 'date: 1\n\nBe brief.')", "ask x -n 1 --json --splice <(printf 'date: 2\n\nBe kind.')"
     compiled, answer, empty = (
@@ -93,7 +93,7 @@ def test_a_pipe_with_a_name(model: Path, tmp_path: Path) -> None:
 
 
 def test_one_file_for_another(notes: Notes, model: Path, compiled: Path, tmp_path: Path) -> None:
-    """A model for a text, a skill for a model, a projector that is not there: each is told as what it is."""
+    """A model for a text, a skill for a model, a missing projector: each error names the actual kind of file."""
     for arguments, says in (
         (("compile", model), "is a GGUF file, as models and compiled skills are, and no text"),
         (("ask", "x", "-m", compiled), "it is a compiled skill, and no model"),
@@ -129,7 +129,7 @@ def test_closed_standard_input(model: Path) -> None:
 
 
 def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
-    """Batches larger than the context, more GPU layers than there are: taken as the most there is."""
+    """Batches larger than the context and more GPU layers than the model has are clipped."""
     big = 2**31 - 1
     outcome = notes("ask", "x", "-n", 1, "-b", big, "-ub", big, "-ngl", big, "--top-k", big, "--seam", big, "-c", 512)
     assert (outcome.code, outcome.err.splitlines()[1:]) == (0, [])  # but that the answer was cut
@@ -152,20 +152,20 @@ def test_a_model_that_is_a_number(home: Path) -> None:
 
 @pytest.mark.model
 def test_a_model_of_nobody(home: Path) -> None:
-    """A home that there is not is a path like any other."""
+    """A missing home folder is an ordinary path."""
     outcome = run_here("ask", "x", "-m", "~nobody-here/a.gguf")
     assert outcome.code == 1 and outcome.err.startswith("notes: ~nobody-here/a.gguf: no such model")
 
 
 def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
-    """What YAML takes for a truth value or for text is what the option makes of it."""
+    """YAML booleans and numbers are converted by the option."""
     home.mkdir()
     (home / "config.yaml").write_text("flash-attn: on\nthink: off\nrope-freq-base: 1e4\npredict: 2\njson: yes\n")
     assert notes("ask", "x").json["tokens"]["answer"] <= 2
 
 
 def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`predict: 3` is -n 3; what is under a command goes before; flags and variables go before both."""
+    """`predict: 3` is -n 3; a command's section overrides common settings; flags and variables override both."""
     home.mkdir()
     config = home / "config.yaml"
     config.write_text("predict: 3\ntop-k: 7\nask: {top-k: 9}\n")
@@ -179,7 +179,7 @@ def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatc
 
 
 def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
-    """Every command says in one line that it cannot work there, and the file stays."""
+    """Every command fails in one line, and the file stays."""
     home.write_text("mine")
     for arguments in (("ls",), ("compile", skill), ("ask", "x"), ("rm", "-y", "x"), ("inspect", "x"), ("doctor",)):
         outcome = notes(*arguments)
@@ -190,7 +190,7 @@ def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
 def test_a_library_that_cannot_be_written(
     model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
 ) -> None:
-    """Read-only: compile says so, -o still works; reading and asking go on."""
+    """A read-only library: compile fails, -o works; ask and ls work."""
     assert run_apart("compile", skill, "--name", "other").code == 0
     (home / "library").chmod(0o500)
     (home / "library" / ".locks").chmod(0o500)
@@ -209,8 +209,8 @@ def test_a_library_that_cannot_be_written(
 def test_what_needs_no_writing_does_not_write(
     model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
 ) -> None:
-    """All of it read-only: what is compiled is up to date and asked with, by its text too; another text is compiled for
-    once; a session can be shown, exported and verified."""
+    """Everything read-only: compiled skills are up to date and usable, by their texts, too; another text is compiled
+    for one question; sessions can be shown, exported and verified."""
     assert run_apart("compile", skill).code == 0
     assert run_apart("ask", "x", "-n", 1, "--splice", "returns", "--session", "mine").code == 0
     folders = [path for path in (home, *home.rglob("*")) if path.is_dir()]

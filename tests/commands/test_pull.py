@@ -1,4 +1,4 @@
-"""`notes pull`: downloads from a hub on this machine; what is downloaded is asked for by name."""
+"""`notes pull`: downloads from a local hub; models are then usable by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pull(hub: Hub, tmp_path: Path) -> Callable[..., Outcome]:
 def test_download_that_is_cut_off_is_not_whole(
     pull: Callable[..., Outcome], hub: Hub, make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A connection that ends in the middle leaves no damaged file, and -m takes what was downloaded by its name."""
+    """An interrupted download leaves no damaged file; -m takes the model by name after a complete one."""
     data = make_model("llama").read_bytes()
     hub.repos["me/tiny-GGUF"] = {"tiny-F32.gguf": data, "README.md": b"text"}
     hub.cut = len(data) // 2
@@ -77,7 +77,7 @@ def test_download_that_is_cut_off_is_not_whole(
 def test_refused_download_in_several_lines(
     pull: Callable[..., Outcome], hub: Hub, word: str, environment: dict[str, str], said: str
 ) -> None:
-    """What cannot be downloaded is one line with the reason, and status 1."""
+    """Refused in one line with the reason, and status 1."""
     hub.status |= {"me/gated": (403, "GatedRepo"), "me/down": (500, "")}
     done = pull("pull", word, **environment)
     assert done.code == 1 and not done.out
@@ -109,7 +109,7 @@ def test_wrong_file_is_chosen(sizes: dict[str, int], tag: str | None, files: tup
     ],
 )
 def test_missing_file_is_guessed(sizes: dict[str, int], tag: str | None, said: str) -> None:
-    """What a repository does not have whole, or has several of, is refused with what it has."""
+    """Missing or ambiguous files are refused with a list of those in the repository."""
     with pytest.raises(ModelError) as refused:
         choose_file("me/a", tag, sizes)
     assert said in str(refused.value)

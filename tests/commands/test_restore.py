@@ -1,4 +1,4 @@
-"""Models whose rows cannot be moved, as users meet them: restored at the start, decoded elsewhere, always said."""
+"""Models whose K/V cannot be moved: restored at the start, decoded elsewhere, always reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def notes(kind: str, make_model: Callable[..., Path], monkeypatch: pytest.Monkey
 
 
 def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
-    """Skill and left context come from the file, an erratum and the question are decoded, and --explain says so."""
+    """Skill and left context come from the file, erratum and question are decoded; --explain shows that."""
     for errata in ((), ("--erratum", "date=2026-07-01")):
         told = notes(*ASK, *errata, "--explain").out.splitlines()
         assert told[1].split() == ["0", str(LEFT), "text", "spliced", "restored", "with", "returns"]
@@ -66,8 +66,8 @@ def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: 
 
 
 def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """Where the second of two skills is decoded, what to type is said; after that all of it is restored, as one
-    prefill of both computes it."""
+    """If the second of two skills is decoded, advice follows; after that both are restored, as one prefill of both
+    computes them."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     both = (*ASK, "--splice", "fees", "--choices", "yes,no,not sure")
@@ -85,8 +85,8 @@ def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, t
 
 @pytest.mark.patches("recurrent")
 def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_path: Path, home: Path) -> None:
-    """With the reason, before anything is decoded: in the first turn, in a later one, as a setting; what is restored is
-    not refused, and a turn that was is not kept."""
+    """Refused before decoding: in the first turn, in a later one, as a setting; a restored skill is accepted, a refused
+    turn is not saved."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     assert notes(*ASK, "--strict", "-n", 2, "--session", "mine").code == 0
@@ -128,8 +128,7 @@ def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> 
 
 
 def test_verify_tells_what_was_compared(notes: Notes, compiled: Path) -> None:
-    """The restore is verified unless a system text is asked for, and nothing is said to be verified where nothing was
-    reused."""
+    """The restore is verified unless a system text is given; nothing counts as verified if nothing was reused."""
     verify = ("verify", "returns", "--choices", "a,b")
     restored = notes(*verify, "--erratum", "date=2026-07-01")
     assert restored.out.splitlines()[-2].startswith("returns: K and V of ") and restored.code == 0
@@ -141,7 +140,7 @@ def test_verify_tells_what_was_compared(notes: Notes, compiled: Path) -> None:
 
 
 def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
-    """Rows and states are counted apart, and where the segment fits is said."""
+    """K/V layers and states are counted separately; the position where the segment fits is shown."""
     rows = {
         "lfm2": "1 layer, f16; recurrent state of 2 layers",
         "mamba": "recurrent state of 3 layers",
@@ -155,7 +154,7 @@ def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
 
 @pytest.mark.patches("recurrent")
 def test_doctor_says_what_the_model_cannot(notes: Notes, kind: str) -> None:
-    """What it can, restore among it, and why not splice."""
+    """Lists supported operations, with restore, and why splice is missing."""
     found = notes("doctor", "--json").json
     recurrent = kind != "gpt2"
     assert found["no splice"] == (
@@ -168,14 +167,14 @@ def test_doctor_says_what_the_model_cannot(notes: Notes, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"], indirect=True)
 @pytest.mark.patches("recurrent")
 def test_a_state_is_carried_where_that_is_asked_for(notes: Notes, compiled: Path, skill: Path) -> None:
-    """Captured by a compile that is told so, told by inspect and --explain, and taken back by --no-carry."""
+    """Captured by a compile with --carry, shown by inspect and --explain, disabled by --no-carry."""
     ask = (*ASK, "-s", "Be kind.", "--explain", "--json")
     (piece,) = [one for one in notes(*ask, "--carry").json["pieces"] if one["name"] == "returns"]
     assert piece["how"] == "decoded" and piece["why"].endswith(UNCAPTURED)
     told = notes("compile", skill, "--carry").err
     assert UNCAPTURED in told and "the state of recurrent layers carried through it" in told
     assert "up to date" in notes("compile", skill, "--carry").err
-    assert "up to date" in notes("compile", skill).err  # what is there more is no reason
+    assert "up to date" in notes("compile", skill).err  # extra segments are no reason
     (shown,) = notes("inspect", "returns", "--json").json
     assert re.search(r"; [0-9.]+ kB to carry it elsewhere, after a seam of 16 tokens$", shown["rows"])
     assert shown["compiled_at"] == f"position {LEFT}, after {LEFT} tokens"

@@ -88,8 +88,7 @@ def test_a_wording_is_for_all_errata_of_a_turn(notes: Notes, begun: Path) -> Non
 def test_settings_are_for_first_turns(
     notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """A session that goes on takes none of what only a first turn can have, nor errata, from config.yaml or variables:
-    what it was given by an edit stays."""
+    """A later turn ignores options of first turns and errata of config.yaml and variables: values from edits stay."""
     settings = {"erratum": "date=2026-08-01", "system": "Be brief.", "field": "tier=basic", "decode": "returns"}
     if way == "config":
         said = "".join(f"  {name}: '{value}'\n" for name, value in settings.items())
@@ -129,7 +128,7 @@ def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
 
 
 def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Path) -> None:
-    """As its message says: fsck finds nothing to mend, and with space the session begins."""
+    """As the message promises: fsck finds nothing to mend, and with free space the session begins."""
     ask = ("ask", "Why?", "--splice", "returns", "--session", "new", "-n", 1)
     with small_files(10 << 10):
         outcome = notes(*ask)
@@ -156,7 +155,7 @@ def test_another_model_is_refused(notes: Notes, begun: Path, make_model: Callabl
 def test_a_ledger_of_tokens_that_the_model_does_not_have(
     notes: Notes, begun: Path, arguments: tuple[str, ...], bad: int
 ) -> None:
-    """A ledger may be anybody's: 259 tokens are known, and over another one llama.cpp ends the process."""
+    """A ledger is untrusted: 259 tokens exist, and a larger id would crash llama.cpp."""
 
     def change(lines: list[Any]) -> None:
         lines[1]["pieces"][0]["tokens"][0] = bad
@@ -169,8 +168,8 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(
 
 
 def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
-    """What an erratum says is nowhere in the text: to write it there is refused, in one line; so is an undo of
-    nothing, and neither changes anything."""
+    """Only an erratum has the field: editing the text is refused in one line, and so is an undo without history;
+    neither changes anything."""
     assert notes("edit", "mine", "--field", "tier=b", "--method", "erratum").code == 0
     before = snapshot(begun)
     outcome = notes("edit", "mine", "--field", "tier=gold", "--method", "suffix")
@@ -186,15 +185,14 @@ def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
 
 
 def test_auto_says_why(notes: Notes, begun: Path) -> None:
-    """The default: by what is known of the model."""
+    """The default, for an uncalibrated model."""
     out = notes("edit", "mine", "--field", "tier=b").out
     assert out.startswith("tier=b: ") and "an erratum before the next question (field+erratum: the default" in out
     assert notes("edit", "mine", "--field", "tier=c", "--method", "erratum").out.endswith(" question (erratum)\n")
 
 
 def test_a_conversation_is_shown_as_one(notes: Notes, compiled: Path) -> None:
-    """Who says what in each turn, in the words that were asked, with corrections and edits where they came; nothing of
-    the chat template. The table of pieces is an option."""
+    """Questions, answers, errata and edits in order, without chat template. --pieces prints the table of pieces."""
     asked = ("ask", "May I\n  return it?", "-s", "Be brief.", "--splice", "returns", "--session", "mine")
     assert notes(*asked, "--choices", "yes,no").code == 0
     assert notes("edit", "mine", "--field", "tier=basic", "--method", "erratum").code == 0
@@ -215,7 +213,7 @@ def test_a_conversation_is_shown_as_one(notes: Notes, compiled: Path) -> None:
 
 
 def test_a_conversation_with_tools_and_thoughts() -> None:
-    """Results are the tools' part of a turn, a chain of thought is apart from its answer, and what was cut is named."""
+    """Tool results are their own parts, reasoning is separate from the answer, and forgotten parts are named."""
     thought = {"kind": "answer", "name": "", "text": "Hm.", "how": "decoded", "tokens": [1], "reason": "thought"}
     end = {**thought, "text": "</think>", "reason": "thought_end"}
     answer = {**thought, "text": " It is warm.", "reason": ""}
@@ -227,8 +225,8 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
 
 
 def test_long_lines_are_wrapped_on_a_terminal() -> None:
-    """In whole words, behind who says them, and as far in as they began."""
-    said = transcript.Said("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
+    """At words, after the label, with the line's indentation."""
+    said = transcript.Part("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
     assert transcript._lines(said, 30) == [
         *("user        one two three four", "            five six", "                - seven eight"),
         *("                nine ten", "                eleven", "", "            end"),
@@ -237,7 +235,7 @@ def test_long_lines_are_wrapped_on_a_terminal() -> None:
 
 
 def test_compacting(notes: Notes, begun: Path) -> None:
-    """Superseded errata go, and an undo brings them back; where there are none, that is said, and nothing happens."""
+    """Superseded errata are removed, and undo restores them; without any, a line, and no change."""
     before = snapshot(begun)
     nothing = notes("session", "compact", "mine")
     assert (nothing.code, nothing.out) == (
@@ -261,8 +259,8 @@ def test_compacting(notes: Notes, begun: Path) -> None:
 
 
 def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file, for its owner alone, never written over unasked; the session goes on under any name, without a model
-    until then; through a pipe, too."""
+    """One file, private, never overwritten without -f; the session continues under any name, without a model until
+    then; also through a pipe."""
     monkeypatch.chdir(tmp_path)
     assert notes("session", "export", "mine").out == "mine.notes.tar\n"
     archive = tmp_path / "mine.notes.tar"
@@ -298,7 +296,7 @@ def test_a_closed_standard_input_is_said(
 
 
 def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -> None:
-    """What a ledger says is shown without control characters."""
+    """Control characters of a ledger are escaped."""
 
     def change(lines: list[Any]) -> None:
         lines[0]["identity"]["model"] = "\u001b]0;x"
@@ -312,7 +310,7 @@ def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -
 
 
 def test_ls_fork_and_rm(notes: Notes, begun: Path, home: Path) -> None:
-    """Listed with what tells them apart; a broken one, too; rm removes all that it is given, or nothing."""
+    """A damaged session is listed, too; rm removes all names or none."""
     assert notes("session", "fork", "mine", "other").out == f"{begun.parent / 'other'}\n"
     assert notes(*GO_ON).code == 0
     lines = [line.split() for line in notes("session", "ls").out.splitlines()]
@@ -328,7 +326,7 @@ def test_ls_fork_and_rm(notes: Notes, begun: Path, home: Path) -> None:
 
 
 def test_a_second_process_is_told(notes: Notes, begun: Path) -> None:
-    """While one holds the session, ask, edit and undo say so at once."""
+    """While the session is locked, ask, edit and undo fail at once."""
     with Sessions(paths().sessions).locked("mine"):
         for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("session", "undo", "mine")):
             outcome = notes(*arguments)
@@ -347,7 +345,7 @@ def test_one_that_is_held_keeps_the_others(notes: Notes, begun: Path) -> None:
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signal.Signals) -> None:
-    """Interrupted or killed while it answers: the session is as before, and goes on."""
+    """Interrupted or killed during the answer: the session is unchanged and usable."""
     before = snapshot(begun)
     endless = ("ask", "And then?", "--session", "mine", "-n", 100_000, "-c", 110_000, "--beyond-trained")
     process = subprocess.Popen(command_line(*endless), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=-3)
@@ -361,7 +359,7 @@ def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signa
 def test_a_recurrent_model_says_what_it_keeps(
     notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    """`show` tells of it; a method that rewrites is refused with the reason; an erratum works."""
+    """`show` reports it; methods that rewrite are refused with the reason; an erratum works."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
     assert notes("ask", "Why?", "--splice", skill, "--session", "mine", "-n", 2).code == 0
     before = snapshot(home)
@@ -403,7 +401,7 @@ def test_rm_asks_on_a_terminal(
 
 
 def test_forgetting(notes: Notes, begun: Path) -> None:
-    """A dry run changes nothing; a cut says what may remember it, and is undone; for good it wants to be asked."""
+    """--dry-run changes nothing; a cut lists what may remember it, and can be undone; suffix asks first."""
     assert notes(*GO_ON).code == 0 and notes(*GO_ON).code == 0
     before, shown = snapshot(begun), notes("session", "show", "mine", "--json").json
     assert [piece["turn"] for piece in shown["pieces"]] == sorted(piece["turn"] for piece in shown["pieces"])

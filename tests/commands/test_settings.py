@@ -1,4 +1,4 @@
-"""Where settings come from: flags, variables, config.yaml, the session; and what is said of it."""
+"""Sources of settings: flags, variables, config.yaml, the session; and messages about them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASK = ("ask", "Why?", "-n", 2)
     ],
 )
 def test_a_typing_error_is_an_error(notes: Notes, home: Path, config: str, message: str) -> None:
-    """Exit 1 and one line for every command, as none may go on with another model; help goes on."""
+    """Exit 1 and one line from every command; help works."""
     home.mkdir()
     (home / "config.yaml").write_text(config)
     for arguments in (ASK, ("ls",)):
@@ -40,7 +40,7 @@ def test_a_typing_error_is_an_error(notes: Notes, home: Path, config: str, messa
 
 
 def test_settings_of_other_commands_are_no_errors(notes: Notes, home: Path) -> None:
-    """What one command has, all others pass over; a section may hold what its command has; _ is as good as -."""
+    """Other commands ignore settings of one command; a section may hold its options; _ equals -."""
     home.mkdir()
     (home / "config.yaml").write_text("top_k: 3\nblocks: headings\nsession: {force: true}\nask: {predict: 2}\n")
     outcome = notes("ask", "Why?", "--json")
@@ -82,7 +82,7 @@ def begun(notes: Notes, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_a_session_remembers_its_model(
     notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch, make_model: Callable[..., Path]
 ) -> None:
-    """Whatever the settings say since then, and its cache types, too; a model that is named counts, and is refused."""
+    """Model and cache types are the session's, not those of settings; an explicit other model is refused."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model("qwen2")))
     outcome = notes("ask", "And?", "-n", 2, "--session", "mine")
     assert outcome.code == 0, outcome.err
@@ -95,7 +95,7 @@ def test_a_session_remembers_its_model(
 
 
 def test_a_session_whose_model_is_another_one_now(notes: Notes, begun: Path, make_model: Callable[..., Path]) -> None:
-    """As the one that ships is after an update: what can be done is said, and nothing is lost."""
+    """As after an update of the shipped model: an error with advice, and nothing is lost."""
     former = begun.read_bytes()
     shutil.copy(make_model(seed=1), begun)
     refused = notes("ask", "And?", "-n", 2, "--session", "mine")
@@ -107,7 +107,7 @@ def test_a_session_whose_model_is_another_one_now(notes: Notes, begun: Path, mak
 
 
 def test_a_session_whose_model_has_gone(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says which it was; named, moved or not, it goes on."""
+    """One line with the model's name; with -m, moved or not, the session continues."""
     moved = begun.rename(begun.with_name("moved.gguf"))
     lost = notes("ask", "And?", "--session", "mine")
     assert lost.code == 1 and lost.err.count("\n") == 1
@@ -130,7 +130,7 @@ def test_a_relative_model_is_found_from_anywhere(
 
 
 def test_the_trained_context(notes: Notes, model: Path, make_model: Callable[..., Path]) -> None:
-    """-c 0 is what the model was trained for, no more."""
+    """-c 0 is the trained length."""
     small = make_model("llama", trained=512)
     assert notes("ask", "Why? " * 20, "-c", 0, "-n", 2, "-m", small).code == 0
     refused = notes("ask", "Why? " * 600, "-c", 0, "-n", 2, "-m", small)
@@ -140,7 +140,7 @@ def test_the_trained_context(notes: Notes, model: Path, make_model: Callable[...
 
 
 def test_an_answer_without_a_limit(notes: Notes) -> None:
-    """-n -1, also as --n-predict, goes on until the answer ends or the context is full, which is flagged."""
+    """-n -1, also as --n-predict: until the answer ends or the context is full, which is flagged."""
     for form in (("-n", -1), ("--n-predict", "-1"), ("--predict=-1",)):
         outcome = notes("ask", "Why?", "-c", 300, *form, "--json")
         assert outcome.code == 0 and outcome.json["stopped"] in ("end", "context")
@@ -149,7 +149,7 @@ def test_an_answer_without_a_limit(notes: Notes) -> None:
 
 
 def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
-    """-p is the question, -f a text before it, after what is piped; each will do alone."""
+    """-p is the question, -f a text before it, after piped text; each works alone."""
     text = tmp_path / "über.txt"
     text.write_text("A text.\n", encoding="utf-8-sig")
 
@@ -186,7 +186,7 @@ def test_a_variable_of_several_values(
 
 @pytest.mark.model
 def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable is a key, or one a line; of those that a flag leaves unused it is said."""
+    """A variable holds a key per line; a line warns if a flag overrides it."""
     found: list[tuple[str, ...]] = []
     monkeypatch.setattr("notes_cli.serve.server.serve", lambda service, *_: found.append(service.options.keys))
     monkeypatch.setenv("NOTES_API_KEY", "correct horse\n\nbattery staple\n")
@@ -197,13 +197,13 @@ def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_loading_a_large_model_is_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, before it takes time; a small one is there at once."""
-    shown = on_a_terminal(["ask", "Why?", "-n", "1"], "import notes_cli.commands.options as o; o.NOTICED = 1")
+    shown = on_a_terminal(["ask", "Why?", "-n", "1"], "import notes_cli.commands.options as o; o.LARGE = 1")
     assert f"loading {model.name}" in shown
     assert "loading" not in on_a_terminal(["ask", "Why?", "-n", "1"])
 
 
 def test_compiling_on_the_way_is_shown(model: Path, skill: Path) -> None:
-    """`ask --splice TEXT` compiles; it says so before it is done."""
+    """`ask --splice TEXT` compiles, with a line before."""
     shown = on_a_terminal(["ask", "Why?", "-n", "1", "--splice", str(skill)])
     assert "compiling returns" in shown
 

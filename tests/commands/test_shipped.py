@@ -30,7 +30,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def run(line: str, environment: dict[str, str]) -> str:
-    """What a line of shell prints, in the folder that holds skills/; it must succeed."""
+    """Run a line of shell in the folder of skills/ and return its output; it must succeed."""
     folder = SAMPLES.parent
     done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -44,7 +44,7 @@ def test_the_model_ships() -> None:
 
 @pytest.mark.parametrize("form", ["", " --choices accepted,refused", " --recompute"])
 def test_the_erratum_turns_the_answer(shell: dict[str, str], form: str) -> None:
-    """The same question: accepted with the skill as it is, refused with the erratum; streamed, chosen or prefilled."""
+    """The same question: accepted without the erratum, refused with it; streamed, chosen or prefilled."""
     ask = f'echo "{QUESTION}" | notes ask --splice returns{form}'
     assert "accepted" in run(ask, shell)
     corrected = run(f'{ask} --erratum "date=2026-07-01"', shell)
@@ -59,7 +59,7 @@ def test_another_field(shell: dict[str, str], tier: str, outcome: str) -> None:
 
 
 def test_verify_passes(shell: dict[str, str]) -> None:
-    """Decisions are those of a full recompute and of the corrected text; the verdict says so and exits 0."""
+    """Decisions equal those of a full recompute and of the corrected text; exit 0."""
     report = run('notes verify returns --erratum "date=2026-07-01"', shell)
     assert report.splitlines()[-1].startswith("pass: ")
     decided = run(
@@ -78,8 +78,8 @@ def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
 
 
 def test_everybody_is_told(shell: dict[str, str]) -> None:
-    """`notes edit --all` reaches a question alone, a batch and a recompute as it does a session and a server; what the
-    question says itself wins, by an erratum or by an edit; and the value of the text takes it back."""
+    """`notes edit --all` applies to a single question, a batch and a recompute as to sessions and servers; errata and
+    edits of the question override it; the text's value withdraws it."""
     ask = f'notes ask "{QUESTION}" --splice returns'
     asked = (
         ask,

@@ -21,8 +21,8 @@ ENDLESS = ("ask", "Why?", "-n", "100000", "-c", "110000", "--beyond-trained")  #
 
 
 def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, str]:
-    """Status, stdout and stderr of `notes` when it gets a signal so many seconds after its first line has run; what
-    comes before is Python's own start."""
+    """Return status, stdout and stderr of `notes` after a signal, seconds after its first line has run; before that,
+    Python starts."""
     begin = "import notes_cli.__main__ as start, sys; sys.stderr.write('begun'); sys.stderr.flush(); start.main()"
     process = subprocess.Popen(
         [sys.executable, "-c", begin, *map(str, arguments)],
@@ -54,13 +54,13 @@ def trace(frame, event, argument, left=[{at}]):
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGINT)
     return trace
-import notes_cli.stops
-install = notes_cli.stops.install
+import notes_cli.signals
+install = notes_cli.signals.install
 def begin():
     install()
-    notes_cli.stops.install = install
+    notes_cli.signals.install = install
     sys.settrace(trace)
-notes_cli.stops.install = begin
+notes_cli.signals.install = begin
 """
 
 
@@ -76,8 +76,8 @@ def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) 
 # Raises a signal when llama.cpp has freed something.
 FREED = """
 import os, signal
-import notes_cli.stops
-notes_cli.stops.install()
+import notes_cli.signals
+notes_cli.signals.install()
 from notes_cli.engine.native import llama
 free = llama.{name}
 def freed(handle):
@@ -90,7 +90,7 @@ llama.{name} = freed
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["llama_free", "llama_model_free"])
 def test_stopped_when_something_was_freed(model: Path, name: str, number: signal.Signals) -> None:
-    """Nothing is freed again by what closes the rest."""
+    """Closing the rest frees nothing twice."""
     done = told(FREED.format(name=name, signal=number.name), "ask", "Why?", "-n", "3")
     right = {signal.SIGINT: (130, "notes: interrupted"), signal.SIGTERM: (-number, "notes: terminated")}
     assert (done.returncode, done.stderr.splitlines()[-1]) == right[number]
@@ -99,7 +99,7 @@ def test_stopped_when_something_was_freed(model: Path, name: str, number: signal
 @pytest.mark.parametrize("after", [0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.7])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:
-    """The same in real time. SIGTERM and SIGHUP end the process as itself, so that who sent them can tell."""
+    """The same in real time. After SIGTERM and SIGHUP the process ends by the signal."""
     code, _, err = stopped(number, after, *ENDLESS)
     word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
     assert code == (130 if number == signal.SIGINT else -number) and err == f"notes: {word[number]}\n"
@@ -127,7 +127,7 @@ step = native.llama.llama_progress_callback(lambda part, data: strike())
 
 
 def test_interrupted_in_a_finalizer(model: Path) -> None:
-    """Where Python says `Exception ignored in`, it comes again."""
+    """Where Python prints `Exception ignored in`, the interrupt is raised again."""
     code = """
 import os, signal
 class Dying:
@@ -145,7 +145,7 @@ sequence.KVSequence.flush = dying
     assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
 
 
-# Raises a signal in Python that C calls, which then forgets what was raised there, as much of C does.
+# Raises a signal in Python code that C calls and whose exception C drops.
 FORGOTTEN = """
 import ctypes, os, signal
 import notes_cli.engine.sequence as sequence
@@ -163,14 +163,14 @@ sequence.KVSequence.flush = forgetting
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_where_c_forgets_it(model: Path, number: signal.Signals) -> None:
-    """Nobody is told that it was lost there: it comes again."""
+    """Raised again after C code dropped it."""
     done = told(FORGOTTEN.format(signal=number.name), *ENDLESS)
     right = {signal.SIGINT: (130, "notes: interrupted\n"), signal.SIGTERM: (-number, "notes: terminated\n")}
     assert (done.returncode, done.stderr) == right[number]
 
 
 def test_what_is_put_away_is_not_interrupted_again(model: Path) -> None:
-    """An interrupt that is on its way does not come again, however long a cleanup takes, in a generator's too."""
+    """An interrupt that propagates is not raised again, however long cleanup takes, also in a generator."""
     code = """
 import os, signal, sys, time
 import notes_cli.runtime.workspace as workspace
@@ -213,7 +213,7 @@ native._hook = endless
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_computation_that_does_not_stop(model: Path, number: signal.Signals) -> None:
-    """The process ends without it, and says the same."""
+    """The process ends without waiting for it, with the same message."""
     done = told(ENDLESS_COMPUTATION.format(number=number.name), "ask", "Why?", "--json")
     word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}[
         number
@@ -223,7 +223,7 @@ def test_a_computation_that_does_not_stop(model: Path, number: signal.Signals) -
 
 
 def test_a_computation_that_does_not_stop_on_a_terminal(model: Path, skill: Path) -> None:
-    """The cursor, which a progress bar hides, comes back, and the bar goes."""
+    """The progress bar is removed, and the cursor is shown again."""
     shown = on_a_terminal(["compile", skill], ENDLESS_COMPUTATION.format(number="SIGINT"), status=[130])
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l") and shown.count("interrupted") == 1
 
@@ -247,7 +247,7 @@ sequence.KVSequence.flush = flush
 
 
 def test_nohup_and_background_jobs_go_on(model: Path) -> None:
-    """What whoever started us has us ignore stays ignored."""
+    """Signals that the parent process ignores stay ignored."""
     script = 'trap "" INT HUP; exec "$@"'
     process = subprocess.Popen(
         ["bash", "-c", script, "-", *command_line("ask", "Why?", "-n", "3")],
@@ -262,7 +262,7 @@ def test_nohup_and_background_jobs_go_on(model: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_under_json_is_json(model: Path, number: signal.Signals) -> None:
-    """A script that reads stdout is told, too, with the status that a shell sees."""
+    """Scripts get the error on stdout, with the shell's status."""
     code = f"""
 import os, signal
 import notes_cli.engine.sequence as sequence
@@ -320,7 +320,7 @@ def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Pa
 
 def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path) -> None:
     """With stdout and stderr closed, nothing that is printed ends up in a file that was opened in their place."""
-    os.utime(skill, (2**32, 2**32))  # of a file that may still change the stamp says so, now and later
+    os.utime(skill, (2**32, 2**32))  # the stamp of a file that may still change is marked as such, now and later
     whole = run_apart("compile", skill, "-v")
     assert whole.code == 0
     before = snapshot(home / "library")
@@ -339,7 +339,7 @@ BUFFERED += "; output.begin = lambda **given: (begin(**given), sys.stdout.buffer
 
 @pytest.mark.parametrize("code", [AT_EXIT, f"{THREAD}\n{AT_EXIT}"])
 def test_what_is_left_to_do_at_the_end_is_done(code: str) -> None:
-    """Python is not taken apart; what others want called, and threads that compute yet, come before the end."""
+    """Python's slow shutdown is skipped; exit handlers and threads that still compute are not."""
     done = told(code, "ls", "--json")
     assert (done.returncode, json.loads(done.stdout)) == (0, [])
     assert done.stderr == ("waited forcalled" if "threading" in code else "called")

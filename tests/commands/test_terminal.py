@@ -1,4 +1,4 @@
-"""`notes` as a process: signals, pipes, colour, start-up, and what goes to which stream."""
+"""`notes` as a process: signals, pipes, colour, start-up, and streams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDLESS = (
 
 
 def test_the_answer_is_alone_on_stdout(model: Path, skill: Path) -> None:
-    """In a real process too: the answer on stdout; on stderr what was compiled on the way, and that it was cut."""
+    """In a real process: the answer on stdout; compiles and the cut on stderr."""
     asked = run_apart("ask", "Why?", "--splice", skill, "-n", 5, "--json")
     assert asked.code == 0 and asked.json["tokens"]["answer"] == 5
     assert [line.split()[0] for line in asked.err.splitlines()] == ["compiled", "the"]
@@ -34,7 +34,7 @@ def test_the_answer_is_alone_on_stdout(model: Path, skill: Path) -> None:
 
 
 def test_interrupted_generation_keeps_what_was_printed(model: Path) -> None:
-    """Ctrl-C while the answer is written: exit 130, what was written stays and ends its line, one line on stderr."""
+    """Ctrl-C during the answer: exit 130; the partial answer ends its line; one line on stderr."""
     process = subprocess.Popen(
         command_line("ask", "Why?", *ENDLESS), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -65,7 +65,7 @@ def test_reasoning_goes_to_stderr(
 
 
 def test_the_json_has_all_of_it(thinker: Callable[[str], Script]) -> None:
-    """Reasoning, whether it is whole, its tokens; what is counted adds up to the pieces."""
+    """Reasoning, whether it is complete, its tokens; counts add up to the pieces."""
     script = thinker(SWITCH)
     for limit, reasoning, whole in ((50, "Hm.", True), (2, "Hm", False), (0, "", False)):
         script("Hm.</think>4" if whole else reasoning + "4")
@@ -104,7 +104,7 @@ def test_reasoning_that_nobody_asked_for_is_hidden(thinker: Callable[[str], Scri
 
 
 def test_an_interrupt_ends_both_lines(thinker: Callable[[str], Script]) -> None:
-    """What was said is on a line of its own, on its stream; the status is that of an interrupt."""
+    """Partial text ends its line, on its stream; the status is that of an interrupt."""
     script = thinker(SWITCH)
     for text, out, err in (("Hm", "", "Hm\n"), ("Hm.</think>4", "4\n", "Hm.\n")):
         script(text, interrupted=True)
@@ -152,7 +152,7 @@ def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
 
 
 def test_a_session_of_a_model_with_marks(thinker: Callable[[str], Script]) -> None:
-    """The chain, its marks and the answer are kept; the answer that was chosen comes after them."""
+    """Reasoning, its marks and the answer are kept; the chosen answer follows them."""
     script = thinker(SWITCH)
     script("Hm.</think>4")
     assert run_here("ask", "2+2?", "--think", "--session", "mine").out == "4\n"
@@ -176,7 +176,7 @@ def test_a_small_context(thinker: Callable[[str], Script]) -> None:
 
 
 def test_a_context_that_leaves_no_room_to_think(thinker: Callable[[str], Script]) -> None:
-    """It is refused with a size that would do, unless there is nothing to think with."""
+    """Refused with a sufficient size, unless there is nothing to reason with."""
     script = thinker(SWITCH)
     script("Hm.</think>4")
     ask = ("ask", "2+2? " * 36, "--think", "-c", 256)
@@ -188,7 +188,7 @@ def test_a_context_that_leaves_no_room_to_think(thinker: Callable[[str], Script]
 
 
 def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
-    """Streamed or at once, reasoning and answer end with one newline, whatever blanks the model puts after them."""
+    """Streamed or not, reasoning and answer end with one newline, whatever blanks the model generates."""
     script = thinker(SWITCH)
     for stream in ((), ("--no-stream",)):
         script("Hm. \n\nSo 4.\n \n</think>\n4 \n\n5\n\n ")

@@ -1,4 +1,4 @@
-"""`notes verify`: what it measures, what it says, and its exit status."""
+"""`notes verify`: measurements, output, and exit status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .conftest import Notes, on_a_terminal
 
 
 def test_the_system_text_that_is_put_before_skills_is_told(notes: Notes, compiled: Path) -> None:
-    """A default is there so that they have to move: it is a part of what was compared."""
+    """A default text makes skills move, and is part of the comparison."""
     told = "the skills come after a system text (-s): "
     assert f"{told}You are a helpful assistant." in notes("verify", "returns").out
     assert f"{told}Hello." in notes("verify", "returns", "-s", "Hello.").out
@@ -68,7 +68,7 @@ def test_all_rows_are_compared(notes: Notes, compiled: Path) -> None:
 
 
 def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the logits say: a splice whose keys were not turned is wrong. The skill and its rows are named."""
+    """A splice with unrotated keys fails, whatever the logits are; the error names the skill and its K/V."""
     splice = Context.splice
     monkeypatch.setattr(Context, "splice", lambda *given, **how: splice(*given, **{**how, "rotate": False}))
     outcome = notes("verify", "returns", "--choices", "a,b")
@@ -81,7 +81,7 @@ def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch
 def test_a_text_that_parts_late_is_told_and_passes(
     notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where, by how much, and what to think of it; the exit status is 0. Control: early, and by more than rounding."""
+    """Position, gap and an explanation; exit 0. Control: an early difference beyond rounding fails."""
     found = ["one text", "another text"]
 
     def parted(found: Answered, wanted: Answered, noise: object) -> Parting:
@@ -97,7 +97,7 @@ def test_a_text_that_parts_late_is_told_and_passes(
 
 
 def test_decisions_that_differ_are_named(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which row, what it decides, what the recompute does."""
+    """Names the question, its decision and the recompute's."""
     found = iter(["a", "b"])
     monkeypatch.setattr(verify, "answered", lambda *_: Answered(next(found), 0.1))
     outcome = notes("verify", "returns", "--question", "Why?", "--choices", "a,b")
@@ -151,7 +151,7 @@ METHODS_ALL = (
 
 
 def test_methods_that_are_named(notes: Notes, compiled: Path) -> None:
-    """Only these; the exit status says whether all of them decide as the recompute; auto is the default."""
+    """Only these; exit 0 if all decide as the recompute; auto is the default."""
     named = notes(*EDIT, "--method", "suffix", "--method", "recompute", "--json")
     assert [one["method"] for one in named.json["methods"]] == ["suffix", "recompute"]
     assert (named.code, named.json["pass"]) == (0, True)
@@ -169,14 +169,14 @@ def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.Monk
     assert "missed: stale: 'May I return this?' decides 'accepted', the recompute's decision is 'refused'" in stale.out
     assert stale.code == 1 and "DIFFERS" in stale.out and "accepted (refused)" in stale.out
     assert notes("verify", "returns", *ask, "--method", "erratum", "--method", "suffix").code == 0
-    assert notes("verify", "returns", *ask, "--method", "field").code == 1  # what was noted of the old value decides
-    assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto's is right, whatever stale is
+    assert notes("verify", "returns", *ask, "--method", "field").code == 1  # notes of the old value decide
+    assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto is right, stale or not
 
 
 def test_a_model_that_refuses_methods(
     notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing can be rewritten, that is said in the lines of these methods, and no failure."""
+    """If nothing can be rewritten, lines of these methods show that, and it is no failure."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
     assert notes("compile", skill).code == 0
     found = notes(*EDIT, "--method", "all", "--json").json["methods"]

@@ -16,7 +16,7 @@ from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, UnsupportedError
-from notes_cli.explaining import why
+from notes_cli.explanations import why
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt

@@ -21,7 +21,7 @@ from notes_cli.engine.patches import Patch, position_map
 from notes_cli.engine.segment import LayerRows, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
-from notes_cli.explaining import why
+from notes_cli.explanations import why
 
 from ..refused import refused
 

@@ -14,7 +14,7 @@ from notes_cli.engine import recurrent
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Carry, Segment
 from notes_cli.errors import EngineError
-from notes_cli.explaining import why
+from notes_cli.explanations import why
 from notes_cli.library.container import open_stored, peek, write_segment
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.assemble import assemble

@@ -15,7 +15,7 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
-from notes_cli.explaining import why
+from notes_cli.explanations import why
 from notes_cli.runtime.answering import ask, explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.batch import ask_many

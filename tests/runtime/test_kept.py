@@ -11,7 +11,7 @@ import pytest
 from notes_cli.engine.segment import STORED_TYPES, Segment, to_float32
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import SegmentError, UnsupportedError
-from notes_cli.explaining import why
+from notes_cli.explanations import why
 from notes_cli.library import checkpoints
 from notes_cli.library.container import open_segment, peek, small, write_segment
 from notes_cli.runtime import compile as compiling_module

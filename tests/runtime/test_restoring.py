@@ -17,7 +17,7 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.errors import DamagedError
-from notes_cli.explaining import why
+from notes_cli.explanations import why
 from notes_cli.library.container import open_segment, open_stored, write_segment
 from notes_cli.measure.verify import verify
 from notes_cli.runtime.assemble import assemble

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.explaining import edited, entry_why, why
+from notes_cli.explanations import edit_why, entry_why, why
 from notes_cli.sessions.lines import Origin, as_line, origin_of
 from notes_cli.sessions.state import fold
 
@@ -38,7 +38,7 @@ def test_edits_are_told_by_what_they_did() -> None:
     entry = fold([turn(1, 2, 3), json.loads(json.dumps(line))]).entries[-1]
     assert entry.origin == origin
     assert (
-        edited(entry.origin)
+        edit_why(entry.origin)
         == entry_why(entry)
         == (
             "12 rows recomputed; selected by a pass over 90 tokens of the corrected text; notes compile --influence "

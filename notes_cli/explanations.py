@@ -1,4 +1,4 @@
-"""What every edge tells alike: how a piece came about, what an edit did, why rows may differ, what a library holds."""
+"""Describe prompt pieces, edits, answers and library files: texts for people and JSON documents (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WHY = {
 }
 
 
-_EXPECTED = {
+_DIFFERENCES = {
     "other_context": "{where} is preceded by a different context than at compile time",
     "blocks": "{where} was compiled in blocks, which have not seen each other",
     "in_place": "what comes after an edit in place was computed with the old value ({where})",
@@ -53,25 +53,25 @@ _EXPECTED = {
 
 
 def why(piece: Piece | Origin) -> str:
-    """Why the piece's rows came about as they did; empty where there is nothing to tell."""
+    """Describe the origin of a piece's KV entries; empty for a plain piece."""
     reason = piece.reason.value
-    told = _WHY[reason].format(detail=piece.detail, moved=piece.moved, blocks=piece.blocks, passed=piece.passed)
+    text = _WHY[reason].format(detail=piece.detail, moved=piece.moved, blocks=piece.blocks, passed=piece.passed)
     if reason == "thought_end" and piece.detail:
-        told += f", cut after {piece.detail} tokens"
-    parts = [told] if told else []
+        text += f", cut after {piece.detail} tokens"
+    parts = [text] if text else []
     if reason != "block":
         if piece.blocks:
             parts.append(f"compiled in {piece.blocks} blocks")
         if piece.kept:
             parts.append(f"kept as {piece.kept} ({human_size(piece.nbytes)})")
-        parts += _selected(piece)
+        parts += _selection(piece)
         if piece.rewritten:
             parts.append(f"{piece.rewritten} of them recomputed in place")
     return "; ".join(parts)
 
 
-def _selected(piece: Piece | Origin) -> list[str]:
-    """How the tokens to recompute were found."""
+def _selection(piece: Piece | Origin) -> list[str]:
+    """Describe how the tokens to recompute were selected."""
     from notes_cli.editing.methods import record_of
 
     parts = []
@@ -83,10 +83,10 @@ def _selected(piece: Piece | Origin) -> list[str]:
     return parts
 
 
-def edited(origin: Origin) -> str:
-    """What an edit of a session did."""
+def edit_why(origin: Origin) -> str:
+    """Describe what an edit of a session changed."""
     parts = [f"{origin.rewritten} row{'s' * (origin.rewritten != 1)} recomputed"] if origin.rewritten else []
-    parts += _selected(origin)
+    parts += _selection(origin)
     if origin.erratum:
         parts.append("an erratum before the next question")
     if origin.contradicted:
@@ -95,35 +95,35 @@ def edited(origin: Origin) -> str:
 
 
 def entry_why(entry: Entry) -> str:
-    """How an entry of a session came about; in the words of an earlier version where that wrote it."""
+    """Describe the origin of an entry of a session."""
     from notes_cli.sessions.state import TRACE
 
     if entry.kind == TRACE:
         return "what comes after it may carry notes of it"
-    return edited(entry.origin) if entry.kind == "edit" else why(entry.origin)
+    return edit_why(entry.origin) if entry.kind == "edit" else why(entry.origin)
 
 
-def expected(cause: Cause, where: Sequence[str]) -> str:
-    """Why rows of a session may differ from those of a prefill."""
-    return _EXPECTED[cause.value].format(where=", ".join(where))
+def difference_why(cause: Cause, where: Sequence[str]) -> str:
+    """Describe why KV entries of a session may differ from those of a prefill."""
+    return _DIFFERENCES[cause.value].format(where=", ".join(where))
 
 
 def as_json(piece: Piece) -> dict[str, Any]:
-    """The piece as docs/json.md has it."""
-    kept = ("kind", "name", "position", "tokens", "how", "moved", "rewritten", "kept", "nbytes")
+    """Return a piece as in docs/json.md."""
+    keys = ("kind", "name", "position", "tokens", "how", "moved", "rewritten", "kept", "nbytes")
     facts = asdict(piece)
-    return {**{key: facts[key] for key in kept}, "refused": piece.refused, "reason": piece.reason, "why": why(piece)}
+    return {**{key: facts[key] for key in keys}, "refused": piece.refused, "reason": piece.reason, "why": why(piece)}
 
 
-def kept_as(info: SegmentInfo) -> str:
-    """What the rows of a file are kept as, for people: with bytes where they are quantized."""
+def storage_type(info: SegmentInfo) -> str:
+    """Describe the type of K/V in a file, with sizes if quantized."""
     if info.kv == "f16":
         return info.dtype
     return f"{info.dtype}, {human_size(info.rows)} of {human_size(info.computed)}"
 
 
 def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
-    """A file of the library as docs/json.md has it; `problem`: why it cannot be read, for people."""
+    """Return a file of the library as in docs/json.md; `problem`: why it cannot be read."""
     info, facts = entry.info, {"name": entry.name, "path": str(entry.path), "problem": problem}
     if info is None:
         return facts
@@ -139,34 +139,34 @@ def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
     }
 
 
-class Room(NamedTuple):
-    """What an answer that was cut has to be told of its context: how many tokens it has, and may have."""
+class ContextSize(NamedTuple):
+    """Current and greatest size of a context in tokens, for the message about an answer that was cut."""
 
     size: int
     longest: int | None
 
     @classmethod
-    def of(cls, workspace: Workspace) -> Room:
+    def of(cls, workspace: Workspace) -> ContextSize:
         return cls(workspace.context.n_ctx, workspace.longest)
 
 
 def turn_as_json(
     workspace: Workspace, request: Request, answer: Answer, started: float, session: str | None, goes_on: bool
 ) -> dict[str, Any]:
-    """What `notes ask` was answered, as docs/json.md has it. `started`: when it was asked (time.perf_counter)."""
-    known = session or request.splice
+    """Return an answer of `notes ask` as in docs/json.md. `started`: time of the request (time.perf_counter)."""
+    identified = session or request.splice
     return {
         "version": 1,
         "session": session,
         "server": None,
         **answer_as_json(answer, started, goes_on),
         "sampling": asdict(request.sampling),
-        "identity": workspace.identity.as_dict() if known else {"model": workspace.model.name},
+        "identity": workspace.identity.as_dict() if identified else {"model": workspace.model.name},
     }
 
 
 def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, Any]:
-    """The part of docs/json.md that every answer has."""
+    """Return the keys of docs/json.md that all answers share."""
     thought, decision = answer.thought, answer.decision
     times = {
         "load": answer.begun + answer.load - started,
@@ -197,13 +197,13 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """What asking would do, as docs/json.md has it."""
-    told = {"version": 1, "server": None, "tokens": asdict(plan.counts), **_settings_as_json(plan.settings)}
-    return {**told, "pieces": [as_json(piece) for piece in plan.sequence.pieces]}
+    """Return the plan of a prompt as in docs/json.md."""
+    facts = {"version": 1, "server": None, "tokens": asdict(plan.counts), **_settings_as_json(plan.settings)}
+    return {**facts, "pieces": [as_json(piece) for piece in plan.sequence.pieces]}
 
 
 def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, Any]:
-    """What held for a request. In a session that goes on, where skills are placed was settled long ago."""
+    """Return effective settings of a request. A session that `goes_on` has its place from the first turn."""
     return {
         "method": str(settings.method) if settings.method else None,
         "method_why": settings.why,
@@ -214,5 +214,5 @@ def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, An
 
 
 def explanation(pieces: Sequence[Piece], counts: dict[str, Any], notices: Sequence[str]) -> dict[str, Any]:
-    """What a prompt was made of, as docs/json.md has pieces and counts."""
+    """Return pieces and counts of a prompt as in docs/json.md."""
     return {"pieces": [as_json(piece) for piece in pieces], "counts": counts, "notices": list(notices)}
