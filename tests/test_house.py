@@ -230,7 +230,7 @@ BROKEN: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
     (misplaced, "engine/a.py", "from notes_cli.text.b import c", "notes_cli.text.b.c"),
     (misplaced, "library/a.py", "def f():\n    import notes_cli.editing.b", "notes_cli.editing.b"),
     (misplaced, "editing/a.py", "if TYPE_CHECKING:\n    from notes_cli import commands", "notes_cli.commands"),
-    (misplaced, "runtime/a.py", "from notes_cli import KVSequence", "notes_cli.Notebook"),
+    (misplaced, "runtime/a.py", "from notes_cli import KVSequence", "notes_cli.KVSequence"),
     (
         misplaced,
         "runtime/a.py",
