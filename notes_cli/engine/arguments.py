@@ -1,4 +1,4 @@
-"""What hooks are given: numbers, rows and places in a file as C has them, checked first (notes_ext.h)."""
+"""Checks and converts the ctypes arguments of the hooks in notes_ext.h: token arrays, K/V rows, ranges of files."""
 
 from __future__ import annotations
 

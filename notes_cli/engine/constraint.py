@@ -1,4 +1,4 @@
-"""Constraints: the tokens that may come next in an answer, by a grammar that llguidance follows."""
+"""Constrains generated tokens to a grammar, with a bit mask by llguidance for each step."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()
 
 
 class Constraint:
-    """A grammar (guidance.py) and how far an answer has come in it.
+    """The state of one answer in a grammar (guidance.py).
 
-    A token may come if its bytes go on with a text of the grammar, which is UTF-8; control tokens never may, those that
-    end an answer where the text is complete.
+    A token is allowed if its bytes continue a text of the grammar, which is UTF-8; of control tokens, only those that
+    end an answer, where the text is complete.
     """
 
     def __init__(self, model: Model, grammar: str) -> None:
-        """Raise GrammarError for a grammar that cannot be used."""
+        """Raises GrammarError for an unusable grammar."""
         from llguidance import LLMatcher
 
         from notes_cli.guidance import limits
@@ -36,15 +36,15 @@ class Constraint:
         self._check()
 
     def _check(self) -> None:
-        """Raise GrammarError once the text can be read in too many ways."""
+        """Raise GrammarError if the text has too many parses."""
         if self._matcher.is_error():
             from notes_cli.guidance import reason
 
             raise GrammarError(f"the grammar cannot be used: {reason(self._matcher.get_error())}")
 
     def allowed(self, logits: NDArray[np.float32]) -> NDArray[np.int32]:
-        """The tokens that may come next, of those whose logit, [n_vocab], is more than -inf. Raise GrammarError where
-        the text can be read in too many ways, EngineError where no token goes on."""
+        """Return the allowed next tokens with a finite logit, [n_vocab]. Raises GrammarError if the text has too many
+        parses, EngineError if no token is allowed."""
         mask = self._matcher.compute_bitmask()
         if not self._matcher.is_error():
             bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
@@ -58,11 +58,11 @@ class Constraint:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer may end here."""
+        """True if the answer may end here."""
         return bool(self._matcher.is_accepting())
 
     def accept(self, token: int) -> None:
-        """Go on after a token. Raise EngineError for one that may not come."""
+        """Advance by a token. Raises EngineError for one that is not allowed."""
         if self._model.ends(token) and self.complete:
             return
         if not self._matcher.try_consume_tokens([token]):
@@ -71,7 +71,7 @@ class Constraint:
 
 
 def _tokenizer(model: Model) -> LLTokenizer:
-    """The vocabulary of a model as llguidance wants it, made once."""
+    """Return the model's vocabulary for llguidance, built once."""
     if model not in _tokenizers:
         from llguidance import LLTokenizer
 
@@ -81,7 +81,7 @@ def _tokenizer(model: Model) -> LLTokenizer:
 
 
 class _Vocabulary:
-    """The bytes of all tokens, in the form that LLTokenizer asks for."""
+    """The bytes of all tokens, in the interface that LLTokenizer takes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

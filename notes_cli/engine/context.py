@@ -187,11 +187,9 @@ class Context:
         return digest.hexdigest()
 
     def identity(self, weights: str) -> Identity:
-        """What a segment must have been compiled with to fit here. `weights`: sha256 of the model's file.
-
-        Any thread may ask for it. Raise UnsupportedError where rows cannot be read, also while an adapter is applied to
-        the context.
-        """
+        """Return the identity that a segment must have been compiled with to fit here. `weights`: sha256 of the model's
+        file. Safe to call from any thread. Raises UnsupportedError where K/V cannot be read, also while an adapter is
+        applied to the context."""
         with self.remaking:
             return self._identity(weights)
 

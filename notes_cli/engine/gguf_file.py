@@ -1,4 +1,4 @@
-"""The head of a GGUF file: its keys and values, and the places of its tensors. No numpy, no llama.cpp.
+"""Reads the head of a GGUF file: its keys and values, and the offsets of its tensors. No numpy, no llama.cpp.
 
 The files are not trusted: nothing is allocated for a length before it is compared with the bytes that there are, and
 whatever does not fit raises FormatError. The callers check what the keys mean, and the types that they accept.

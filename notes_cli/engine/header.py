@@ -125,7 +125,7 @@ class Header:
 
     @property
     def model(self) -> bool:
-        """Whether this is a language model: not the projector of one that sees, a LoRA, a vocabulary alone."""
+        """True for a language model; False for a projector, a LoRA adapter or a file with a vocabulary only."""
         return bool(self.tensors) and self.architecture != "clip" and self.text("general.type") in ("", "model")
 
 

@@ -1,4 +1,4 @@
-"""The patched llama.cpp: load it with its backends, check that it is ours, and call its hooks.
+"""Loads the patched llama.cpp with its backends, checks its ABI, and calls its hooks.
 
 `llama` is the ctypes binding of llama-cpp-python over our library, `call` the hooks of native/notes_ext.h. Both are in
 notes_cli/lib, which the build makes (native/CMakeLists.txt); a llama_cpp that is installed beside notes is neither used
@@ -62,7 +62,7 @@ class Layer(ctypes.Structure):
 
     @property
     def part(self) -> str:
-        """What the layer keeps: `attention`, `indexer` or `state`."""
+        """Kind of the layer: `attention`, `indexer` or `state`."""
         return PARTS[self.kind]
 
 
@@ -213,7 +213,7 @@ def last_error() -> str:
     return str(_library.notes_error().decode(errors="replace"))
 
 
-INTS = range(-(1 << 31), 1 << 31)  # what a C int holds: ctypes cuts off the rest and says nothing
+INTS = range(-(1 << 31), 1 << 31)  # range of a C int: ctypes truncates silently
 
 
 def fits(value: int, what: str = "a number for llama.cpp") -> int:
@@ -245,8 +245,8 @@ def call(name: str, *arguments: Any) -> int:
 
 
 def free_once(owner: object, name: str, free: Callable[[Any], object]) -> None:
-    """Free what an attribute holds, if it holds something. It is empty before: an interrupt may be raised when `free`
-    returns, and whoever closes the owner after that must not free it again."""
+    """Free the handle in an attribute, if there is one. The attribute is cleared first: an interrupt may be raised when
+    `free` returns, and a later close must not free the handle again."""
     handle = getattr(owner, name)
     setattr(owner, name, None)
     if handle is not None:
@@ -254,8 +254,8 @@ def free_once(owner: object, name: str, free: Callable[[Any], object]) -> None:
 
 
 class Traffic(NamedTuple):
-    """What the splices of this process have done: bytes read from files and written into caches; and calls that copied
-    rows to and from memory that is not this machine's, by splices and reads."""
+    """Counters of this process: bytes that splices read from files and wrote into caches, and calls that copied rows to
+    or from device memory, by splices and reads."""
 
     read: int
     written: int
@@ -263,7 +263,7 @@ class Traffic(NamedTuple):
 
 
 def system_info() -> str:
-    """The version of llama.cpp, and what its backends are built for and find on this machine."""
+    """Return the version of llama.cpp, and the features of its backends on this machine."""
     return f"{UPSTREAM} {llama.llama_print_system_info().decode()}"
 
 
@@ -275,8 +275,8 @@ def traffic() -> Traffic:
 
 @contextmanager
 def staged(*, lines: bool, late: bool) -> Iterator[None]:
-    """For tests: rows go to and from this machine's memory as they do to a device's. `lines`: to one that copies lines
-    with gaps between them in one call; `late`: to one that copies what it is given as late as it may."""
+    """For tests: copy rows in host memory as in device memory. `lines`: of a device that copies strided lines in one
+    call; `late`: of one that copies asynchronously, as late as allowed."""
     _library.notes_force_staging(STAGING_ON | STAGING_LINES * lines | STAGING_LATE * late)
     try:
         yield
@@ -305,5 +305,5 @@ def can_keep(model: Any, type_k: int, type_v: int) -> str | None:
 
 
 def can_move(context: Any, base: int, position: int, count: int) -> str | None:
-    """None if `count` rows computed at `base` can be placed at `position`, else the reason they cannot."""
+    """Return None if `count` rows computed at `base` can be placed at `position`, else the reason."""
     return refusal("notes_can_move", context, base, position, count)

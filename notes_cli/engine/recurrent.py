@@ -1,4 +1,4 @@
-"""Splices that carry the state of recurrent layers on: capture what tokens do to a state, and apply it elsewhere.
+"""Carries recurrent state through spliced segments: captures state transitions at compile time, applies them later.
 
 These hooks (native/notes_carry.h) are in a library only if it was built with the patch group `recurrent`. Without it a
 context does not support `carry` and gives the reason; nothing else here may be called then.
@@ -23,7 +23,7 @@ _FORMS = (None, "diagonal", "matrix")
 
 
 class _LayerTransition(ctypes.Structure):
-    """struct notes_transition: what a stretch of tokens does to the state of a recurrent layer."""
+    """struct notes_transition: the effect of a run of tokens on the state of a recurrent layer."""
 
     _fields_ = [
         ("form", ctypes.c_int32),
@@ -55,8 +55,8 @@ if "recurrent" in native.PATCHES:
 
 
 def can_carry(context: Context, base: int, position: int, count: int) -> str | None:
-    """None if `count` rows computed at `base` can be placed at `position`, with the state of recurrent layers carried
-    through them, else the reason they cannot."""
+    """Return None if `count` rows computed at `base` can be placed at `position` with the recurrent state carried
+    through them, else the reason."""
     return (
         context.supports("carry")
         or native.refusal("notes_can_carry", context.handle, base, position, count)
@@ -65,7 +65,8 @@ def can_carry(context: Context, base: int, position: int, count: int) -> str | N
 
 
 def margins(context: Context) -> tuple[int, int]:
-    """Tokens at the beginning and at the end of a segment that must be decoded where its state is carried on."""
+    """Return the number of tokens at the beginning and at the end of a segment that must be decoded again when state is
+    carried through it."""
     before, after = ctypes.c_int32(), ctypes.c_int32()
     _call(context, "notes_margins", ctypes.byref(before), ctypes.byref(after))
     return before.value, after.value
@@ -73,11 +74,9 @@ def margins(context: Context) -> tuple[int, int]:
 
 @contextmanager
 def capturing(context: Context, seq_id: int) -> Iterator[Callable[[], tuple[Transition, ...]]]:
-    """What is decoded in this sequence meanwhile is captured: call what is yielded for the transition of each recurrent
-    layer, from the beginning of the block to the last token decoded.
-
-    Raise UnsupportedError where this model's state cannot be captured, also when it is called.
-    """
+    """Capture the state transition of each recurrent layer while tokens are decoded in this sequence. Call the yielded
+    function for the transitions from the beginning of the block to the last decoded token. Raises UnsupportedError,
+    also in that call, where this model's state cannot be captured."""
     _call(context, "notes_capture_begin", seq_id)
     try:
         yield lambda: _captured(context, seq_id)
@@ -115,8 +114,8 @@ def carry(
     transitions: Sequence[Transition],
     base: int,
 ) -> None:
-    """Place rows as `Context.splice` does, and carry the state of the recurrent layers, which the sequence has at
-    position - 1, through them. The recurrent layers in `layers` are ignored."""
+    """Place rows as `Context.splice` does, and apply `transitions` to the recurrent state that the sequence has at
+    `position` - 1. The state rows in `layers` are ignored."""
     ids = int_array(tokens, "a token")
     given, through = _arguments(layers, transitions, context.layers)
     check_layers(given, context.layers, len(ids))
@@ -125,7 +124,7 @@ def carry(
 
 
 def _call(context: Context, name: str, *arguments: Any) -> None:
-    """Call one of these hooks. Raise UnsupportedError where the library has none of them."""
+    """Call a hook of the patch group `recurrent`. Raises UnsupportedError in a library without it."""
     if "recurrent" not in native.PATCHES:
         raise UnsupportedError(str(context.supports("carry")))
     native.call(name, context.handle, *arguments)
@@ -134,8 +133,8 @@ def _call(context: Context, name: str, *arguments: Any) -> None:
 def _arguments(
     given: Sequence[LayerRows], transitions: Sequence[Transition], layers: Sequence[native.Layer]
 ) -> tuple[list[LayerRows], Any]:
-    """The rows of notes_carry, which of a recurrent layer are what its transition has of the last tokens; and the
-    argument `transitions`, which lives as long as what it points into. Raise EngineError for a transition that is
+    """Build the arguments `rows` and `transitions` of notes_carry; the row of a recurrent layer is the residual input of
+    its last tokens. The result keeps alive the arrays it points into. Raises EngineError for a transition that is
     missing or does not fit."""
     by_layer = {transition.layer: transition for transition in transitions}
     if len(given) != len(layers):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0  # seconds that a server has to answer
 PROTOCOL = 7, 0  # of ggml-rpc.h: a server's first number must be this one, its second at most
 _ADDRESS = re.compile(r"([^\s:,/\[\]]+):([0-9]{1,5})")
-# Close with a reset: a server that has time for us when we have gone would end by SIGPIPE, answering nobody.
+# Close with a reset: a server that gets to us after we have left would be ended by SIGPIPE.
 _RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 _HELLO, _CAPABILITIES = 14, 24  # a command, and the size of its capabilities, all zero: TCP only
 

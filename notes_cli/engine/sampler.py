@@ -1,4 +1,4 @@
-"""Choosing the next token from logits, through llama.cpp's own sampler chain."""
+"""Samples the next token from logits with a sampler chain of llama.cpp."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class SamplerOptions:
     seed: int = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    bias: tuple[tuple[int, float], ...] = ()  # what is added to the logits of tokens
+    bias: tuple[tuple[int, float], ...] = ()  # (token, value added to its logit)
 
     def __post_init__(self) -> None:
-        """Raise EngineError for what is no number."""
+        """Raises EngineError for a value that is no number."""
         for one in fields(self):
             value, whole = getattr(self, one.name), one.name in ("top_k", "seed")
             number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool) and isfinite(value)
@@ -56,7 +56,7 @@ class SamplerOptions:
 
     @property
     def penalizes(self) -> bool:
-        """Whether what was written changes what is likely."""
+        """True if earlier tokens change the logits."""
         return self.repeat_penalty != 1.0 or bool(self.frequency_penalty) or bool(self.presence_penalty)
 
 
@@ -67,7 +67,7 @@ class Sampler:
     """
 
     def __init__(self, options: SamplerOptions, constraint: Constraint | None = None) -> None:
-        """The constraint follows the tokens of this sampler alone."""
+        """`constraint` advances with the tokens of this sampler."""
         self.options = options
         self._constraint = constraint
         native.fits(options.top_k, "top_k")
@@ -75,7 +75,7 @@ class Sampler:
         self._closed = False
 
     def _made(self, n_vocab: int) -> Any:
-        """The chain, for a vocabulary of this size."""
+        """Build the chain for a vocabulary of this size."""
         options = self.options
         chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         parts = []
@@ -97,8 +97,8 @@ class Sampler:
         return chain
 
     def next(self, logits: NDArray[np.float32]) -> int:
-        """Draw a token from its logits, [n_vocab], and remember it for the penalties and the constraint. Raise
-        EngineError where the constraint allows none."""
+        """Sample a token from logits, [n_vocab], and apply it to the penalties and the constraint. Raises EngineError
+        if the constraint allows none."""
         if self._closed:
             raise EngineError("this sampler is closed")
         logits = self._biased(logits)
@@ -113,7 +113,7 @@ class Sampler:
         return token
 
     def likeliest(self, logits: NDArray[np.float32]) -> int:
-        """The token that comes next if nothing is drawn. Nothing is remembered."""
+        """Return the most likely token, without applying it."""
         logits = self._biased(logits)
         return _likeliest(logits, None if self._constraint is None else self._constraint.allowed(logits))
 
@@ -125,7 +125,7 @@ class Sampler:
         return logits
 
     def _drawn(self, logits: NDArray[np.float32], tokens: NDArray[np.int32] | None) -> int:
-        """The choice of the chain, among these tokens or all."""
+        """Return the token that the chain selects, of these tokens or of all."""
         self._chain = self._chain or self._made(len(logits))
         ids = np.arange(len(logits), dtype=np.int32) if tokens is None else tokens
         candidates = np.zeros(len(ids), CANDIDATE)
@@ -147,5 +147,5 @@ class Sampler:
 
 
 def _likeliest(logits: NDArray[np.float32], tokens: NDArray[np.int32] | None) -> int:
-    """The likeliest of these tokens, or of all; the first of several."""
+    """Return the most likely of these tokens, or of all; the first of equal ones."""
     return int(logits.argmax() if tokens is None else tokens[logits[tokens].argmax()])

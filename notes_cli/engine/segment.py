@@ -262,7 +262,7 @@ class Segment(_Referable):
     moves: tuple[int, ...] = ()
     # Source of the text: absolute path of a file, "-" for standard input, empty if unknown.
     source: str = ""
-    # Whether the text is a tool section of a chat template, in which control tokens are parsed.
+    # True if the text is a tool section of a chat template, in which control tokens are parsed.
     tools: bool = False
     # File attributes of the source when it was read, which change with its content; empty if unknown.
     stamp: tuple[int, ...] = ()

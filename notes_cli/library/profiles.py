@@ -65,7 +65,7 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What came of skills through which a recurrent state was carried (measure/carried_state.py)."""
+    """Result of skills through which a recurrent state was carried (measure/carried_state.py)."""
 
     verdict: str  # one of CARRIED
     why: str  # sentence with counts and intervals

@@ -258,7 +258,7 @@ def _inexact(context: Context, segment: Segment, same_left: bool) -> str | None:
 def _carry_refusal(sequence: KVSequence, segment: Segment) -> str | None:
     """None if the state of recurrent layers can be carried through this segment here, else the reason it cannot."""
     from notes_cli.engine import recurrent
-    from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED  # what most prompts never say
+    from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED  # rarely needed
 
     context = sequence.context
     if context.supports("carry") is not None:

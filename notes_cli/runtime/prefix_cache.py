@@ -126,7 +126,7 @@ class PrefixCache:
         with self._numbering:
             number = self._numbers.pop(key, None) or next(self._unused)
             self._numbers[key] = number
-            if len(self._numbers) > REMEMBERED:  # what is forgotten gets another number: at worst it is read once more
+            if len(self._numbers) > REMEMBERED:  # a dropped origin gets a new number: at worst it is decoded again
                 del self._numbers[next(iter(self._numbers))]
         return number
 
