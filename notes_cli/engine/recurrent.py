@@ -133,9 +133,9 @@ def _call(context: Context, name: str, *arguments: Any) -> None:
 def _arguments(
     given: Sequence[LayerRows], transitions: Sequence[Transition], layers: Sequence[native.Layer]
 ) -> tuple[list[LayerRows], Any]:
-    """Build the arguments `rows` and `transitions` of notes_carry; the row of a recurrent layer is the residual input of
-    its last tokens. The result keeps alive the arrays it points into. Raises EngineError for a transition that is
-    missing or does not fit."""
+    """Build the arguments `rows` and `transitions` of notes_carry. A recurrent layer's row is the residual input of its
+    last tokens. The result keeps alive the arrays it points into. Raises EngineError for a transition that is missing
+    or does not fit."""
     by_layer = {transition.layer: transition for transition in transitions}
     if len(given) != len(layers):
         raise EngineError(f"there are rows of {len(given)} layers, and the context has {len(layers)}")
