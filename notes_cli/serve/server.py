@@ -102,10 +102,10 @@ async def _serve(service: Service, listening: socket.socket, on_ready: Callable[
         end_at = loop.time() + drain
         while scheduler.load and not over.done() and loop.time() < end_at and not server.should_exit:
             await asyncio.sleep(0.05)
-        if over.done():
-            over.result()
     finally:
         service.draining = server.should_exit = True
         ending.cancel()
         await asyncio.to_thread(scheduler.close)
         await serving
+    if scheduler.over.done():
+        scheduler.over.result()  # raises the error of a decode thread that failed, also while the server was ending
