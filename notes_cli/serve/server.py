@@ -90,8 +90,8 @@ async def _serve(service: Service, listening: socket.socket, on_ready: Callable[
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
     ready = asyncio.wrap_future(scheduler.ready)
     ending = asyncio.ensure_future(ended.wait())
+    over = asyncio.wrap_future(scheduler.over)
     try:
-        over = asyncio.wrap_future(scheduler.over)
         first: set[asyncio.Future[Any]] = {serving, ready, ending, over}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
@@ -108,4 +108,4 @@ async def _serve(service: Service, listening: socket.socket, on_ready: Callable[
         await asyncio.to_thread(scheduler.close)
         await serving
     if scheduler.over.done():
-        scheduler.over.result()  # raises the error of a decode thread that failed, also while the server was ending
+        await over  # raises the error of a decode thread that failed, also while the server was ending
