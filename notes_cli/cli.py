@@ -35,7 +35,7 @@ COMMANDS = {
     "bench": "Measure how fast a splice is here, beside a memcpy and a prefill.",
     "ls": "List compiled skills, and which of them are out of date.",
     "watch": "Compile skills again whenever their files change.",
-    "inspect": "Show what is in a compiled skill.",
+    "inspect": "Show the contents of a compiled skill.",
     "rm": "Remove compiled skills.",
     "export": "Write compiled skills into a file or a folder for others.",
     "import": "Take compiled skills that others exported into the library.",

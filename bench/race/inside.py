@@ -31,7 +31,7 @@ def api(given: Given) -> None:
 
 
 def session(given: Given) -> None:
-    """Hold a conversation by `notes`; `told` gets the text of each prompt."""
+    """Run a conversation in a session of `notes`, and write the text of each prompt to the file `prompts`."""
     import notes_cli as notes
 
     prompts = []
@@ -58,7 +58,7 @@ def session(given: Given) -> None:
                 if own.tokenize(prompt, special=True).tolist() != tokens[:end]:
                     raise SystemExit("a prompt of the conversation has other tokens than its text")
                 prompts.append({"text": prompt, "tokens": end})
-    Path(given["told"]).write_text(json.dumps(prompts))
+    Path(given["prompts"]).write_text(json.dumps(prompts))
 
 
 def state(given: Given) -> None:
@@ -85,10 +85,10 @@ def disk(given: Given) -> None:
 
 
 def talk(given: Given) -> None:
-    """Hold a conversation by llama-cpp-python, whose KV entries stay in its context; `told` is a file with the texts of
-    the prompts, too long for a command line."""
+    """Run the same conversation in llama-cpp-python, which keeps its KV entries in its context. The prompts are in the
+    file `prompts`: they are too long for a command line."""
     llama = _llama(given)
-    for turn in json.loads(Path(given["told"]).read_text()):
+    for turn in json.loads(Path(given["prompts"]).read_text()):
         started, before, first, text = time.perf_counter(), time.process_time(), 0.0, ""
         for part in _answer(llama, turn["text"], given["answer"]):
             first = first or time.perf_counter() - started

@@ -189,7 +189,7 @@ def _inside(setting: Setting, kind: str, **more: Any) -> list[str]:
 
 
 def talk(setting: Setting, work: Work) -> Runs:
-    """Hold a conversation by the Python API in one process, and return the prompts for the other peers."""
+    """Run a conversation with the Python API in one process, and return the prompts for the other peers."""
     return _talk(setting, work, "field", "field")
 
 
@@ -203,11 +203,11 @@ def _talk(setting: Setting, work: Work, method: str, name: str) -> Runs:
     turns = [{"question": one.question, "date": one.date} for one in work.asked]
     shutil.rmtree(setting.folder / "home" / "sessions", ignore_errors=True)
     wanted = {"turns": turns, "splice": work.asked[0].splice, "method": method, "name": name}
-    command = _inside(setting, "session", told=str(_told(setting, work, name)), **wanted)
+    command = _inside(setting, "session", prompts=str(_prompt_file(setting, work, name)), **wanted)
     return _lines(watched(command, setting.folder / "talk.log", setting.home))
 
 
-def _told(setting: Setting, work: Work, name: str = "field") -> Path:
+def _prompt_file(setting: Setting, work: Work, name: str = "field") -> Path:
     return setting.folder / f"turns-{work.size}-{name}.json"
 
 
@@ -221,9 +221,9 @@ def _known(setting: Setting, work: Work) -> Work:
     """With the texts of its prompts."""
     if work.name != "turns":
         return work
-    if not _told(setting, work).exists():
+    if not _prompt_file(setting, work).exists():
         list(talk(setting, work))
-    return with_texts(work, _told(setting, work))
+    return with_texts(work, _prompt_file(setting, work))
 
 
 # llama-server
@@ -378,7 +378,7 @@ def python_disk(setting: Setting, work: Work) -> Runs:
 def python_talk(setting: Setting, work: Work) -> Runs:
     """A conversation in one process: the prefix that prompts share is there."""
     work = _known(setting, work)
-    command, environment = _python(setting, "talk", work, told=str(_told(setting, work)))
+    command, environment = _python(setting, "talk", work, prompts=str(_prompt_file(setting, work)))
     return _lines(watched(command, setting.folder / "talk.log", environment))
 
 

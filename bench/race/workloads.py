@@ -156,9 +156,9 @@ def _prompts(skills: dict[str, str], drafts: list[Draft]) -> Iterator[Prompt]:
             yield Prompt(text, len(tokens), one.splice, one.question, one.system, one.date)
 
 
-def with_texts(work: Work, told: Path) -> Work:
+def with_texts(work: Work, prompts: Path) -> Work:
     """Return a conversation with the texts of its prompts, from a session of `notes`."""
-    kept = json.loads(told.read_text())
+    kept = json.loads(prompts.read_text())
     prompts = [Prompt(**{**asdict(one), **text}) for one, text in zip(work.asked, kept, strict=True)]
     asked = tuple(Prompt(**{**asdict(one), "splice": tuple(one.splice)}) for one in prompts)
     return Work(work.name, work.size, work.skills, None, asked)

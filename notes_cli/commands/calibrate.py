@@ -199,8 +199,8 @@ _JSON = click.option("--json", "json_", is_flag=True, help="One JSON document (d
 
 @click.group(options_metavar="", subcommand_metavar="COMMAND ...")
 def profile_command() -> None:
-    """List, show and remove what was measured of models: which edit method, wording, seam and place to use. `notes
-    calibrate` measures. A name may be cut short.
+    """List, show and remove calibration profiles: the edit method, wording, seam and place to use for a model, measured
+    by `notes calibrate`. A name may be cut short.
 
     \b
     Examples:
@@ -277,7 +277,7 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 @report_option
 @_JSON
 def show(name: str, report: Path | None, json_: bool) -> None:
-    """Show what was measured, and what follows from it."""
+    """Show the figures of a profile, and the settings chosen by them."""
 
     profiles = _profiles()
     path, profile = profiles.named(name), _read(profiles, name)
@@ -295,7 +295,7 @@ def show(name: str, report: Path | None, json_: bool) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @_JSON
 def rm(names: tuple[str, ...], json_: bool) -> None:
-    """Remove profiles, without asking: notes calibrate makes them again. The model then goes by what is safe."""
+    """Remove profiles, without asking. The model gets the safe defaults until notes calibrate runs again."""
     profiles = _profiles()
     for name in names:  # all or nothing: a typing error removes nothing
         profiles.named(name)

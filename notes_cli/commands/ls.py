@@ -304,7 +304,7 @@ def _reasons(rows: Sequence[_Row]) -> dict[str, list[str]]:
 @click.option("--tokens", is_flag=True, help="Only the token ids, one a line.")
 @click.option("--json", "json_", is_flag=True, help="An array, one object a file (docs/json.md).")
 def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
-    """Show what is in a compiled skill: text, fields, tokens, identity, sizes. NAME may be a segment file.
+    """Show the contents of a compiled skill: text, fields, tokens, identity, sizes. NAME may be a segment file.
 
     The text is the body of the skill's file. Its front matter, of which name, description and fields are used, and
     files that the text refers to (references/, scripts/, assets/) are left out; each can be compiled on its own.

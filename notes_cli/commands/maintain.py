@@ -186,8 +186,8 @@ class _Outcome:
 @click.option("--repair", is_flag=True, help="Mend what can be mended: damaged files are set aside, leftovers removed.")
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 def fsck_command(repair: bool, json_: bool) -> int:
-    """Read every file of the library, the sessions and the profiles, and report what is damaged, left over by a process
-    that was killed, without use, or open to others. The exit status is 1 if anything is left to do.
+    """Check every file of the library, the sessions and the profiles. Report damaged files, leftovers of killed
+    processes, unused files, and files that others can read. The exit status is 1 if a problem remains.
 
     --repair moves damaged segments and profiles into .damaged/ beside them, removes leftovers, and takes from others
     the rights to what is yours. What cannot be made again, and what another process uses, is never touched. Each line

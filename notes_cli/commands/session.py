@@ -264,7 +264,7 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
 
 
 def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[str]:
-    """Yield lines about what was forgotten and what is left of it."""
+    """Yield lines on the removed parts and on traces of them that remain."""
     parts = ", ".join(outcome.parts.names) or "what was cut before"
     yield (
         f"{'would forget' if dry else 'forgot'} {parts}: {_count(outcome.removed, 'token')} fewer, {outcome.tokens} "

@@ -32,7 +32,7 @@ SETTINGS = """\
 #  small: qwen3:0.6b
 #  large: /models/qwen3-8b-q4_k_m.gguf
 
-# What the library of compiled skills may take; what was not used for longest goes first.
+# Limit of the library of compiled skills; the least recently used are removed first.
 #cache:
 #  max_size: 20GB
 

@@ -130,28 +130,29 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The head of a model, of all its parts if it is split. Raise ModelError for what is no whole GGUF model."""
+    """Read the head of a model, with the tensors of all parts if it is split. Raises ModelError for an invalid or
+    incomplete file."""
     whole: Header | None = None
-    there = parts(path)
-    for part in there:
+    paths = parts(path)
+    for part in paths:
         try:
-            found = _read_file(part)
+            header = _read_file(part)
         except FormatError as error:
             raise ModelError(f"{part}: {error}") from error
         except OSError as error:
             raise ModelError(f"{part}: cannot be read ({reason(error)})") from error
-        if found.missing:
-            have = f"{found.size - found.missing:,} of its {found.size:,} bytes"
+        if header.missing:
+            have = f"{header.size - header.missing:,} of its {header.size:,} bytes"
             raise ModelError(f"{part}: {have} are there. Was its download interrupted?")
         if whole is None:
-            whole = found
+            whole = header
         else:
-            whole.tensors |= found.tensors
-            whole.size += found.size
+            whole.tensors |= header.tensors
+            whole.size += header.size
     assert whole is not None
     count = whole.number("split.count") or 1
-    if count > len(there):
-        raise ModelError(f"{path}: {len(there)} of its {count} parts are there, by their names")
+    if count > len(paths):
+        raise ModelError(f"{path}: {len(paths)} of its {count} parts are there, by their names")
     return whole
 
 
@@ -159,16 +160,16 @@ def _read_file(path: Path) -> Header:
     # A pipe that is opened would wait for somebody to write into it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise FormatError("it is not a regular file")
-        if found.st_size < len(MAGIC):
+        if status.st_size < len(MAGIC):
             raise FormatError("it is not a GGUF file")
-        return _read(Cursor(b"", _reading(file, found.st_size), errors="replace"), found.st_size)
+        return _read(Cursor(b"", _reading(file, status.st_size), errors="replace"), status.st_size)
 
 
 def _reading(file: BinaryIO, size: int) -> Callable[[int], bytes]:
-    """A function that returns the first bytes of a file of that size: at least as many as asked for."""
+    """Return a function that reads the head of a file of that size up to at least a given offset."""
     data = b""
 
     def more(end: int) -> bytes:
@@ -179,10 +180,10 @@ def _reading(file: BinaryIO, size: int) -> Callable[[int], bytes]:
             raise FormatError(f"it has a head of more than {MAX_HEAD >> 20} MiB")
         wanted = min(max(end, 2 * len(data), _FIRST), size)
         while len(data) < wanted:
-            found = file.read(wanted - len(data))
-            if not found:
+            chunk = file.read(wanted - len(data))
+            if not chunk:
                 raise FormatError("it became shorter while it was read")
-            data += found
+            data += chunk
         return data
 
     return more
@@ -190,14 +191,14 @@ def _reading(file: BinaryIO, size: int) -> Callable[[int], bytes]:
 
 def _read(cursor: Cursor, size: int) -> Header:
     _, n_tensors, n_keys = read_counts(cursor, MAX_ENTRIES)
-    values = {key: one.value for key, one in read_values(cursor, n_keys).items()}
+    values = {key: entry.value for key, entry in read_values(cursor, n_keys).items()}
     alignment = values.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise FormatError(f"it has an alignment of {alignment}")
     tensors, end = read_tensors(cursor, n_tensors), 0
-    for one in tensors.values():
-        elements, nbytes = BLOCKS.get(one.kind, (1, 0))  # of an unknown type: at least where it begins
-        end = max(end, one.offset + prod(one.dims) // elements * nbytes)
+    for tensor in tensors.values():
+        elements, nbytes = BLOCKS.get(tensor.kind, (1, 0))  # of an unknown type: its offset at least
+        end = max(end, tensor.offset + prod(tensor.dims) // elements * nbytes)
     start = -(-cursor.at // alignment) * alignment
     whole = max(size, start + end) if n_tensors else size
-    return Header(values, {name: one.dims for name, one in tensors.items()}, whole, whole - size)
+    return Header(values, {name: tensor.dims for name, tensor in tensors.items()}, whole, whole - size)

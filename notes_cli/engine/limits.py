@@ -188,7 +188,7 @@ def _meminfo() -> int | None:
 
 
 def _control_group(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory left in a container: its limit less what is in use and cannot be reclaimed."""
+    """Return the memory left in a container: its limit minus memory in use that cannot be reclaimed."""
     try:
         limit, used = (int((root / name).read_text()) for name in ("memory.max", "memory.current"))
         statistics = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())

@@ -81,7 +81,7 @@ def capturing(context: Context, seq_id: int) -> Iterator[Callable[[], tuple[Tran
     try:
         yield lambda: _captured(context, seq_id)
     finally:
-        with suppress(EngineError):  # the context is closed, and what it captured gone with it
+        with suppress(EngineError):  # the context is closed, which has discarded the capture
             native.call("notes_capture_end", context.handle)
 
 
@@ -117,10 +117,13 @@ def carry(
     """Place rows as `Context.splice` does, and apply `transitions` to the recurrent state that the sequence has at
     `position` - 1. The state rows in `layers` are ignored."""
     ids = int_array(tokens, "a token")
-    given, through = _arguments(layers, transitions, context.layers)
-    check_layers(given, context.layers, len(ids))
-    rows, count = row_pointers(given)
-    _call(context, "notes_carry", seq_id, position, int32_pointer(ids), len(ids), rows, through, count, base)
+    rows, transitions_arg = _arguments(layers, transitions, context.layers)
+    check_layers(rows, context.layers, len(ids))
+    pointers, count = row_pointers(rows)
+    _call(
+        *(context, "notes_carry", seq_id, position, int32_pointer(ids), len(ids)),
+        *(pointers, transitions_arg, count, base),
+    )
 
 
 def _call(context: Context, name: str, *arguments: Any) -> None:
@@ -131,34 +134,34 @@ def _call(context: Context, name: str, *arguments: Any) -> None:
 
 
 def _arguments(
-    given: Sequence[LayerRows], transitions: Sequence[Transition], layers: Sequence[native.Layer]
+    layer_rows: Sequence[LayerRows], transitions: Sequence[Transition], layers: Sequence[native.Layer]
 ) -> tuple[list[LayerRows], Any]:
     """Build the arguments `rows` and `transitions` of notes_carry. A recurrent layer's row is the residual input of its
     last tokens. The result keeps alive the arrays it points into. Raises EngineError for a transition that is missing
     or does not fit."""
     by_layer = {transition.layer: transition for transition in transitions}
-    if len(given) != len(layers):
-        raise EngineError(f"there are rows of {len(given)} layers, and the context has {len(layers)}")
+    if len(layer_rows) != len(layers):
+        raise EngineError(f"there are rows of {len(layer_rows)} layers, and the context has {len(layers)}")
     out = (_LayerTransition * len(layers))()
     rows: list[LayerRows] = []
     kept: list[Any] = []
     out.kept = kept  # type: ignore[attr-defined]
-    for entry, layer, own in zip(out, layers, given, strict=True):
+    for entry, layer, own in zip(out, layers, layer_rows, strict=True):
         if layer.part != "state":
             rows.append(own)
             continue
-        found = by_layer.get(layer.layer)
-        if found is None:
+        transition = by_layer.get(layer.layer)
+        if transition is None:
             raise EngineError(f"there is no transition of layer {layer.layer}")
-        size = layer.n_embd_v if len(found.b) else 0
-        if len(found.r) != layer.n_embd_k or len(found.b) != size or bool(size) != bool(layer.n_embd_v):
+        size = layer.n_embd_v if len(transition.b) else 0
+        if len(transition.r) != layer.n_embd_k or len(transition.b) != size or bool(size) != bool(layer.n_embd_v):
             raise EngineError(f"the transition of layer {layer.layer} does not fit its state")
-        a, b = (np.ascontiguousarray(one, np.float32) for one in (found.a, found.b))
+        a, b = (np.ascontiguousarray(array, np.float32) for array in (transition.a, transition.b))
         kept += [a, b]
         if size:
-            entry.form = _FORMS.index("matrix" if found.head else "diagonal")
-            entry.n_a, entry.head, entry.run = len(a), found.head, size // max(1, len(a))
+            entry.form = _FORMS.index("matrix" if transition.head else "diagonal")
+            entry.n_a, entry.head, entry.run = len(a), transition.head, size // max(1, len(a))
             entry.a, entry.b = a.ctypes.data, b.ctypes.data
-        r = np.ascontiguousarray(found.r, np.float32)[None]
+        r = np.ascontiguousarray(transition.r, np.float32)[None]
         rows.append(LayerRows(layer.layer, r, np.zeros((1, layer.n_embd_v), np.float32), "state"))
     return rows, out

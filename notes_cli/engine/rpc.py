@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import socket
 
 PATIENCE = 10.0  # seconds that a server has to answer
-PROTOCOL = 7, 0  # of ggml-rpc.h: a server's first number must be this one, its second at most
+PROTOCOL = 7, 0  # of ggml-rpc.h: the major version must be equal, the minor at most this
 _ADDRESS = re.compile(r"([^\s:,/\[\]]+):([0-9]{1,5})")
 # Close with a reset: a server that gets to us after we have left would be ended by SIGPIPE.
 _RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)

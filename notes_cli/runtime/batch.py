@@ -146,10 +146,10 @@ def ask_many(
         with closing(serve(batch.tasks(requests), parallel)) as outcomes:
             for number, outcome in outcomes:
                 done[number] = outcome
-                while batch.told in done:
-                    outcome_ = done.pop(batch.told)
-                    batch.told += 1
-                    yield batch.told - 1, outcome_
+                while batch.yielded in done:
+                    index = batch.yielded
+                    batch.yielded += 1
+                    yield index, done.pop(index)
     finally:
         batch.close()
 
@@ -158,7 +158,7 @@ class _Batch:
     """The requests in progress and their stems."""
 
     def __init__(self, workspace: Workspace, parallel: int, callbacks: Callbacks) -> None:
-        self.told = 0  # answers yielded
+        self.yielded = 0  # answers
         self._begun = time.perf_counter()
         self._workspace, self._parallel = workspace, parallel
         self._notices: set[str] = set()
@@ -181,7 +181,7 @@ class _Batch:
     def tasks(self, requests: Iterable[Request | NotesError]) -> Iterator[Task[Answer] | None]:
         """Yield a task per request; None while the next one has no capacity."""
         for number, request in enumerate(requests):
-            while number - self.told >= WAITING * self._parallel:
+            while number - self.yielded >= WAITING * self._parallel:
                 yield None
             if isinstance(request, NotesError):
                 yield _raise_task(request)

@@ -83,8 +83,9 @@ def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Seq
     if not values:
         return
     known = known_fields(*segments)
-    said = {known.find(one.key)[0]: one.value or "" for one in read_errata(errata, known) if one.field}
-    for one, value in resolve_values(values, segments):
-        if said.get(one, value).strip() != value.strip():
-            what = f"{one.key} is given the new value {value!r}, and {said[one]!r} by an erratum"
-            raise SkillError(what, Help.ONE_VALUE())
+    parsed = [erratum for erratum in read_errata(errata, known) if erratum.field]
+    stated = {known.find(erratum.key)[0]: erratum.value or "" for erratum in parsed}
+    for field, value in resolve_values(values, segments):
+        if stated.get(field, value).strip() != value.strip():
+            text = f"{field.key} is given the new value {value!r}, and {stated[field]!r} by an erratum"
+            raise SkillError(text, Help.ONE_VALUE())
