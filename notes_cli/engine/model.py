@@ -56,6 +56,7 @@ class Model:
             self._load(gpu_layers, main_gpu, mmap, loading)
             self.n_vocab = int(llama.llama_vocab_n_tokens(self.vocab))
             self._check_tokenizer()
+            self._check_rope()
         except BaseException:
             self.close()
             raise
@@ -99,6 +100,15 @@ class Model:
             pieces = {self.token_bytes(token, special=True) for token in range(self.n_vocab)}
             if any(piece[:1] not in pieces for piece in pieces if piece):
                 raise ModelError(f"{self.path}: its tokenizer is damaged (no token for some single bytes)")
+
+    def _check_rope(self) -> None:
+        """Refuse RoPE with no dimensions, for which ggml's CPU kernel never ends: its loop over the dimensions that are
+        not rotated does not advance."""
+        if llama.llama_model_rope_type(self.handle) == llama.LLAMA_ROPE_TYPE_NONE:
+            return
+        for name in ("rope.dimension_count", "rope.dimension_count_swa"):
+            if self.metadata(f"{self.metadata('general.architecture')}.{name}") == "0":
+                raise ModelError(f"{self.path}: it is damaged ({name} is 0, and its keys are rotated)")
 
     @property
     def handle(self) -> Any:

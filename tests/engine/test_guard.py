@@ -92,6 +92,17 @@ def test_a_greedy_tokenizer_that_would_never_end(make_model: MakeModel, tmp_path
         model.close()
 
 
+def test_a_rotation_that_would_never_end(make_model: MakeModel, tmp_path: Path) -> None:
+    """ggml's loop over the dimensions that RoPE leaves as they are never ends if it rotates none."""
+    data = make_model("lfm2").read_bytes()
+    key = b"lfm2.rope.dimension_count" + struct.pack("<I", 4)  # an uint32 follows
+    at = data.index(key) + len(key)
+    path = tmp_path / "lfm2.gguf"
+    path.write_bytes(data[:at] + struct.pack("<I", 0) + data[at + 4 :])
+    with pytest.raises(ModelError, match=r"rope\.dimension_count is 0"):
+        Model(path)
+
+
 def test_what_llama_cpp_refuses_is_one_line(make_model: MakeModel, tmp_path: Path) -> None:
     """A file that ends too early, an unknown architecture, more tensors than exist."""
     data = make_model().read_bytes()
