@@ -340,7 +340,7 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
     check_bias(workspace, request)
     if params.grammar is not None:
         check_usable(workspace, params.grammar)
-        if request.tools and not params.must_call and form_of(workspace.model.chat_template or "") is None:
+        if request.tools and not params.must_call and form_of(workspace.template.tool_source) is None:
             message = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, message, param="tools", code="unsupported_value")
     max_tokens = _max_tokens(params, state.max_tokens)

@@ -23,6 +23,7 @@ from notes_cli.text.messages import (
 )
 from notes_cli.text.prompt import Chunk, Run, build, next_turn
 from notes_cli.text.template import ChatTemplate
+from notes_cli.text.tools import form_of
 
 from .wild import DAY, WILD, plainly
 
@@ -165,15 +166,25 @@ def test_plain_words_are_tokenised_as_the_model_was_trained(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(NO_TOOLS))
-def test_a_template_that_drops_tools(name: str) -> None:
-    """It is refused in one line: the model would not see them."""
-    with pytest.raises(ModelError, match="left out: get_weather, get_time"):
-        build(template_of(name), Conversation((USER,), TOOLS))
-
-
 TWO = Message("assistant", (), (CALL, ToolCall("abcdefgh2", "get_time")))
 RESULTS = (FOUND, Message("tool", (TextPart("noon"),), tool_call_id="abcdefgh2"))
+
+
+@pytest.mark.parametrize("name", sorted(NO_TOOLS))
+def test_a_template_without_tools_gets_a_general_form(name: str) -> None:
+    """Definitions, calls and results are in the text of messages, with nothing special in them."""
+    template = template_of(name)
+    found = form_of(template.tool_source)
+    assert found and found.begin == "<tool_call>" and template.generic_tools
+    chunks = build(template, Conversation((USER, TWO, *RESULTS), TOOLS))
+    runs, text = [run for chunk in chunks for run in chunk.runs], text_of(chunks)
+    definitions = text.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
+    assert tuple(map(json.loads, definitions)) == Conversation((USER,), TOOLS).tools
+    calls = text.rpartition("</tools>")[2].split("<tool_call>\n")[2:]
+    assert [json.loads(call.partition("\n</tool_call>")[0])["name"] for call in calls] == ["get_weather", "get_time"]
+    assert text.count("<tool_response>\n") == 2 and text.endswith(text_of(build(template, Conversation((USER,))))[-8:])
+    assert sum(run.text.count("evil") for run in runs) >= 3
+    assert not any("evil" in run.text for run in runs if run.special)
 
 
 @pytest.mark.parametrize("name", sorted(IN_SYSTEM))

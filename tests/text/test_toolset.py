@@ -19,7 +19,7 @@ from .test_tools import IN_SYSTEM, KNOWS, NO_TOOLS, TOOLS, template_of
 SET = ToolSet("mine", in_order(TOOLS), "tools.json")
 
 
-@pytest.mark.parametrize("name", KNOWS)
+@pytest.mark.parametrize("name", sorted({*KNOWS, *NO_TOOLS}))
 def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
     """With a system message or without, for any question; with the splice the prompt is the same."""
     template = template_of(name)
@@ -50,8 +50,8 @@ def test_the_order_of_tools_is_not_the_clients() -> None:
         in_order([*TOOLS, TOOLS[0]])
 
 
-@pytest.mark.parametrize("name", sorted(NO_TOOLS | IN_SYSTEM))
-def test_a_template_without_tools(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(IN_SYSTEM))
+def test_a_template_that_leaves_tools_to_the_system_message(name: str) -> None:
     """It is refused."""
     with pytest.raises(ModelError, match="does not tell the model of tools"):
         tools_skill(template_of(name), SET)
