@@ -257,7 +257,11 @@ def _prepare_chat(
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
     notes = request.notes
     layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not notes.recompute, exact=notes.exact)
-    return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests)
+    general = request.tools and workspace.template.generic_tools
+    notices = (
+        (f"{workspace.template.name} has no tools: the prompt describes them in a general form",) if general else ()
+    )
+    return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
 
 
 def _with_images(
