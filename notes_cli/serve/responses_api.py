@@ -58,7 +58,7 @@ class ResponsesRequest:
 
     chat: ChatRequest
     messages: list[Json]  # of the chat, without the instructions
-    custom_tools: frozenset[str]  # names of tools that take free text
+    tools: Mapping[str, Json]  # by the name that the model sees: type, name and namespace for the client
     repeated: Json
     store: bool
 
@@ -74,7 +74,7 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
             raise Refused(400, f"{key} is not supported", param=key, code="unsupported_value")
     instructions, previous = reader.text("instructions"), reader.text("previous_response_id")
     messages = [*(store.messages(previous) if previous else ()), *_messages(reader.any("input"))]
-    tools, custom, skipped = _tools(reader.any("tools"))
+    tools, for_client, skipped = _tools(reader.any("tools"))
     choice, store_it = _tool_choice(reader.any("tool_choice"), tools), reader.any("store") is not False
     reasoning = Reader(reader.any("reasoning") or {}, "reasoning")
     text = Reader(reader.any("text") or {}, "text")
@@ -108,9 +108,8 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
         "top_p": chat.params.sampling.top_p,
         "truncation": "disabled",
     }
-    return ResponsesRequest(
-        replace(chat, ignored=(*chat.ignored, *skipped)), messages, frozenset(custom), repeated, store_it
-    )
+    chat = replace(chat, ignored=(*chat.ignored, *skipped))
+    return ResponsesRequest(chat, messages, for_client, repeated, store_it)
 
 
 def _messages(data: Any) -> list[Json]:
@@ -127,7 +126,7 @@ def _messages(data: Any) -> list[Json]:
             messages.append({"role": reader.needed("role"), "content": _content(reader.any("content"), reader)})
         elif kind in ("function_call", "custom_tool_call"):
             arguments = reader.text("arguments") if kind == "function_call" else {"input": reader.text("input")}
-            call = {"name": reader.needed("name"), "arguments": arguments}
+            call = {"name": _shown_name(reader.text("namespace"), reader.needed("name")), "arguments": arguments}
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             calls = messages[-1].setdefault("tool_calls", [])
@@ -161,30 +160,42 @@ def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:
     return parts
 
 
-def _tools(data: Any) -> tuple[list[Json], list[str], list[str]]:
-    """Convert tools to those of a chat. Returns also the names of custom tools, whose argument is a text, and the types
-    of tools that are left out: those that OpenAI runs."""
+def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
+    """Convert tools to those of a chat. Returns also what their calls have for the client, by the name that the model
+    sees, and the types of tools that are left out: those that OpenAI runs."""
     tools: list[Json] = []
-    custom: list[str] = []
+    for_client: dict[str, Json] = {}
     skipped: list[str] = []
     if not isinstance(data or [], list):
         raise Refused(400, "tools must be a list of tools", param="tools", code="invalid_value")
-    for number, item in enumerate(data or []):
-        reader = Reader(item, f"tools[{number}]")
+    readers = [("", Reader(item, f"tools[{number}]")) for number, item in enumerate(data or [])]
+    for namespace, reader in readers:
         kind = reader.text("type")
+        if kind == "namespace":
+            inner, name = reader.any("tools"), reader.needed("name")
+            if not isinstance(inner, list):
+                raise reader.wrong("tools", "a list of tools", inner)
+            readers += [(name, Reader(item, reader.name(f"tools[{place}]"))) for place, item in enumerate(inner)]
+            continue
         if kind not in ("function", "custom"):
             skipped.append(f"tools of the type {kind[:40]!r}")
             continue
-        function: Json = {"name": reader.needed("name"), "description": reader.text("description")}
+        name, description = reader.needed("name"), reader.text("description")
+        parameters, strict = reader.any("parameters"), reader.any("strict")
         if kind == "custom":
-            custom.append(function["name"])
-            definition = (reader.any("format") or {}).get("definition") or ""
-            function["description"] = "\n\n".join(filter(None, (function["description"], definition)))
-            function["parameters"] = INPUT
-        else:
-            function |= {"parameters": reader.any("parameters"), "strict": reader.any("strict")}
-        tools.append({"type": "function", "function": {key: value for key, value in function.items() if value}})
-    return tools, custom, skipped
+            form = Reader(reader.any("format") or {}, reader.name("format"))
+            description = "\n\n".join(filter(None, (description, form.text("definition"))))
+            parameters = INPUT
+        shown = _shown_name(namespace, name)
+        for_client[shown] = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
+        function = {"name": shown, "description": description, "parameters": parameters, "strict": strict}
+        tools.append({"type": "function", "function": function})
+    return tools, for_client, skipped
+
+
+def _shown_name(namespace: str, name: str) -> str:
+    """Return the name of a tool that the model sees."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:
@@ -327,16 +338,19 @@ class ResponsesReply(Reply):
     def _call(self, identity: str, name: str, arguments: Mapping[str, Any]) -> Iterable[Json]:
         """Yield the events of a tool call."""
         assert self.asked is not None
-        custom = name in self.asked.custom_tools
+        tool = self.asked.tools[name]
+        custom = tool["type"] == "custom"
         kind, key = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
         text = str(arguments.get("input", "")) if custom else json.dumps(arguments, ensure_ascii=False)
         item = {"id": f"fc_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "call_id": identity}
-        item |= {"name": name, key: ""}
+        item |= {**tool, "type": kind, key: ""}
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
         prefix = f"response.{kind}_{key}"
         yield self._event(f"{prefix}.delta", **self._place(), delta=text)
-        yield self._event(f"{prefix}.done", **self._place(), **({} if custom else {"name": name}), **{key: text})
+        yield self._event(
+            f"{prefix}.done", **self._place(), **({} if custom else {"name": tool["name"]}), **{key: text}
+        )
         item |= {key: text, "status": "completed"}
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
 

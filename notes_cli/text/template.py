@@ -69,8 +69,8 @@ GENERIC_TOOLS = """
         {%- set function = call.function %}
         {%- set arguments = function.arguments %}
         {%- set arguments = arguments if arguments is string else arguments | tojson %}
-        {%- set turn.content = turn.content + ("\n" if turn.content else "") + '<tool_call>\n{"name": "' + function.name %}
-        {%- set turn.content = turn.content + '", "arguments": ' + arguments + "}\n</tool_call>" %}
+        {%- set turn.content = turn.content + ("\n" if turn.content else "") + '<tool_call>\n{"name": "' %}
+        {%- set turn.content = turn.content + function.name + '", "arguments": ' + arguments + "}\n</tool_call>" %}
     {%- endfor %}
     {%- set last = tag.messages[-1] if tag.messages else {} %}
     {%- set text = "<tool_response>\n" + content + "\n</tool_response>" if role == "tool" else turn.content %}

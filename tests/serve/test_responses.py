@@ -97,6 +97,16 @@ def test_a_tool_of_free_text(served: Served) -> None:
     assert served.http.post("/v1/responses", json={"input": items, "tools": [tool]}).status_code == 200
 
 
+def test_a_tool_of_a_namespace(served: Served) -> None:
+    """Its call has the tool's own name and its namespace; tools of two namespaces may have one name."""
+    spaces = [{"type": "namespace", "name": name, "tools": [TOOL]} for name in ("a", "b")]
+    body = {"input": "Look.", "tools": spaces, "tool_choice": {"type": "function", "name": "b__look"}}
+    [call] = served.http.post("/v1/responses", json=body).json()["output"]
+    assert (call["name"], call["namespace"]) == ("look", "b")
+    items = [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}]
+    assert served.http.post("/v1/responses", json={"input": items, "tools": spaces}).status_code == 200
+
+
 def test_a_form_of_the_answer(served: Served) -> None:
     """`text.format` holds the answer to a schema; a cut answer is incomplete."""
     schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
