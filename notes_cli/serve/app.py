@@ -22,6 +22,7 @@ from notes_cli import output
 from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, library
+from notes_cli.serve.access_log import POLLED, AccessLog
 from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
@@ -53,6 +54,7 @@ class Options:
     body: int = BODY
     page: bool = True  # the web page at /
     forms: bool = True  # requests may have a grammar or a schema
+    verbose: bool = False  # the access log has also what monitors and pages load
     token: str = ""  # a key for processes of the same user (serve/registry.py)
 
 
@@ -81,7 +83,12 @@ class Service:
             ClientDisconnect: _on_disconnect,
             Exception: _on_fault,
         }
-        middleware = [*([cors] if self.options.origins else []), guard]  # CORS first, so that pages can read refusals
+        log = Middleware(AccessLog, () if self.options.verbose else (*POLLED, *pages_of(routes)))
+        middleware = [
+            log,
+            *([cors] if self.options.origins else []),
+            guard,
+        ]  # CORS first, so that pages can read refusals
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     def routes(self) -> list[Route]:
@@ -248,7 +255,7 @@ class Service:
         """Log the ignored keys of a request, each once."""
         if new := [key for key in chat.ignored if key not in self._ignored]:
             self._ignored.update(new)
-            output.say(f"ignored, as it changes no answer here: {', '.join(new)}")
+            output.say(f"ignored: {', '.join(new)}")
 
     async def _prepare(self, function: Callable[[], T]) -> T:
         """Call a function in a preparation thread, where it may take seconds."""
