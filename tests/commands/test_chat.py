@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from samples import SAMPLES
 
@@ -48,3 +50,18 @@ def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> 
         assert words in line
     [session] = notes("session", "ls", "--json").json
     assert session["name"].startswith("chat-") and session["turns"] == 2
+
+
+def test_another_chat_template(notes: Notes, returns: None, tmp_path: Path) -> None:
+    """The prompt is rendered by the file; one that is no template is refused in a line."""
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for message in messages %}[{{ message.role }}] {{ message.content }} {% endfor %}Answer:")
+    options = ("ask", QUESTION, "--json", "-n", 1, "--chat-template-file", file)
+    assert notes(*options).json["tokens"]["total"] != notes(*options[:-2]).json["tokens"]["total"]
+    pieces = notes(*options, "--explain", "--splice", "returns").json["pieces"]
+    assert {piece["kind"] for piece in pieces} == {"text", "splice", "question"}
+    file.write_text("{% for %}")
+    outcome = notes(*options)
+    assert outcome.code == 1 and outcome.err.startswith("notes: the chat template cannot be read")
+    outcome = notes(*options[:-1], tmp_path / "none")
+    assert outcome.code == 2 and "cannot read" in outcome.err
