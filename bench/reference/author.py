@@ -1,7 +1,6 @@
 """The logits of the author's code: editkv for edits, esys/composable_kv.py for transplants, Hugging Face for the model.
 
-Both are imported from a clone; nothing of them is in this project. The tokenizer is the engine's, so that the token ids
-are the same.
+Both are imported from a clone. The tokenizer is the engine's, so that the token ids are the same.
 """
 
 from __future__ import annotations
@@ -16,33 +15,28 @@ from typing import Any
 import gguf
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
 from bench.reference.cases import Case, CaseTokens, Tokenize
 from bench.reference.ours import EDITS, FULL, OTHER_LENGTH, TRANSPLANTED, Logits
 
 
-def on_cpu(path: Path) -> ModuleType:
+def on_cpu(clone: Path, name: str) -> ModuleType:
     """Import one of the author's scripts, which name a GPU, for the CPU."""
-    module = ModuleType(path.stem)
+    path = clone / "esys" / f"{name}.py"
+    module = sys.modules[name] = ModuleType(name)  # the scripts import each other
     module.__file__ = str(path)
-    sys.modules[path.stem] = module  # his scripts import each other
-    source = path.read_text(encoding="utf-8").replace('"cuda"', '"cpu"')
-    exec(compile(source, path, "exec"), module.__dict__)
+    exec(compile(path.read_text(encoding="utf-8").replace('"cuda"', '"cpu"'), path, "exec"), vars(module))
     return module
 
 
 def write_tasks(clone: Path, path: Path) -> Path:
     """Write the tasks of the author's scripts in the form that cases.py reads."""
-    on_cpu(clone / "esys" / "composable_kv.py")
-    gated, edits, facts = (
-        vars(on_cpu(clone / "esys" / f"{name}.py")) for name in ("diverse_tasks", "compose_edit", "composable_facts")
-    )
-    words = {name: facts[name] for name in ("CO", "CITY", "NAME", "DRUG", "NUM", "DOMAINS", "SYS")}
+    on_cpu(clone, "composable_kv")
+    facts = on_cpu(clone, "composable_facts")
     tasks = {
-        "gated": {"tasks": gated["TASKS"]},
-        "compose_edit": {"INSTANCES": edits["INSTANCES"]},
-        "facts": words,
+        "gated": {"tasks": on_cpu(clone, "diverse_tasks").TASKS},
+        "compose_edit": {"INSTANCES": on_cpu(clone, "compose_edit").INSTANCES},
+        "facts": {name: getattr(facts, name) for name in ("CO", "CITY", "NAME", "DRUG", "NUM", "DOMAINS", "SYS")},
     }
     path.write_text(json.dumps(tasks), encoding="utf-8")
     return path
@@ -53,92 +47,78 @@ class Author:
 
     def __init__(self, clone: Path, path: Path, tokenize: Tokenize, threads: int) -> None:
         torch.set_num_threads(threads)
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
         sys.path.insert(0, str(clone))
         self.editkv: Any = importlib.import_module("editkv")
-        self.composable: Any = on_cpu(clone / "esys" / "composable_kv.py")
+        self.composable: Any = on_cpu(clone, "composable_kv")
         self.model, self.tokenize = load(path), tokenize
 
     def logits_of(self, case: Case, tokens: CaseTokens) -> dict[str, Logits]:
-        """As ours.logits_of. Raises ValueError where editkv sees other tokens or another field than the engine."""
-        context = self._prefilled(case, tokens)
+        """As ours.logits_of. Raises ValueError where editkv has other tokens or another field than the engine."""
+        context, composable = self._prefilled(case, tokens), self.composable
         found = self._edited(context, case)
-        found[FULL] = self._decided(context, case, self.editkv.Mode.FULL_REPREFILL)
-        (first, last), ids, composable = tokens.chunk, context._ids, self.composable
+        found[FULL] = self._decided(context, case, "full_reprefill")
+        (first, last), ids = tokens.chunk, context._ids
         alone = composable.precompute_chunk(self.model, ids[:, first:last])
         moved = composable.repositioned_chunk_cache(self.model, alone, last - first, first)
         spliced = composable.cache_concat(composable.prefill(self.model, ids[:, :first]), moved)
         context._cache = composable.forward_suffix(self.model, spliced, ids[:, last:], last).past_key_values
-        return found | {f"{TRANSPLANTED}{name}": logits for name, logits in self._edited(context, case).items()}
+        return found | {f"{TRANSPLANTED}{state}": logits for state, logits in self._edited(context, case).items()}
 
     def logits_of_other_length(self, case: Case, tokens: CaseTokens) -> dict[str, Logits]:
-        """As ours.logits_of_other_length: editkv refuses, so the cache is composed of three parts with the author's
+        """As ours.logits_of_other_length: editkv refuses it, so the cache is composed of three parts with the author's
         functions. Raises ValueError if editkv does not refuse."""
-        context = self._prefilled(case, tokens)
+        context, composable, (first, last) = self._prefilled(case, tokens), self.composable, tokens.field
         try:
-            context.build_cache("field", case.new, self.editkv.Mode.IN_PLACE, case.ask)
+            self._decided(context, case, "in_place")
         except self.editkv.LengthChangeError:
             pass
         else:
             raise ValueError(f"{case.name}: editkv replaced a value by one of another length")
-        composable, (first, last), end = self.composable, tokens.field, tokens.new_field[1]
-        new, grows = torch.tensor([tokens.value]), end - last
         head = composable.cache_slice(context._cache, 0, first)
-        head = composable.forward_suffix(self.model, head, new, first).past_key_values
-        tail, places = composable.cache_slice(context._cache, last, context._len), range(last, context._len)
+        head = composable.forward_suffix(self.model, head, torch.tensor([tokens.value]), first).past_key_values
+        tail, at = composable.cache_slice(context._cache, last, context._len), [*range(last, context._len)]
+        to = [place + first + len(tokens.value) - last for place in at]
         for layer in tail.layers:
-            layer.keys = composable.reposition(self.model, layer.keys, [*places], [place + grows for place in places])
-        context._cache, context._len = composable.cache_concat(head, tail), context._len + grows
-        return {OTHER_LENGTH: self._decided(context, case, self.editkv.Mode.STALE)}
+            layer.keys = composable.reposition(self.model, layer.keys, at, to)
+        context._cache, context._len = composable.cache_concat(head, tail), to[-1] + 1
+        return {OTHER_LENGTH: self._decided(context, case, "stale")}
 
+    @torch.no_grad()
     def _prefilled(self, case: Case, tokens: CaseTokens) -> Any:
         """editkv's context of a case, with its old value."""
         context = self.editkv.EditableContext(self.model, self._tokenizer, "cpu", trigger_template=case.erratum)
         context.add_text(case.head + case.opening)
         field = context.add_field("field", case.old, label=case.label)
         context.add_text(case.closing + case.rest)
-        with torch.no_grad():
-            context.prefill()
-        if context._ids[0].tolist() != tokens.old or tuple(field.span) != tokens.field:
+        context.prefill()
+        if context._ids[0].tolist() != tokens.context or tuple(field.span) != tokens.field:
             raise ValueError(f"{case.name}: editkv has other tokens, or its field is elsewhere: {field.span}")
         return context
 
     def _edited(self, context: Any, case: Case) -> dict[str, Logits]:
-        mode = self.editkv.Mode
-        modes = {
-            (False, False): mode.STALE,
-            (True, False): mode.IN_PLACE,
-            (False, True): mode.ERRATUM,
-            (True, True): mode.FIELD_PLUS_ERRATUM,
-        }
-        return {name: self._decided(context, case, modes[edit]) for name, edit in EDITS.items()}
+        modes = dict(zip(EDITS, ("stale", "in_place", "erratum", "field_plus_erratum"), strict=True))
+        return {state: self._decided(context, case, mode) for state, mode in modes.items()}
 
     @torch.no_grad()
-    def _decided(self, context: Any, case: Case, mode: Any) -> Logits:
+    def _decided(self, context: Any, case: Case, mode: str) -> Logits:
         """The logits for the first token of the answer."""
-        cache, last, position = context.build_cache("field", case.new, mode, case.ask)
+        cache, last, position = context.build_cache("field", case.new, self.editkv.Mode(mode), case.ask)
         if cache.get_seq_length() != position:
             raise ValueError(f"{case.name}: editkv's cache has {cache.get_seq_length()} entries, and not {position}")
-        out = self.model(input_ids=torch.tensor([[last]]), past_key_values=cache, use_cache=True)
-        logits: Logits = out.logits[0, -1].float().numpy()
+        logits: Logits = self.model(input_ids=torch.tensor([[last]]), past_key_values=cache).logits[0, -1].numpy()
         return logits
 
-    def _tokenizer(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+    def _tokenizer(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
         return {"input_ids": self.tokenize(text)}
 
 
 def load(path: Path) -> Any:
-    """Load a GGUF of the architecture llama, with or without biases, in f32. Raises ValueError for weights that are not
-    found in the file, but for the output's bias, which is 0 then."""
-    biases = any(tensor.name.endswith("attn_q.bias") for tensor in gguf.GGUFReader(path).tensors)
+    """Load a GGUF of the architecture llama, with or without biases, in f32. Raises ValueError where weights are
+    missing in the file; the bias of attention's output may be, and is 0."""
+    biased = any(tensor.name.endswith("attn_q.bias") for tensor in gguf.GGUFReader(path).tensors)
+    options = {"dtype": torch.float32, "attn_implementation": "eager", "attention_bias": biased}
     model, report = AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        gguf_file=path.name,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        attention_bias=biases,
-        output_loading_info=True,
+        path.parent, gguf_file=path.name, output_loading_info=True, **options
     )
     for name in report["missing_keys"]:
         if not name.endswith("o_proj.bias") or model.get_parameter(name).any():

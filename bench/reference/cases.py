@@ -1,25 +1,24 @@
-"""The cases: texts of the author's experiments with a field that changes, and their tokens.
-
-A case's context is `head`, a chunk that can be transplanted, and `rest`. The chunk holds the field, as editkv writes
-one: "label: value".
-"""
+"""The cases: contexts of the author's experiments with a field whose value changes, and their tokens."""
 
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from bench.real.tasks import FACTS, load_facts
+from bench.real.tasks import load_facts
 from notes_cli.engine.model import Model
 from notes_cli.text.messages import marker
 from notes_cli.text.template import ChatTemplate
 
 ERRATUM = "[STATE UPDATE] {} has changed to {}; this overrides any earlier value AND any earlier conclusion."
-LATE = "Query received; performing lookup.\n\n[TOOL RESULT]\n"  # before the passage in every other fact
-FILLERS = 18  # lines of no importance, as the author has them
+LATE = "Query received; performing lookup.\n\n[TOOL RESULT]\n"  # before the passage of every other fact
+NOTE = "NOTE {}. Standard operating note; no special handling required."
+GUIDELINE = "- Standard guideline {}: log the interaction and follow SOP for routine matters."
 PADS = (" x", " a", " -", ".")
 Span = tuple[int, int]  # tokens [first, last)
 Tokenize = Callable[[str], list[int]]
@@ -27,7 +26,9 @@ Tokenize = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class Case:
-    """A context, its field's old and new value, and a request with the answers between which it decides."""
+    """A context, made of `head`, a chunk with the field, and `rest`; the field's old and new value; a request, and the
+    answers between which it decides. The chunk is transplanted; its field is written as editkv writes one: "label:
+    value"."""
 
     group: str
     name: str
@@ -37,51 +38,46 @@ class Case:
     old: str
     new: str
     closing: str  # the chunk after the field
-    rest: str
     ask: str
     erratum: str
     answers: tuple[str, ...] = ()
+    rest: str = "\n\n"
+
+    def chunk(self, value: str) -> str:
+        return f"{self.opening}{self.label}: {value}{self.closing}"
 
     def context(self, value: str) -> str:
-        return f"{self.head}{self.opening}{self.label}: {value}{self.closing}{self.rest}"
+        return f"{self.head}{self.chunk(value)}{self.rest}"
 
 
 @dataclass(frozen=True)
 class CaseTokens:
-    """Token ids of a case. `chunk`, `field` and `new_field` are tokens of the old, the old and the new context."""
+    """Token ids of a case. `chunk` and `field` are tokens of the context with the old value."""
 
-    old: list[int]
-    new: list[int]
+    context: list[int]
     chunk: Span
     field: Span
-    new_field: Span
+    value: list[int]  # the new one
     ask: list[int]
-    erratum: list[int]  # with the request
+    erratum: list[int]  # and the request
     full: list[int]  # new context and request, tokenized together
 
-    @property
-    def value(self) -> list[int]:
-        """Tokens of the new value."""
-        return self.new[slice(*self.new_field)]
 
-
-def load(tasks: Path, model: Model, facts: int = FACTS) -> list[Case]:
+def load(tasks: Path, model: Model, facts: int) -> list[Case]:
     """The gated tasks, compose-then-edit and so many facts of a file with the author's tasks."""
     data = json.loads(tasks.read_text(encoding="utf-8"))
     template = ChatTemplate(model.chat_template or "", model.special_text("bos"), model.special_text("eos"))
     opens, closes = template.cut([{"role": "user", "content": marker(0)}], [marker(0)])
-    chat = [
-        *(_compose_then_edit(one) for one in data["compose_edit"]["INSTANCES"]),
-        *_facts(tasks, data["facts"], facts),
-    ]
-    gated = [_gated(name, one) for name, one in data["gated"]["tasks"].items()]
-    return gated + [replace(one, head=opens + one.head, ask=one.ask + closes) for one in chat]
+    cases = [_gated(name, task) for name, task in data["gated"]["tasks"].items()]
+    chats = [_compose_then_edit(one) for one in data["compose_edit"]["INSTANCES"]] + _facts(tasks, data["facts"], facts)
+    return cases + [replace(one, head=opens + one.head, ask=one.ask + closes) for one in chats]
+
+
+def _fillers(form: str) -> str:
+    return "\n".join(form.format(number) for number in range(1, 19))
 
 
 def _gated(name: str, task: dict[str, Any]) -> Case:
-    notes = "\n".join(
-        f"NOTE {number}. Standard operating note; no special handling required." for number in range(1, FILLERS + 1)
-    )
     return Case(
         "gated tasks",
         name,
@@ -90,8 +86,7 @@ def _gated(name: str, task: dict[str, Any]) -> Case:
         label=task["field"],
         old=task["vold"],
         new=task["vnew"],
-        closing=f"\nchannel: api\nagent_id: agent-3\n\n\n{task['rule']}\n{notes}",
-        rest="\n\n",
+        closing=f"\nchannel: api\nagent_id: agent-3\n\n\n{task['rule']}\n{_fillers(NOTE)}",
         ask=f"TASK\n{task['request']}\nGive your decision as exactly one word.\nDecision:",
         erratum=ERRATUM.format(task["field"], task["vnew"]),
         answers=(task["correct"], task["stale"]),
@@ -99,10 +94,6 @@ def _gated(name: str, task: dict[str, Any]) -> Case:
 
 
 def _compose_then_edit(one: dict[str, Any]) -> Case:
-    filler = "\n".join(
-        f"- Standard guideline {number}: log the interaction and follow SOP for routine matters."
-        for number in range(1, FILLERS + 1)
-    )
     return Case(
         "compose-then-edit",
         one["name"],
@@ -111,8 +102,7 @@ def _compose_then_edit(one: dict[str, Any]) -> Case:
         label="CURRENT STATE",
         old=f"{one['field']} = {one['Told']}",
         new=f"{one['field']} = {one['Tnew']}",
-        closing=f".\nRULE: {one['rule']}\n{filler}\nEnd of {one['skill_name']}.",
-        rest="\n\n",
+        closing=f".\nRULE: {one['rule']}\n{_fillers(GUIDELINE)}\nEnd of {one['skill_name']}.",
         ask=one["task"],
         erratum=ERRATUM.format(one["field"], one["Tnew"]),
         answers=(one["act_new"], one["act_old"]),
@@ -124,73 +114,58 @@ def _facts(tasks: Path, data: dict[str, Any], count: int) -> list[Case]:
     cases = []
     for number, fact in enumerate(load_facts(tasks, count)):
         (answer,) = fact.question.accept
-        opening, _, sentence = fact.passage.partition("\n")
+        title, _, sentence = fact.passage.partition("\n")
         label, _, text = sentence.partition(": ")
         before, _, closing = text.partition(answer)
-        pool = next(words for words in data.values() if answer in words and isinstance(words, list))
+        pool = next(words for words in data.values() if isinstance(words, list) and answer in words)
         new = pool[(pool.index(answer) + 1) % len(pool)]
-        cases.append(
-            Case(
-                "facts",
-                f"fact {number}",
-                head=f"{data['SYS']}\n\n{LATE if number % 2 else ''}",
-                opening=f"{opening}\n",
-                label=label,
-                old=before + answer,
-                new=before + new,
-                closing=closing,
-                rest="\n\n",
-                ask=fact.question.ask,
-                erratum=ERRATUM.format(f"{label}: {answer}", new),
-            )
-        )
+        head = f"{data['SYS']}\n\n{LATE if number % 2 else ''}"
+        values = before + answer, before + new
+        asked = fact.question.ask, ERRATUM.format(f"{label}: {answer}", new)
+        cases.append(Case("facts", f"fact {number}", head, f"{title}\n", label, *values, closing, *asked))
     return cases
 
 
 def tokens_of(case: Case, model: Model) -> CaseTokens:
-    """Tokenize a case. Raises ValueError where its chunk or its field has no tokens of its own."""
-
-    def tokenize(text: str) -> list[int]:
-        return encode(model, text)
-
-    old, new = tokenize(case.context(case.old)), tokenize(case.context(case.new))
+    """Tokenize a case. Raises ValueError where the field shares a token with the text around it."""
+    old, new = encode(model, case.context(case.old)), encode(model, case.context(case.new))
     start = f"{case.head}{case.opening}{case.label}: "
-    field, new_field = (span(model, ids, start, value) for ids, value in ((old, case.old), (new, case.new)))
-    chunk = span(model, old, case.head, f"{case.opening}{case.label}: {case.old}{case.closing}")
-    if old[: field[0]] != new[: new_field[0]] or old[field[1] :] != new[new_field[1] :]:
-        raise ValueError(f"{case.name}: the values share tokens with the text around them")
-    suffix = f"\n{case.erratum}\n{case.ask}"
-    full = tokenize(case.context(case.new) + case.ask)
-    return CaseTokens(old, new, chunk, field, new_field, tokenize(case.ask), tokenize(suffix), full)
+    field, changed = span(model, old, start, case.old), span(model, new, start, case.new)
+    if old[: field[0]] != new[: changed[0]] or old[field[1] :] != new[changed[1] :]:
+        raise ValueError(f"{case.name}: the field shares a token with the text around it")
+    return CaseTokens(
+        old,
+        span(model, old, case.head, case.chunk(case.old)),
+        field,
+        new[slice(*changed)],
+        encode(model, case.ask),
+        encode(model, f"\n{case.erratum}\n{case.ask}"),
+        encode(model, case.context(case.new) + case.ask),
+    )
 
 
 def encode(model: Model, text: str) -> list[int]:
-    """Token ids with control tokens parsed, as a Hugging Face tokenizer parses them."""
+    """Token ids with control tokens parsed, as a tokenizer of Hugging Face parses them."""
     return [int(token) for token in model.tokenize(text, special=True)]
 
 
 def span(model: Model, ids: Sequence[int], before: str, inside: str) -> Span:
     """The tokens of a part of a text: from the first that overlaps it to the last that begins in it."""
     start, end = len(before.encode()), len((before + inside).encode())
-    at, starts, ends = 0, [], []
-    for token in ids:
-        starts.append(at)
-        at += len(model.token_bytes(token, special=True))
-        ends.append(at)
-    first = next(index for index, last in enumerate(ends) if last > start)
-    return first, next((index for index, begin in enumerate(starts) if begin >= end), len(ids))
+    bounds = [0, *accumulate(len(model.token_bytes(token, special=True)) for token in ids)]
+    return bisect_right(bounds, start) - 1, bisect_left(bounds, end)
 
 
 def padded(case: Case, tokenize: Tokenize) -> Case:
-    """The case with the shorter value lengthened by letters or dashes until both contexts have as many tokens: editkv
-    replaces a value only by one as long. Raises ValueError if none of them does."""
+    """The case with the shorter value lengthened until both contexts have as many tokens: editkv replaces a value only
+    by one as long. Raises ValueError if no padding does it."""
 
-    def difference(one: Case) -> int:
-        return len(tokenize(one.context(one.old))) - len(tokenize(one.context(one.new)))
+    def grows(one: Case) -> int:
+        return len(tokenize(one.context(one.new))) - len(tokenize(one.context(one.old)))
 
-    shorter = "new" if difference(case) > 0 else "old"
+    shorter = "old" if grows(case) > 0 else "new"
     for pad in ("", *(pad * count for pad in PADS for count in range(1, 16))):
         longer = replace(case, **{shorter: getattr(case, shorter) + pad})
-        if not difference(longer):
+        if not grows(longer):
             return longer
     raise ValueError(f"{case.name}: its values cannot be made equally long")

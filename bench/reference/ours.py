@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -20,7 +21,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 
 Logits = NDArray[np.float32]
-EDITS = {  # state -> whether the field is replaced in place, whether an erratum follows the context
+EDITS = {  # state of the cache -> whether the field is replaced in place, whether an erratum follows the context
     "stale": (False, False),
     "field in place": (True, False),
     "erratum": (False, True),
@@ -28,7 +29,7 @@ EDITS = {  # state -> whether the field is replaced in place, whether an erratum
 }
 FULL = "full prefill"
 TRANSPLANTED = "transplant: "
-OTHER_LENGTH = "field in place, of another length"
+OTHER_LENGTH = "field in place, other length"
 
 
 def in_f32(path: Path, folder: Path) -> Path:
@@ -36,7 +37,6 @@ def in_f32(path: Path, folder: Path) -> Path:
     target = folder / f"{path.stem}-f32-{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}.gguf"
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(None, str(reader.fields["general.architecture"].contents()))
     for name, one in reader.fields.items():
@@ -49,42 +49,32 @@ def in_f32(path: Path, folder: Path) -> Path:
 
 
 def open_context(model: Model, n_ctx: int, threads: int) -> Context:
-    """A context as exact as there is, for a sequence and its fork."""
-    options = ContextOptions(
-        n_ctx=n_ctx,
-        n_threads=threads,
-        n_sequences=2,
-        unified=True,
-        flash_attention="off",
-        type_k="f32",
-        type_v="f32",
-    )
-    return Context(model, options)
+    """A context that rounds as little as possible, for a sequence and its fork."""
+    exact = ContextOptions(n_ctx, n_threads=threads, flash_attention="off", type_k="f32", type_v="f32")
+    return Context(model, replace(exact, n_sequences=2, unified=True))
 
 
 def logits_of(context: Context, case: CaseTokens) -> dict[str, Logits]:
     """The logits for the next token after the request, by state of the cache."""
-    found = {}
+    first, last = case.chunk
     with KVSequence(context) as prefilled:
-        prefilled.append(case.old)
-        found |= dict(_edited(prefilled, case))
-    with KVSequence(context) as spliced:
-        first, last = case.chunk
-        segment = compiled(context, case.old[first:last])
-        spliced.append(case.old[:first])
-        spliced.splice(segment)
-        spliced.append(case.old[last:])
-        found |= {f"{TRANSPLANTED}{name}": logits for name, logits in _edited(spliced, case)}
+        prefilled.append(case.context)
+        found = dict(_edited(prefilled, case))
     with KVSequence(context) as whole:
         whole.append(case.full)
         found[FULL] = whole.logits()
-    return found
+    chunk = compiled(context, case.context[first:last])
+    with KVSequence(context) as spliced:
+        spliced.append(case.context[:first])
+        spliced.splice(chunk)
+        spliced.append(case.context[last:])
+        return found | {f"{TRANSPLANTED}{state}": logits for state, logits in _edited(spliced, case)}
 
 
 def logits_of_other_length(context: Context, case: CaseTokens) -> dict[str, Logits]:
     """The logits with the field in place where the new value has more or fewer tokens."""
     with KVSequence(context) as prefilled:
-        prefilled.append(case.old)
+        prefilled.append(case.context)
         prefilled.replace([Patch(*case.field, case.value)])
         prefilled.append(case.ask)
         return {OTHER_LENGTH: prefilled.logits()}
@@ -101,10 +91,10 @@ def compiled(context: Context, tokens: list[int]) -> Segment:
 
 
 def _edited(base: KVSequence, case: CaseTokens) -> Iterator[tuple[str, Logits]]:
-    """Edit a fork of the context in each way, append the request, and yield the logits."""
-    for name, (in_place, erratum) in EDITS.items():
+    """Edit a fork of the sequence in each way, append the request, and yield the logits."""
+    for state, (in_place, erratum) in EDITS.items():
         with base.share() as fork:
             if in_place:
                 fork.replace([Patch(*case.field, case.value)])
             fork.append(case.erratum if erratum else case.ask)
-            yield name, fork.logits()
+            yield state, fork.logits()
