@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race reference recording site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -175,6 +175,21 @@ serving: $(DEV) ## notes serve against llama.cpp's own server, by load (docs/ser
 race: $(DEV) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
+
+# PyTorch and transformers are in a venv of their own, which finds the packages of .venv after its own.
+REFERENCE := .venv-reference
+PACKAGES_OF = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+TORCH := torch # or a smaller wheel, if the index has it: TORCH=torch==2.13.0+cpu
+
+$(REFERENCE)/.ready: pyproject.toml | $(DEV)
+	@test -n "$(CLONE)" || { echo "Name a clone of the author's repository (programmable-kv): make reference CLONE=path-or-URL"; exit 1; }
+	@$(BIN)/python -m venv --clear $(REFERENCE)
+	@echo "import site; site.addsitedir('$(call PACKAGES_OF,$(VENV))')" >"$(call PACKAGES_OF,$(REFERENCE))/notes.pth"
+	@$(REFERENCE)/bin/python -m pip install -q $(TORCH) 'notes-cli[reference]'
+	@touch $@
+
+reference: $(REFERENCE)/.ready ## The engine's logits compared with those of the paper author's PyTorch code, CLONE=path-or-URL of his repository (docs/reference.md, an hour); TASKS=FILE, MODEL=FILE
+	@TQDM_DISABLE=1 PYTHONWARNINGS=ignore::FutureWarning nice $(REFERENCE)/bin/python -m bench.reference --clone '$(CLONE)' $(if $(TASKS),--tasks '$(TASKS)') $(if $(MODEL),--model '$(MODEL)',--write)
 
 train: $(DEV) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
 	@$(BIN)/python -m pip install -q 'notes-cli[train]'
