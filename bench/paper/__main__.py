@@ -80,7 +80,7 @@ def run(model: str, tasks: Path, out: Path, scale: float, only: Sequence[str], n
     ):
         workspace = opened.workspace
         fingerprint = hashlib.sha256(f"{workspace.weights} {json.dumps(data, sort_keys=True)}".encode()).hexdigest()
-        results = Results(out / f"{opened.name}.jsonl", opened.name, fingerprint)
+        results = Results(out / f"{opened.name.replace(' ', '-')}.jsonl", opened.name, fingerprint)
         author = Lab(workspace, system=False, erratum=lambda field, value: _word(field, value, WORDING))
         default = shipped_wordings().default
         own = Lab(workspace, system=True, erratum=lambda field, value: _word(field, value, default))

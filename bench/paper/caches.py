@@ -1,4 +1,4 @@
-"""K/V caches for the experiments: prefilled, spliced, edited in place, corrected by an erratum, mixed of two prefills."""
+"""K/V caches for the experiments: prefilled, spliced, edited in place, mixed of two prefills."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -305,9 +306,13 @@ def _compared(lab: Lab, sequence: KVSequence, tail: Tokens, full: tuple[bool, Lo
 def moved(lab: Lab, user: Persona) -> Result:
     """E2: a memory before (early) and after (late) the conversation, with boundary tokens and without rotation."""
     memory, talk, tail = lab.text("".join(user.parts())), made.chat(range(4), user.needed[0]), lab.tail(user.question)
-    segment, result = lab.compile(memory), {}
+    segment = lab.compile(memory)
+    result: Result = {}
     after = np.concatenate([lab.text(f"\n\n{talk}"), tail])
-    for place, head, rest in (("early", lab.head(made.RULES), after), ("late", lab.head(f"{made.RULES}\n\n{talk}"), tail)):
+    for place, head, rest in (
+        ("early", lab.head(made.RULES), after),
+        ("late", lab.head(f"{made.RULES}\n\n{talk}"), tail),
+    ):
         with lab.sequence(head, memory) as sequence:
             full = _decided(lab, sequence, rest, YES)
         rows: Result = {"right": [full[0] == user.allowed]}
@@ -342,13 +347,14 @@ def memory_edit(lab: Lab, user: Persona) -> Result:
 def blocks(lab: Lab, user: Persona) -> Result:
     """E4: a memory of 60 settings, compiled in blocks that do not see each other."""
     memory, tail = lab.text("".join(user.parts())), lab.tail(user.question)
-    head, result = lab.head(f"{made.RULES}\n\n{made.chat(range(4), user.needed[0])}"), {}
+    head = lab.head(f"{made.RULES}\n\n{made.chat(range(4), user.needed[0])}")
+    result: Result = {}
     with lab.sequence(head, memory) as sequence:
         full = _decided(lab, sequence, tail, YES)
     for count in BLOCKS:
         bounds = [round(part * len(memory) / count) for part in range(count + 1)]
         with lab.sequence(head) as sequence:
-            for first, last in zip(bounds, bounds[1:], strict=False):
+            for first, last in pairwise(bounds):
                 sequence.splice(lab.compile(memory[first:last]))
             result[str(count)] = _compared(lab, sequence, tail, full)
     return {"right": [full[0] == user.allowed], "blocks": result}
@@ -361,7 +367,8 @@ def session(lab: Lab, tasks: Tasks, seed: int) -> Result:
     (`ours`), memory at the front (`front`) and at the end (`end`) of a prefix cache, prefilled (`prefill`).
     """
     (user,) = made.personas(tasks, 1, 120, 2, 1000 + 2 * seed)
-    draw, result = random.Random(seed), {"right": [], "rows": [], "seconds": [[], []]}  # type: ignore[var-annotated]
+    draw = random.Random(seed)
+    result: Result = {"right": [], "rows": [], "seconds": [[], []]}
     counted = dict.fromkeys(("ours", "front", "end", "prefill"), 0)
     memory = lab.text("".join(user.parts()))
     segment: Segment = lab.compile(memory)

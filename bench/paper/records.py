@@ -34,7 +34,10 @@ FILES = {
         "mechanism.downstream": "agg/full_downstream_recovery/mean",
     },
     "mechd_general_": {"lookup.changed": "agg/rag_lookup/field_only_recovery/mean"},
-    "mechd_xcond_": {"trigger.changed": "patch/trigger_only_recovery/mean", "trigger.after": "patch/notes_recovery/mean"},
+    "mechd_xcond_": {
+        "trigger.changed": "patch/trigger_only_recovery/mean",
+        "trigger.after": "patch/notes_recovery/mean",
+    },
     "mechd_specificity_": {"positions.top": "agg/topk/8/mean", "positions.random": "agg/randk/8/mean"},
     "mechd_inject_": {"mechanism.injected": "agg/follows_injected_rate"},
     "mechd_replicate_": {

@@ -11,7 +11,7 @@ import ast
 import copy
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,10 @@ def gated(tasks: Tasks) -> list[Pair]:
     for name, task in tasks["gated"]["tasks"].items():
         opening = f"SESSION CONTEXT\n{task['field']}:"
         rest = f"\nchannel: api\nagent_id: agent-3\n\n{task['rule']}\n{filler(FILLER)}"
-        texts = [(opening, f" {task[key]}", rest) for key in ("vold", "vnew")]
+        old, new = ((opening, f" {task[key]}", rest) for key in ("vold", "vnew"))
         question = f"TASK\n{task['request']}\nDecide in exactly one word.\nDecision:"
         choices = (task["stale"], task["correct"])
-        pairs.append(Pair(name, task["role"], *texts, question, choices, task["field"], task["vnew"]))
+        pairs.append(Pair(name, task["role"], old, new, question, choices, task["field"], task["vnew"]))
     return pairs
 
 
@@ -106,9 +106,9 @@ def compose(tasks: Tasks) -> list[Pair]:
     pairs = []
     for one in tasks["compose_edit"]["INSTANCES"]:
         opening, rest = f"# {one['skill_name']}\nState: {one['field']} =", f".\nRule: {one['rule']}\n{filler(FILLER)}"
-        texts = [(opening, f" {one[key]}", rest) for key in ("Told", "Tnew")]
+        old, new = ((opening, f" {one[key]}", rest) for key in ("Told", "Tnew"))
         choices = (one["act_old"], one["act_new"])
-        pairs.append(Pair(one["name"], one["sys"], *texts, one["task"], choices, one["field"], one["Tnew"]))
+        pairs.append(Pair(one["name"], one["sys"], old, new, one["task"], choices, one["field"], one["Tnew"]))
     return pairs
 
 
@@ -120,8 +120,8 @@ def triggers(_: Tasks) -> list[Pair]:
             opening = f"order_status: {state}\n\nRULE: Cancel order {order} only if order_status is"
             rest = f". For any other order_status you must deny.\n{filler(FILLER)}"
             question = f"The customer asks to cancel order {order}. Answer in one word, cancel or deny.\nDecision:"
-            texts = [(opening, f" {value}", rest) for value in (state, other)]
-            pairs.append(Pair(f"{order} {state}", "You process orders.", *texts, question, ("cancel", "deny")))
+            old, new = ((opening, f" {value}", rest) for value in (state, other))
+            pairs.append(Pair(f"{order} {state}", "You process orders.", old, new, question, ("cancel", "deny")))
     return pairs
 
 
@@ -134,8 +134,8 @@ def lookups(tasks: Tasks) -> list[Pair]:
         pool = next(words for words in tasks["facts"].values() if value in words)
         other = pool[(pool.index(value) + 1) % len(pool)]
         if len(parts) == 2 and other not in fact.passage:
-            texts = [(parts[0], f" {one}", parts[1]) for one in (value, other)]
-            pairs.append(Pair(f"fact {number}", "", *texts, fact.question.ask, (value, other)))
+            old, new = ((parts[0], f" {one}", parts[1]) for one in (value, other))
+            pairs.append(Pair(f"fact {number}", "", old, new, fact.question.ask, (value, other)))
     return pairs
 
 
@@ -155,9 +155,9 @@ def tiny(count: int, seed: str, *, before: str = "", ask: str = "") -> list[Pair
         head, value, rest = case.draft.text().partition(f"{case.rule.field}: {case.old}")
         assert value, "the field is not in its text"
         opening, choices = f"{head}{case.rule.field}:", (case.old, case.new) if ask else case.right
-        texts = [(opening, f" {one}", rest) for one in (case.old, case.new)]
+        old, new = ((opening, f" {one}", rest) for one in (case.old, case.new))
         question = ask.format(field=case.rule.field) if ask else case.question
-        pairs.append(Pair(f"{seed} {number}", before, *texts, question, choices, case.rule.field, case.new))
+        pairs.append(Pair(f"{seed} {number}", before, old, new, question, choices, case.rule.field, case.new))
     return pairs
 
 
@@ -172,9 +172,9 @@ def tiny_triggers(count: int, seed: str) -> list[Pair]:
             limit = policies.make_date(draw) if rule.kind == "date" else world.make_amount(draw)
         head, found, rest = case.draft.text().partition(f" {rule.relation} {rule.limit}")
         assert found, "the limit is not in its text"
-        texts = [(f"{head} {rule.relation}", f" {one}", rest) for one in (rule.limit, limit)]
+        old, new = ((f"{head} {rule.relation}", f" {one}", rest) for one in (rule.limit, limit))
         choices = rule.outcome(value), replace(rule, limit=limit).outcome(value)
-        pairs.append(Pair(f"{seed} trigger {number}", "", *texts, case.question, choices))
+        pairs.append(Pair(f"{seed} trigger {number}", "", old, new, case.question, choices))
     return pairs
 
 
@@ -281,13 +281,13 @@ def personas(tasks: Tasks, count: int, settings: int, needed: int, seed: int, *,
         for index in range(settings):
             group, name, note = catalog[index % len(catalog)]
             suffix = f"_{index // len(catalog)}" if index >= len(catalog) else ""
-            rows.append([group, name + suffix, note, draw.random() < 0.6])
+            rows.append((group, name + suffix, note, draw.random() < 0.6))
         draw.shuffle(rows)
         step = settings // needed
         chosen = [part * step for part in range(needed)] if spread else draw.sample(range(settings), needed)
         for index in chosen:
-            rows[index][3] = True
-        person = Persona([tuple(row) for row in rows], chosen, draw.choice(tasks["memory"]["ACTIONS"]))
+            rows[index] = (*rows[index][:3], True)
+        person = Persona(rows, chosen, draw.choice(tasks["memory"]["ACTIONS"]))
         found.append(person if number % 2 == 0 else person.toggle(False))
     return found
 
