@@ -33,7 +33,7 @@ from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.naming import model_file, own_name
 from notes_cli.text.erratum import Erratum, shipped_wordings, word
 
-OWN_LANGUAGE = ("gated", "compose", "mechanism", "trigger", "lookup", "positions")  # of the tiny model
+OWN_LANGUAGE = ("gated", "compose", "trigger", "lookup", "positions")  # of the tiny model
 WORDING = "state"  # the author's; the tiny model's own tasks have the default one
 SAMPLE = made.filler(20)
 TOKENS_OF_SAMPLE = 271  # by SmolLM2's tokenizer, in whose tokens the experiments' costs are

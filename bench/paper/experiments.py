@@ -33,7 +33,7 @@ K = 8  # positions of the highest effect, and as many random ones
 DRAWS = 3  # of random positions
 TURNS = 28
 SESSION = 12  # turns of a conversation with a memory, of which every third decides
-PROBES = 3  # of these turns, one is compared with a prefill after edits in place
+PROBES = 7  # of these turns, one is compared with a prefill after edits in place
 BLOCKS = (1, 2, 4, 8, 16)
 ANSWER, CALL = 8, 32  # tokens of an answer at most
 YES = ("yes", "no")
@@ -64,16 +64,15 @@ class Experiment:
 
 
 EXPERIMENTS = {
-    "gated": Experiment("decisions gated by a field, corrected in an ordinary cache", 8, 1100),
+    "gated": Experiment("decisions gated by a field, corrected in an ordinary cache; where they are", 8, 1100),
     "compose": Experiment("the same in a cache that was spliced", 8, 2000),
-    "mechanism": Experiment("where a decision is: in the field's K/V, or in the K/V after it", 16, 800),
-    "trigger": Experiment("the same with the field constant and one value of the rule changed", 18, 800),
-    "lookup": Experiment("the same for values that are only looked up", 16, 900, 10),
+    "trigger": Experiment("where a decision is, with the field constant and one value of the rule changed", 18, 800),
+    "lookup": Experiment("where a value is that is only looked up", 16, 900, 10),
     "positions": Experiment("the 8 positions of the highest effect against 8 random ones", 6, 900, 500),
     "facts": Experiment("facts of a passage that was compiled once", 104, 1500, 32),
     "tools": Experiment("tool calls with definitions that were compiled once", 108, 150, 64),
     "agent": Experiment("an agent of three turns with a state that changes", 100, 700, 6),
-    "turns": Experiment("a field that is toggled in 28 turns", 3, 18000, 80),
+    "turns": Experiment("a field that is toggled in 28 turns", 3, 9000, 60),
     "e2": Experiment("memory E2: moved against prefilled", 24, 3000),
     "e3": Experiment("memory E3: edited", 24, 2700),
     "e4": Experiment("memory E4: compiled in blocks", 8, 7500),
@@ -94,7 +93,6 @@ def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Ite
     sources: dict[str, list[Callable[[Lab], Result]]] = {
         "gated": [partial(edited, pair=pair) for pair in gated],
         "compose": [partial(edited, pair=pair, spliced=True) for pair in compose],
-        "mechanism": [partial(mechanism, pair=pair) for pair in [*gated, *compose]],
         "trigger": [partial(mechanism, pair=pair) for pair in triggers],
         "lookup": [partial(mechanism, pair=pair) for pair in lookups],
         "positions": [partial(positions, pair=pair) for pair in (gated if tiny else [*gated[:3], *lookups[:3]])],
@@ -112,7 +110,7 @@ def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Ite
     }
     for name, source in sources.items():
         if name in only:
-            small = name in ("gated", "compose", "mechanism") and not tiny  # few, and each is another task
+            small = name in ("gated", "compose") and not tiny  # few, and each is another task
             yield from (Cell(name, item, run) for item, run in enumerate(source[: None if small else counts[name]]))
 
 
@@ -133,7 +131,7 @@ def _scores(lab: Lab, base: KVSequence, full: KVSequence, texts: Sequence[Patch]
 
 
 def edited(lab: Lab, pair: Pair, *, spliced: bool = False) -> Result:
-    """Corrections in an ordinary cache, and in one where the text was spliced."""
+    """Corrections in an ordinary cache, and in one where the text was spliced; and where the decision is."""
     texts = lab.changed(pair)
     patches = [patch.offset(len(texts.head)) for patch in texts.patches]
     result: Result = {}
@@ -143,7 +141,8 @@ def edited(lab: Lab, pair: Pair, *, spliced: bool = False) -> Result:
         old, new = lab.compile(texts.old), lab.compile(texts.new)
         with lab.spliced(texts.head, old) as base, lab.spliced(texts.head, new) as full:
             result["spliced"] = _scores(lab, base, full, patches, pair)
-    return result | {"right": [result["prefilled"]["stale"] < 0, result["prefilled"]["full"] > 0]}
+    result["right"] = [result["prefilled"]["stale"] < 0, result["prefilled"]["full"] > 0]
+    return result | ({"mechanism": mechanism(lab, pair)} if all(result["right"]) else {})
 
 
 def mechanism(lab: Lab, pair: Pair) -> Result:
@@ -280,7 +279,7 @@ def _turns(lab: Lab, seed: int, *, in_place: bool) -> Result:
             live.append(tokens)
             if not in_place:
                 full.append(tokens)
-            elif turn % PROBES:
+            elif (turn + 1) % PROBES:
                 continue
             else:
                 full.truncate(0)

@@ -96,6 +96,8 @@ def rows(found: dict[str, Result]) -> dict[str, Any]:
             left[name] = result["left_out"]
         else:
             cells.setdefault(name, []).append(result)
+    if edited := cells.get("gated", []) + cells.get("compose", []):
+        cells["mechanism"] = [one.get("mechanism", {"right": one["right"]}) for one in edited]
     summed: dict[str, Row] = {}
     for name, results in cells.items():
         summed |= {key: row for key, row in SUMS[name](name, results).items() if key in TITLES}

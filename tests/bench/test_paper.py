@@ -178,7 +178,7 @@ def test_it_runs_on_another_architecture(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.model
 def test_the_model_that_ships_shows_the_mechanism(tmp_path: Path) -> None:
     """Its decisions are in the K/V after a field, not in the field's."""
-    only = [word for name in ("mechanism", "trigger") for word in ("--only", name)]
+    only = [word for name in ("gated", "trigger") for word in ("--only", name)]
     tasks, out = str(tasks_file(tmp_path)), tmp_path / "out"
     given = ["--model", str(shipped_model()), "--tasks", tasks, "--out", str(out), "--scale", "0.5", "--n-ctx", "2048"]
     assert command.main([*given, *only]) == 0
