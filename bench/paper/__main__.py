@@ -24,7 +24,7 @@ import notes_cli as notes
 from bench.paper import report
 from bench.paper import tasks as made
 from bench.paper.caches import Lab
-from bench.paper.experiments import EXPERIMENTS, Cell, Result, cells
+from bench.paper.experiments import EXPERIMENTS, PAIRS, Cell, Result, cells
 from bench.paper.records import read_records
 from notes_cli import config
 from notes_cli.config import Paths
@@ -33,7 +33,6 @@ from notes_cli.errors import EngineError, NotesError
 from notes_cli.runtime.naming import model_file, own_name
 from notes_cli.text.erratum import Erratum, shipped_wordings, word
 
-OWN_LANGUAGE = ("gated", "compose", "trigger", "lookup", "positions")  # of the tiny model
 WORDING = "state"  # the author's; the tiny model's own tasks have the default one
 SAMPLE = made.filler(20)
 TOKENS_OF_SAMPLE = 271  # by SmolLM2's tokenizer, in whose tokens the experiments' costs are
@@ -89,7 +88,7 @@ def run(model: str, tasks: Path, out: Path, scale: float, only: Sequence[str], n
         for cell in left:
             began = time.perf_counter()
             try:
-                result = cell.run(own if tiny and cell.experiment in OWN_LANGUAGE else author)
+                result = cell.run(own if tiny and cell.experiment in PAIRS else author)
             except EngineError as error:  # it does not fit
                 result = {"left_out": str(error)}
             results.add(cell, result)

@@ -78,15 +78,16 @@ EXPERIMENTS = {
     "e4": Experiment("memory E4: compiled in blocks", 8, 7500),
     "e5": Experiment("memory E5: 12 turns", 3, 20000),
 }
+PAIRS = ("gated", "compose", "trigger", "lookup", "positions")
 
 
 def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Iterator[Cell]:
     """The cells of these experiments; `scale`: the share of each one's tasks, of which at least one is left. `tiny`:
-    pairs in the language of the tiny model in place of the author's."""
+    pairs in the language of the tiny model in place of the author's, all of them."""
     gated = made.tiny(24, "gated") if tiny else made.gated(tasks)
     compose = made.tiny(24, "compose", before=policies.PREAMBLES[1]) if tiny else made.compose(tasks)
-    triggers = made.tiny_triggers(18, "t") if tiny else made.triggers(tasks)
-    lookups = made.tiny(16, "look", ask=policies.RECALL[0]) if tiny else made.lookups(tasks)
+    triggers = made.tiny_triggers(24, "t") if tiny else made.triggers(tasks)
+    lookups = made.tiny(24, "look", ask=policies.RECALL[0]) if tiny else made.lookups(tasks)
     counts = {name: max(1, round(one.count * scale)) for name, one in EXPERIMENTS.items()}
     domains = tasks["agent"]["DOMAINS"]
     users = partial(made.personas, tasks)
@@ -95,7 +96,7 @@ def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Ite
         "compose": [partial(edited, pair=pair, spliced=True) for pair in compose],
         "trigger": [partial(mechanism, pair=pair) for pair in triggers],
         "lookup": [partial(mechanism, pair=pair) for pair in lookups],
-        "positions": [partial(positions, pair=pair) for pair in (gated if tiny else [*gated[:3], *lookups[:3]])],
+        "positions": [partial(positions, pair=pair) for pair in (gated[:12] if tiny else [*gated[:3], *lookups[:3]])],
         "facts": [partial(facts, fact=fact) for fact in made.facts(tasks)],
         "tools": [partial(tool_call, asked=one, tool=tool) for one, tool in made.tool_calls(counts["tools"])],
         "agent": [
@@ -108,10 +109,11 @@ def cells(tasks: Tasks, scale: float, only: Sequence[str], *, tiny: bool) -> Ite
         "e4": [partial(blocks, user=user) for user in users(counts["e4"], 60, 4, 9000, spread=True)],
         "e5": [partial(session, tasks=tasks, seed=seed) for seed in range(counts["e5"])],
     }
+    whole = PAIRS if tiny else PAIRS[:2]  # there is no other one of the author's, and the tiny model is fast
     for name, source in sources.items():
         if name in only:
-            small = name in ("gated", "compose") and not tiny  # few, and each is another task
-            yield from (Cell(name, item, run) for item, run in enumerate(source[: None if small else counts[name]]))
+            kept = source if name in whole else source[: counts[name]]
+            yield from (Cell(name, item, run) for item, run in enumerate(kept))
 
 
 # Decisions that one change flips.
