@@ -263,7 +263,8 @@ def figures(data: dict[str, Any]) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
-    return f"{row[0]:.{4 if 0.99 < row[0] < 1 else 2}f} ({row[1]})" if passes(row) else "gate"
+    figure = f"{row[0]:.{4 if 0.99 < row[0] < 1 else 2}f}" if passes(row) else ""
+    return f"{figure.replace('-0.00', '0.00')} ({row[1]})" if figure else "gate"
 
 
 def _range(records: dict[str, float]) -> str:
@@ -275,19 +276,22 @@ def _range(records: dict[str, float]) -> str:
 
 
 def left_out(data: dict[str, Any]) -> str:
-    """For each model, the rows that do not count and why."""
-    lines = []
-    for name, one in data["models"].items():
+    """The experiments that do not count, a line each: why, and their figures all the same."""
+    models, reasons = data["models"], dict[str, dict[str, str]]()
+    for name, one in models.items():
         for experiment, reason in one["left"].items():
-            lines.append(f"* {name}, {experiment}: {reason}.")
-        grouped: dict[str, list[str]] = {}
+            reasons.setdefault(experiment, {})[name] = reason
         for key, row in one["rows"].items():
             if not passes(row):
                 experiment, _, rest = key.partition(".")
-                gate = f"{experiment}: a full prefill is right in {row[2]} of {row[3]}"
-                grouped.setdefault(gate, []).append("no pair" if row[0] is None else f"{rest} {row[0]:.2f}")
-        lines += [f"* {name}, {gate} ({', '.join(parts)})." for gate, parts in grouped.items()]
-    return "\n".join(lines) or "Nothing."
+                cells = reasons.setdefault(experiment, {})
+                cells.setdefault(name, f"right in {row[2]} of {row[3]}")
+                cells[name] += f"; {rest} {row[0]:.2f}" if row[0] is not None else "; no pair with both sides right"
+    lines = [f"| experiment | {' | '.join(models)} |", f"| --- |{' --- |' * len(models)}"]
+    order = sorted(reasons, key=[*SUMS].index)
+    return "\n".join(
+        lines + [f"| {key} | {' | '.join(reasons[key].get(name, '') for name in models)} |" for key in order]
+    )
 
 
 def his_models(records: dict[str, dict[str, float]]) -> str:

@@ -163,7 +163,7 @@ def test_it_runs_on_another_architecture(tmp_path: Path, capsys: pytest.CaptureF
     assert found["counts"] == dict.fromkeys(EXPERIMENTS, 1) | {"mechanism": 2}
     page = lines.with_suffix(".md").read_text(encoding="utf-8")
     assert "E2, memory after the conversation: cosine | " in page
-    assert "a full prefill is right in 0 of" in page or "a full prefill is right in 1 of" in page
+    assert "| agent | right in " in page
     lines.write_text(first[:-20], encoding="utf-8")
     capsys.readouterr()
     assert command.main(given) == 0
@@ -251,7 +251,7 @@ def test_the_gate_leaves_rows_out_with_their_reason() -> None:
     assert [report.passes(found["rows"]["tools.agree"]) for found in rows.values()] == [False, True]
     data = {"records": {"tools.agree": {"A": 0.5, "B": 1.0}}, "models": {"three": rows[3], "four": rows[4]}}
     assert "| tool calls: same tool as after a full prefill | 0.5 to 1 (2) | gate | 1.00 (5) |" in report.page(data)
-    assert "* three, tools: a full prefill is right in 3 of 5 (agree 1.00, right 1.00)." in report.page(data)
+    assert "| tools | right in 3 of 5; agree 1.00; right 1.00 |  |" in report.page(data)
 
 
 def test_the_page_shows_what_was_measured() -> None:
