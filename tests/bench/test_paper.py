@@ -249,6 +249,7 @@ def test_the_gate_leaves_rows_out_with_their_reason() -> None:
     call = {"spliced": True, "agree": True}
     rows = {count: report.rows({f"tools/{n}": {**call, "right": [n < count]} for n in range(5)}) for count in (3, 4)}
     assert [report.passes(found["rows"]["tools.agree"]) for found in rows.values()] == [False, True]
+    assert not report.passes([1.0, 3, 3, 3])  # too few
     data = {"records": {"tools.agree": {"A": 0.5, "B": 1.0}}, "models": {"three": rows[3], "four": rows[4]}}
     assert "| tool calls: same tool as after a full prefill | 0.5 to 1 (2) | gate | 1.00 (5) |" in report.page(data)
     assert "| tools | right in 3 of 5; agree 1.00; right 1.00 |  |" in report.page(data)
