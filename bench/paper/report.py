@@ -13,9 +13,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from bench.real.report import marked
+
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "docs" / "results" / "paper.json"
 PAGE = ROOT / "docs" / "paper.md"
+FINDINGS = ROOT / "docs" / "findings.md"
 HEAD = Path(__file__).with_name("page.md")
 GATE, FEWEST = 0.80, 4  # share of right full prefills, and of how many at least
 Result = dict[str, Any]
@@ -71,6 +74,20 @@ TITLES = {  # row -> its title
     "e5.front": "E5: tokens with a prefix cache, memory at the front / tokens decoded",
 }
 EDITS = ("full", "stale", "field", "erratum", "both")
+SHORT = (  # rows of docs/findings.md
+    "mechanism.changed",
+    "mechanism.after",
+    "trigger.changed",
+    "trigger.after",
+    "lookup.changed",
+    "gated.full",
+    "gated.field",
+    "gated.erratum",
+    "gated.both",
+    "agent.agree",
+    "turns.errata.cosine",
+    "e2.late.cosine",
+)
 RECORDS = (  # columns of the table of his models
     ("mechanism.changed", "field only"),
     ("trigger.after", "after a flipped rule value"),
@@ -250,13 +267,13 @@ def page(data: dict[str, Any]) -> str:
     return text
 
 
-def figures(data: dict[str, Any]) -> str:
-    """A line for each row that one of the models has or his records have."""
+def figures(data: dict[str, Any], only: Sequence[str] = ()) -> str:
+    """A line for each row that counts for one of the models, or for each of `only`."""
     models, records = data["models"], data["records"]
     lines = [f"| | the author's records | {' | '.join(models)} |", f"| --- | ---: |{' ---: |' * len(models)}"]
     for key, title in TITLES.items():
         mine = [one["rows"].get(key) for one in models.values()]
-        if any(row and passes(row) for row in mine):
+        if key in only or (not only and any(row and passes(row) for row in mine)):
             lines.append(f"| {title} | {_range(records.get(key, {}))} | {' | '.join(map(_cell, mine))} |")
     return "\n".join(lines)
 
@@ -308,6 +325,12 @@ def his_models(records: dict[str, dict[str, float]]) -> str:
 
 
 def write(data: dict[str, Any]) -> None:
-    """Keep the figures, and write docs/paper.md."""
+    """Keep the figures, and write docs/paper.md and the table of docs/findings.md."""
     STORE.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
     PAGE.write_text(page(data), encoding="utf-8")
+    FINDINGS.write_text(findings(data), encoding="utf-8")
+
+
+def findings(data: dict[str, Any]) -> str:
+    """docs/findings.md with its table of these models."""
+    return marked(FINDINGS.read_text(encoding="utf-8"), "figures", figures(data, SHORT), "paper")

@@ -256,5 +256,6 @@ def test_the_gate_leaves_rows_out_with_their_reason() -> None:
 
 
 def test_the_page_shows_what_was_measured() -> None:
-    """docs/paper.md is made of docs/results/paper.json."""
+    """docs/paper.md and the table of docs/findings.md are made of docs/results/paper.json."""
     assert report.PAGE.read_text(encoding="utf-8") == report.page(report.stored())
+    assert report.FINDINGS.read_text(encoding="utf-8") == report.findings(report.stored())
