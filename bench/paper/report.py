@@ -304,7 +304,8 @@ def left_out(data: dict[str, Any]) -> str:
                 experiment, _, rest = key.partition(".")
                 cells = reasons.setdefault(experiment, {})
                 cells.setdefault(name, f"right in {row[2]} of {row[3]}")
-                cells[name] += f"; {rest} {row[0]:.2f}" if row[0] is not None else "; no pair with both sides right"
+                part = f"; {rest} {row[0]:.2f}" if row[0] is not None else "; both sides of no pair"
+                cells[name] += part if part not in cells[name] else ""
     lines = [f"| experiment | {' | '.join(models)} |", f"| --- |{' --- |' * len(models)}"]
     order = sorted(reasons, key=[*SUMS].index)
     return "\n".join(
