@@ -1,7 +1,7 @@
 """The report: figures of the experiments beside the author's records, and what the gate leaves out.
 
 A decision says something about a cache only if the model decides rightly with a full prefill. The author's gate: a row
-of decisions counts where a full prefill is right in 0.80 of them (and of four at least). Cosines and counts of tokens
+of decisions counts where a full prefill is right in 0.80 of them (and of eight at least). Cosines and counts of tokens
 need no gate.
 """
 
@@ -20,7 +20,7 @@ STORE = ROOT / "docs" / "results" / "paper.json"
 PAGE = ROOT / "docs" / "paper.md"
 FINDINGS = ROOT / "docs" / "findings.md"
 HEAD = Path(__file__).with_name("page.md")
-GATE, FEWEST = 0.80, 4  # share of right full prefills, and of how many at least
+GATE, FEWEST = 0.80, 8  # share of right full prefills, and of how many at least
 Result = dict[str, Any]
 Row = list[Any]  # figure, number of decisions; right ones of a full prefill, of how many, where it is gated
 
@@ -246,7 +246,7 @@ SUMS: dict[str, Callable[[str, Sequence[Result]], dict[str, Row]]] = {
 
 
 def passes(row: Row) -> bool:
-    """Whether a row counts: it is not about decisions, or a full prefill is right in 0.80 of four or more."""
+    """Whether a row counts: it is not about decisions, or a full prefill is right in 0.80 of eight or more."""
     return row[0] is not None and (len(row) == 2 or (row[3] >= FEWEST and row[2] >= GATE * row[3]))
 
 

@@ -247,12 +247,12 @@ def test_records_are_read_by_model(tmp_path: Path) -> None:
 def test_the_gate_leaves_rows_out_with_their_reason() -> None:
     """A row counts from 0.80 right prefills on; figures that are not about decisions always do."""
     call = {"spliced": True, "agree": True}
-    rows = {count: report.rows({f"tools/{n}": {**call, "right": [n < count]} for n in range(5)}) for count in (3, 4)}
+    rows = {count: report.rows({f"tools/{n}": {**call, "right": [n < count]} for n in range(10)}) for count in (7, 8)}
     assert [report.passes(found["rows"]["tools.agree"]) for found in rows.values()] == [False, True]
-    assert not report.passes([1.0, 3, 3, 3])  # too few
-    data = {"records": {"tools.agree": {"A": 0.5, "B": 1.0}}, "models": {"three": rows[3], "four": rows[4]}}
-    assert "| tool calls: same tool as after a full prefill | 0.5 to 1 (2) | gate | 1.00 (5) |" in report.page(data)
-    assert "| tools | right in 3 of 5; agree 1.00; right 1.00 |  |" in report.page(data)
+    assert not report.passes([1.0, 7, 7, 7])  # too few
+    data = {"records": {"tools.agree": {"A": 0.5, "B": 1.0}}, "models": {"seven": rows[7], "eight": rows[8]}}
+    assert "| tool calls: same tool as after a full prefill | 0.5 to 1 (2) | gate | 1.00 (10) |" in report.page(data)
+    assert "| tools | right in 7 of 10; agree 1.00; right 1.00 |  |" in report.page(data)
 
 
 def test_the_page_shows_what_was_measured() -> None:
