@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -150,10 +150,6 @@ gpu-check: $(DEV) ## Rows, logits, answers and timings of that build (10 minutes
 page: $(DEV) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
 	@$(BIN)/python -m pip install -q 'notes-cli[page]'
 	@$(BIN)/python -m bench.page --write docs/page
-
-recording: $(DEV) ## A newcomer's first ten minutes in a terminal: a recording, a text, a picture (docs/first-ten-minutes/, a minute)
-	@$(BIN)/python -m pip install -q 'notes-cli[recording]'
-	@$(BIN)/python -m bench.record
 
 site: $(DEV) ## The pages of docs/ as a site (build/site; mkdocs)
 	@$(BIN)/python -m pip install -q 'mkdocs>=1.6'
