@@ -18,21 +18,16 @@ import argparse
 import io
 import json
 import random
-import socket
 import sys
-import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
-
-from bench.processes import running
+from bench.processes import Reply, llama_server, notes_serve, stream
 from bench.random_model import Shape, random_model
 from bench.serving.stock import ROOT, stock
 from notes_cli import config
@@ -44,7 +39,6 @@ sys.path.append(str(ROOT / "tests"))
 from projectors import Sizes, write_projector  # type: ignore[import-not-found]
 
 FOLDER = ROOT / "build" / "images"
-LONG = 600.0  # seconds for a request
 QUESTIONS = ("What is the total?", "What is the day?")
 SERVERS = "llama-server", "notes serve"
 SYSTEM = "You work for Harbor Books."
@@ -74,8 +68,7 @@ class Files:
 
 def shipped() -> Files:
     """The small model that sees."""
-    model, projector = config.shipped_eye()
-    return Files("shipped", model, projector)
+    return Files("shipped", *config.shipped_eye())
 
 
 def random_files() -> Files:
@@ -85,39 +78,6 @@ def random_files() -> Files:
     if not projector.exists():
         write_projector(projector, "qwen2vl_merger", DECODER.width, EYE)
     return Files("random", model, projector, PIXELS)
-
-
-@contextmanager
-def ours(files: Files, home: Path) -> Iterator[httpx.Client]:
-    """A notes serve with an empty library."""
-    command = [sys.executable, "-m", "notes_cli", "serve", "--port", "0", "-t", "1"]
-    command += ["-m", str(files.model), "--mmproj", str(files.projector)]
-    with (
-        running(command, home / "serve.log", {"NOTES_HOME": str(home)}, r"serving \S+ on (http://\S+)") as server,
-        _client(server.url) as client,
-    ):
-        yield client
-
-
-@contextmanager
-def theirs(files: Files, home: Path) -> Iterator[httpx.Client]:
-    """A llama-server, which is shown a picture in as many rows as ours is."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(stock()), "-m", str(files.model), "--mmproj", str(files.projector), "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--offline", "-np", "1", "-c", "2048", "-t", "1"]
-    if limit := read_header(files.projector).number(MAX_TOKENS_KEY):
-        command += ["--image-max-tokens", str(limit)]
-    with (
-        running(command, home / "llama-server.log", {}, r"listening on (http://\S+)") as server,
-        _client(server.url) as client,
-    ):
-        yield client
-
-
-def _client(url: str) -> httpx.Client:
-    return httpx.Client(base_url=url, timeout=LONG, trust_env=False)
 
 
 def photo(files: Files, rng: random.Random) -> Message:
@@ -160,60 +120,39 @@ def requests(files: Files, way: str, rounds: int) -> Iterator[tuple[bool, list[M
             yield True, messages(SYSTEM, others[number], one, QUESTIONS[0])
 
 
-@dataclass(frozen=True)
-class Told:
-    """An answer: seconds until its first token, tokens of the prompt, and how many of them were computed for it."""
-
-    seconds: float
-    tokens: int
-    computed: int
-    text: str
-
-
-def ask(server: httpx.Client, said: list[Message]) -> Told:
-    """Ask a server. Raise SystemExit where it refuses."""
-    body = {"messages": said, "max_tokens": 4, "temperature": 0, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    started, first, text, usage = time.perf_counter(), 0.0, "", {}
-    with server.stream("POST", "/v1/chat/completions", json=body) as reply:
-        if reply.status_code != 200:
-            raise SystemExit(f"{server.base_url}: {reply.read().decode()[:400]}")
-        for line in reply.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line[6:])
-                text += "".join(one["delta"].get("content") or "" for one in event["choices"])
-                first = first or (time.perf_counter() - started if text else 0.0)
-                usage = event.get("usage") or usage
-    whole = time.perf_counter() - started
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Told(first or whole, usage["prompt_tokens"], usage["prompt_tokens"] - cached, text.strip())
-
-
 def measure(files: Files, rounds: int) -> dict[str, dict[str, float]]:
     """Return by way: tokens, computed tokens, seconds to the first token, number of equal answers."""
     found = {}
-    with TemporaryDirectory() as folder:
-        home = Path(folder)
-        with ours(files, home) as here, theirs(files, home) as there:
-            for way in WAYS:
-                pairs = []
-                for measured, said in requests(files, way, rounds):
-                    pair = ask(here, said), ask(there, said)
-                    pairs += [pair] if measured else []
-                mine, other = zip(*pairs, strict=True)
-                seconds = median(one.seconds for one in mine), median(one.seconds for one in other)
-                found[way] = {
-                    "requests": len(pairs),
-                    "tokens, notes serve": median(one.tokens for one in mine),
-                    "tokens, llama-server": median(one.tokens for one in other),
-                    "computed, notes serve": median(one.computed for one in mine),
-                    "computed, llama-server": median(one.computed for one in other),
-                    "seconds, notes serve": seconds[0],
-                    "seconds, llama-server": seconds[1],
-                    "ratio": seconds[1] / seconds[0],
-                    "same": sum(a.text == b.text for a, b in pairs) / len(pairs),
-                }
+    both = ["--mmproj", str(files.projector), "-t", "1"]
+    theirs = [*both, "-np", "1", "-c", "2048"]
+    if limit := read_header(files.projector).number(MAX_TOKENS_KEY):  # as many rows for a picture as ours
+        theirs += ["--image-max-tokens", str(limit)]
+    with (
+        TemporaryDirectory() as folder,
+        notes_serve(files.model, Path(folder), Path(folder) / "serve.log", *both) as here,
+        llama_server(stock(), files.model, Path(folder) / "llama-server.log", *theirs) as there,
+    ):
+        for way in WAYS:
+            pairs = []
+            for measured, given in requests(files, way, rounds):
+                pair = [
+                    stream(f"{one.url}/v1/chat/completions", {"messages": given, "max_tokens": 4})
+                    for one in (there, here)
+                ]
+                pairs += [pair] if measured else []
+            found[way] = one = {"requests": len(pairs)}
+            for server, replies in zip(SERVERS, zip(*pairs, strict=True), strict=True):
+                one[f"tokens, {server}"] = median(reply.usage["prompt_tokens"] for reply in replies)
+                one[f"computed, {server}"] = median(map(computed, replies))
+                one[f"seconds, {server}"] = median(reply.first for reply in replies)
+            one["ratio"] = one["seconds, llama-server"] / one["seconds, notes serve"]
+            one["same"] = sum(a.text == b.text for a, b in pairs) / len(pairs)
     return found
+
+
+def computed(reply: Reply) -> int:
+    """Tokens of the prompt that were computed for a request."""
+    return int(reply.usage["prompt_tokens"] - reply.usage["prompt_tokens_details"]["cached_tokens"])
 
 
 def table(name: str, found: dict[str, dict[str, float]]) -> str:
