@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from training.eye import export, model, pictures, words
 from training.eye.lessons import SUBJECTS, Batch, Teacher
 from training.eye.pictures import Picture
+from training.model import size
+from training.tokenizer import Encoder
 
 HERE = Path(__file__).resolve().parent
 FINAL = HERE.parent.parent / "notes_cli" / "models"
@@ -179,7 +181,7 @@ def rate_at(step: int, steps: int, top: float) -> float:
     return top * min(1.0, (step + 1) / 60) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * step / steps)))
 
 
-def train(plan: Plan, net: model.ImageEncoding, encoder: words.Encoder, say: Callable[[str], None], out: Path) -> None:
+def train(plan: Plan, net: model.ImageEncoding, encoder: Encoder, say: Callable[[str], None], out: Path) -> None:
     """All of it. `out`: the weights, every 200 steps."""
     reader, guide = Reader(net.shape.width), Guide(net.shape.width)
     began = time.time()
@@ -259,8 +261,8 @@ def main() -> None:
             print(line, flush=True)
             log.write(line + "\n")
 
-        say(f"{model.size(net.vision)} numbers in the eye, {model.size(net.decoder)} in the decoder")
-        train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, words.Encoder(tokenizer), say, weights)
+        say(f"{size(net.vision)} numbers in the eye, {size(net.decoder)} in the decoder")
+        train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, Encoder(tokenizer), say, weights)
         for path in export.write(net, tokenizer, args.models):
             say(f"wrote {path.name}, {path.stat().st_size} bytes")
 

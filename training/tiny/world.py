@@ -219,7 +219,7 @@ def make_drafts(rng: random.Random, level: Level, held: bool = False) -> list[Dr
     return [make_draft(rng, names, level) for _ in range(rng.randint(*level.skills))]
 
 
-def ask(rng: random.Random, rule: policies.Rule, easy: float = 0.5) -> str:
+def ask(rng: random.Random, rule: policies.Rule) -> str:
     """A question about the rule's topic."""
     pick = rng.random()
     if rule.topic in policies.VERBS and pick < 0.3:
