@@ -189,11 +189,7 @@ def measure(
     segment = open_segment(path)
     size = segment.nbytes * (2 if cache == "f32" else 1)
     options = ContextOptions(
-        n_ctx=len(segment) + 256,
-        n_threads=threads,
-        flash_attention=flash,
-        type_k=cache,
-        type_v=cache,
+        n_ctx=len(segment) + 256, n_threads=threads, flash_attention=flash, type_k=cache, type_v=cache
     )
     copy, reading = Memcpy(size, threads), Reading(path, threads)
     with Context(model, options) as context:

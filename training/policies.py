@@ -99,12 +99,7 @@ FILLERS: tuple[str, ...] = (
     "Keep this page at hand.",
     "All rules are read together.",
 )
-HEADINGS: tuple[str, ...] = (
-    "# {title} policy of {org}",
-    "# {title} at {org}",
-    "# {org}: {title} rules",
-    "# {org}",
-)
+HEADINGS: tuple[str, ...] = ("# {title} policy of {org}", "# {title} at {org}", "# {org}: {title} rules", "# {org}")
 _SYLLABLES = (
     "Har bor Mil ton Vel mar Os ric Lun den Tar vik Bel sen Cor dal Fen wick Gor lin Nor bury Pel ham Quin ster Ros "
     "mere Sal ford"

@@ -95,12 +95,7 @@ def look_around(w: Wiring, b: Block) -> None:
     """Layer 1: what is 1, 2, 3 and 5 back."""
     marks, vision = w.marks, torch.eye(SIZE)
     w.look_back(b, 0, (1, 2), w.word(), (w.slot("A"), w.slot("B")), (vision, vision))
-    told = {
-        "stated": marks.lists,
-        "corrected": marks.now,
-        "closed": [*marks.full, *marks.ends],
-        "after is": marks.says,
-    }
+    told = {"stated": marks.lists, "corrected": marks.now, "closed": [*marks.full, *marks.ends], "after is": marks.says}
     for dim, (name, tokens) in enumerate(told.items(), SIZE):
         w.tell(b, 0, dim, w.at(*tokens), name, 0.8)
     w.tell(b, 1, SIZE + len(told), w.at(*marks.ifs), "asked", 0.8)
