@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images race site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,10 +90,6 @@ real: $(DEV) ## Splices and corrections on real texts with SmolLM2 or MODEL=FILE
 
 images: $(DEV) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
 	@$(BIN)/python -m bench.images --out docs/results/images.json
-
-images-served: $(DEV) ## A picture that is shown again: notes serve against llama.cpp's own server (docs/images.md, a minute on a quiet core)
-	@$(BIN)/python -m pip install -q cmake ninja
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.images_served --out docs/results/images-served.json
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
 # devices of other machines. Made once.
