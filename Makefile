@@ -164,8 +164,8 @@ serving: $(DEV) ## notes serve against llama.cpp's own server, by load (docs/ser
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
 
-race: $(DEV) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
-	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
+race: $(DEV) ## notes beside llama-server and llama-completion on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
+	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
 train: $(DEV) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
