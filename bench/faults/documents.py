@@ -35,7 +35,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 class Documents(Mutants):
     """Mutants of a text of each kind, and texts that are small, or of a usual size, and cost much."""
 
-    cases, share, memory = 20_000, 2, 6 << 30
+    cases, share, memory, patience = 20_000, 2, 6 << 30, 150  # the time of the processor is limited, too
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -86,7 +87,7 @@ def json_changed(rng: random.Random, value: Any) -> Any:
         return {**value, key: json_changed(rng, value[key])}
     if isinstance(value, int) and rng.random() < 0.5:
         return value + rng.choice((-1, 1, 2, 10, -10, 1000))
-    return rng.choice(SCALARS)
+    return copy.deepcopy(rng.choice(SCALARS))  # callers change it in place
 
 
 # ---- GGUF files. Each changes the parts in place; `donor` is a sound file.
