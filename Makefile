@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race reference recording site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images race reference site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,10 +94,6 @@ paper: $(DEV) ## The paper's experiments on MODEL=FILE with the author's TASKS=t
 images: $(DEV) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
 	@$(BIN)/python -m bench.images --out docs/results/images.json
 
-images-served: $(DEV) ## A picture that is shown again: notes serve against llama.cpp's own server (docs/images.md, a minute on a quiet core)
-	@$(BIN)/python -m pip install -q cmake ninja
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.images_served --out docs/results/images-served.json
-
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
 # devices of other machines. Made once.
 $(MODELS): native/LLAMA_CPP_PYTHON $(wildcard native/patches/*/*) | $(DEV)
@@ -154,10 +150,6 @@ page: $(DEV) ## The page of `notes serve` in a real browser (2 minutes; Chromium
 	@$(BIN)/python -m pip install -q 'notes-cli[page]'
 	@$(BIN)/python -m bench.page --write docs/page
 
-recording: $(DEV) ## A newcomer's first ten minutes in a terminal: a recording, a text, a picture (docs/first-ten-minutes/, a minute)
-	@$(BIN)/python -m pip install -q 'notes-cli[recording]'
-	@$(BIN)/python -m bench.record
-
 site: $(DEV) ## The pages of docs/ as a site (build/site; mkdocs)
 	@$(BIN)/python -m pip install -q 'mkdocs>=1.6'
 	@$(BIN)/mkdocs build --strict -q
@@ -175,8 +167,8 @@ serving: $(DEV) ## notes serve against llama.cpp's own server, by load (docs/ser
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
 
-race: $(DEV) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
-	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
+race: $(DEV) ## notes beside llama-server and llama-completion on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
+	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
 # PyTorch and transformers are in a venv of their own, which finds the packages of .venv after its own.
