@@ -559,10 +559,9 @@ def _moved_model(path: Path) -> Path | None:
 def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
     """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
-    from notes_cli import config
-    from notes_cli.engine.ollama_form import ADVICE
+    from notes_cli.engine.header import read_header
+    from notes_cli.engine.ollama_form import ADVICE, ollama_evidence
     from notes_cli.errors import NotesError, with_advice
-    from notes_cli.library.facts import form_of
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
@@ -571,6 +570,6 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
             notify(f"model {word}: {path}")
         return path
     with suppress(NotesError):  # loading it gives a better message
-        if form := form_of(path, config.paths().models / "forms.json"):
+        if form := ollama_evidence(read_header(path)):
             notify(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")
     return path

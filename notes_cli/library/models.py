@@ -106,7 +106,8 @@ class Models:
         model = (usable or matches)[0]
         if model.problem:
             raise ModelError(f"{model.name} ({model.store}) cannot be used: {model.problem}")
-        _check(model, read_header(model.path))
+        if model not in self._own:
+            _check(model, read_header(model.path))
         return model.path
 
     def _matches(self, word: str) -> list[NamedModel]:

@@ -10,7 +10,6 @@ import pytest
 from notes_cli.errors import ModelError
 from notes_cli.text import rendering
 from notes_cli.text.messages import marker
-from notes_cli.text.rendering import Rendering
 from notes_cli.text.template import ChatTemplate
 
 from .wild import DAY, WILD, plainly
@@ -105,9 +104,7 @@ def test_the_same_is_rendered_once_a_second(monkeypatch: pytest.MonkeyPatch) -> 
     seconds = iter([1.0, 1.9, 2.0])
     monkeypatch.setattr("time.time", lambda: next(seconds))
     rendered: list[int] = []
-    monkeypatch.setattr(
-        "notes_cli.text.template.render", lambda *given: Rendering(str(rendered.append(1) or len(rendered)))
-    )
+    monkeypatch.setattr("notes_cli.text.template.render", lambda *given: str(rendered.append(1) or len(rendered)))
     template = ChatTemplate("{{ messages[0].content }} only here")
     template.folds_system = False
     assert [template.render(TALK[1:2]) for _ in range(3)] == ["1", "1", "2"]
@@ -250,8 +247,8 @@ def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(rendering, "_child", Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        rendering.render("a", {})
-    assert rendering.render("b", {}).result == "b" and child.poll() is not None
+        rendering.render("a", "{}")
+    assert rendering.render("b", "{}") == "b" and child.poll() is not None
 
 
 def test_words_around_an_answer(chatml: ChatTemplate, templates: SimpleNamespace) -> None:
