@@ -549,11 +549,11 @@ def _model_path(
 def _moved_model(path: Path) -> Path | None:
     """Return the new path of a shipped model or smollm2 if notes or its package was installed elsewhere since."""
     from notes_cli import config
-    from notes_cli.library.smollm2 import FILE, find_file
+    from notes_cli.library.model_stores import SMOLLM2
 
     if path.name == config.SHIPPED_MODEL:
         return config.shipped_model()
-    return find_file(config.paths().models) if path.name == FILE else None
+    return SMOLLM2.find(config.paths().models) if path.name == SMOLLM2.file else None
 
 
 def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
