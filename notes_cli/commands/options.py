@@ -131,7 +131,7 @@ class SkillSource(SkillName):
     def known(self) -> list[str]:
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.text.discovery import find_skills
+        from notes_cli.text.skill import find_skills
 
         with suppress(NotesError):
             agent_skills = [skill.name for skill in find_skills(config.skill_folders())]

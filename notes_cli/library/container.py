@@ -41,18 +41,23 @@ from notes_cli.engine.segment import (
     values_per_row,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.library.gguf import MAX_ENTRIES, Head, TensorEntry, head_of, padded, read_head
 from notes_cli.library.info import (
     AXES,
     FORMAT,
     INFLUENCE,
     KIND,
+    MAX_ENTRIES,
     PICTURES,
     PLAIN,
+    Head,
     SegmentInfo,
+    TensorEntry,
     field_names,
+    head_of,
     metadata,
+    padded,
     places,
+    read_head,
     read_info,
 )
 from notes_cli.library.safe_files import lock_shared, replacing

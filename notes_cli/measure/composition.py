@@ -31,7 +31,8 @@ from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Field, Skill, joined
+from notes_cli.text.fields import Field
+from notes_cli.text.skill import Skill, joined
 
 SEAM = 16  # tokens of the longer seam
 THINK = 256  # tokens of reasoning

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from notes_cli.engine.segment import Q8_0
-from notes_cli.library.gguf import DTYPES, head_of, read_head
+from notes_cli.library.info import DTYPES, head_of, read_head
 
 KINDS = [dtype for dtype in DTYPES.values() if dtype != Q8_0]
 LETTERS = st.characters(codec="utf-8", exclude_characters=".")  # so that no name is that of the architecture

@@ -8,8 +8,8 @@ import pytest
 
 from notes_cli.config import skill_folders
 from notes_cli.errors import SkillError
-from notes_cli.text import discovery
-from notes_cli.text.discovery import find_skills
+from notes_cli.text import skill
+from notes_cli.text.skill import find_skills
 
 from ..refused import refused
 
@@ -90,7 +90,7 @@ def test_what_is_no_skill_is_left_out_and_what_is_broken_has_a_problem(project: 
 
 def test_a_folder_with_too_much_in_it_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link to a huge folder is refused instead of searched."""
-    monkeypatch.setattr(discovery, "MAX_SKILLS", 1)
+    monkeypatch.setattr(skill, "MAX_SKILLS", 1)
     put(project / ".agents" / "skills", "a")
     put(project / ".agents" / "skills", "b")
     with refused(SkillError, "more than 1 skills"):

@@ -12,8 +12,9 @@ from projectors import image_bytes
 from notes_cli.errors import ImageError, SkillError
 from notes_cli.images import read_picture
 from notes_cli.text import pictures
+from notes_cli.text.fields import Field
 from notes_cli.text.pictures import find_images
-from notes_cli.text.skill import Field, joined, load_skill, parse_skill, with_images
+from notes_cli.text.skill import joined, load_skill, parse_skill, with_images
 
 PNG = image_bytes(8, 8, seed=1)
 

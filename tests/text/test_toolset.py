@@ -12,7 +12,7 @@ import pytest
 from notes_cli.errors import ModelError, NotesError, SkillError
 from notes_cli.text.messages import Conversation, Message, TextPart, user_message
 from notes_cli.text.prompt import Chunk, build
-from notes_cli.text.toolset import ToolSet, in_order, load_tools, tools_skill, with_splice
+from notes_cli.text.tools import ToolSet, in_order, load_tools, tools_skill, with_splice
 
 from .test_tools import IN_SYSTEM, KNOWS, NO_TOOLS, TOOLS, template_of
 
