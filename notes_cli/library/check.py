@@ -25,9 +25,8 @@ from notes_cli.errors import (
     SegmentError,
     reason,
 )
-from notes_cli.library.checkpoints import CHECKPOINTS, calibration_checkpoints, compile_checkpoints
 from notes_cli.library.container import SegmentInfo, open_segment, peek
-from notes_cli.library.profiles import Profiles
+from notes_cli.library.profiles import Profiles, calibration_checkpoints
 from notes_cli.library.safe_files import (
     OTHERS,
     HeldError,
@@ -39,8 +38,15 @@ from notes_cli.library.safe_files import (
     remove_unused,
     sync_folder,
 )
-from notes_cli.library.segment_files import FILE, forget_uses, orphaned_uses, segment_files
-from notes_cli.library.tidy import lock_of
+from notes_cli.library.segment_files import (
+    CHECKPOINTS,
+    FILE,
+    compile_checkpoints,
+    forget_uses,
+    lock_of,
+    orphaned_uses,
+    segment_files,
+)
 
 ASIDE = ".damaged"
 OLD = 30 * 86400.0  # seconds after which a checkpoint counts as abandoned

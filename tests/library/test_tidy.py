@@ -146,7 +146,7 @@ held = open_stored(Path({str(path)!r})); print("open", flush=True); input()"""
 def test_a_segment_that_is_being_compiled_stays(folder: Path, put: Callable[..., Path]) -> None:
     """Also the file that a compile is about to replace."""
     path = put("returns")
-    with locked(tidy.lock_of(path)):
+    with locked(segment_files.lock_of(path)):
         assert not tidy.remove(path) and path.exists()
 
 
@@ -250,14 +250,14 @@ def test_tidying_that_fails_spoils_no_compile(
 
 def test_a_folder_that_is_read_only_is_told(folder: Path, put: Callable[..., Path]) -> None:
     path = put("returns", 100)
-    (folder / tidy.LOCKS).mkdir(exist_ok=True)
-    for each in (folder, folder / tidy.LOCKS):
+    (folder / segment_files.LOCKS).mkdir(exist_ok=True)
+    for each in (folder, folder / segment_files.LOCKS):
         each.chmod(0o500)
     try:
         with unprivileged_here(), refused(UnwritableError, "Permission denied"):
             tidy.shrink(folder, 0)
     finally:
-        for each in (folder, folder / tidy.LOCKS):
+        for each in (folder, folder / segment_files.LOCKS):
             each.chmod(0o700)
     assert path.exists()
 
