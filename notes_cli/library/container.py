@@ -48,7 +48,6 @@ from notes_cli.library.info import (
     KIND,
     MAX_ENTRIES,
     PICTURES,
-    PLAIN,
     Head,
     SegmentInfo,
     TensorEntry,
@@ -271,7 +270,6 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
     if segment.axes is not None:
         tensors[AXES] = np.ascontiguousarray(segment.axes, "<i4")
     if segment.pictures:
-        # As int32: a reader that does not know the format refuses it by its number, before it meets a tensor of bytes.
         files = places(segment.pictures)[1]
         tensors[PICTURES] = np.frombuffer(files + bytes(-len(files) % 4), "<i4")
     for transition in segment.carry.load() if segment.carry else ():
@@ -413,7 +411,7 @@ def _checked_head(data: memoryview, size: int) -> Head:
         raise _NewerError(version)
     if head.metadata.get(HEAD_SUM) != _head_sum(data, head):
         raise FormatError("the checksum of its head is wrong")
-    if version not in range(PLAIN, FORMAT + 1) or head.metadata.get("notes.kind") != KIND:
+    if version != FORMAT or head.metadata.get("notes.kind") != KIND:
         raise _OtherKindError
     return head
 

@@ -157,8 +157,7 @@ def _placed(tensors: Mapping[str, Tensor], start: int) -> dict[str, TensorEntry]
     return entries
 
 
-FORMAT = 2  # of files that need it, the newest that is read
-PLAIN = 1  # of files without quantized rows, images and carried state
+FORMAT = 1
 KIND = "segment"
 INFLUENCE = "notes.influence"
 AXES, PICTURES = "notes.axes", "notes.pictures"  # tensors of files with images
@@ -218,7 +217,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
     """Return keys (without `notes.`) and values of a segment's file, without checksums."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "format": FORMAT if any(quantized(segment.kv)) or segment.media or segment.carry else PLAIN,
+        "format": FORMAT,
         "kind": KIND,
         "name": segment.name,
         "description": segment.description,

@@ -1,4 +1,4 @@
-"""Tests of segment files with images: format 2, whose axes, images and bytes must agree."""
+"""Tests of segment files with images, whose axes, images and bytes must agree."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.segment import Q8_0, ImageFile, Media, Segment
-from notes_cli.errors import NewerError, SegmentError
-from notes_cli.library import container
+from notes_cli.errors import SegmentError
 from notes_cli.library.container import open_segment, peek, write_segment
 
 MakeSegment = Callable[..., Segment]
@@ -42,20 +41,8 @@ def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
     assert found.positions == 4 and found.max_seam == 1
 
 
-def test_texts_stay_readable_by_older_versions(
-    tmp_path: Path, photo: Segment, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A text has format 1, byte for byte as before; a reader of format 1 reports an image's file as newer."""
-    write_segment(tmp_path / "text.gguf", make_segment())
-    write_segment(tmp_path / "photo.gguf", photo)
-    monkeypatch.setattr(container, "FORMAT", 1)
-    assert open_segment(tmp_path / "text.gguf").media == ()
-    with pytest.raises(NewerError, match="segment format 2"):
-        open_segment(tmp_path / "photo.gguf")
-
-
 def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segment, make_segment: MakeSegment) -> None:
-    """Format 2 implies none of its parts: each is read by its own keys."""
+    """Each is read by its own keys."""
     rows = make_segment(6, k=32, v=32, fields=(), text="image").layers
     write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
