@@ -234,13 +234,17 @@ ODD = {"blk.0\n\x1b[2J": np.zeros(8, np.float32)}
         ("whole", {"blocks": "[0, 1]"}, "its blocks do not fit its tokens"),  # a segment with its left context has none
         ("whole", {"moves": "[1]"}, "notes.moves does not fit its blocks"),
         ("whole", {"moves": "no list"}, "notes.moves cannot be read"),
+        ("carried", {"carry.seam": None}, "notes.carry does not fit its tokens"),
+        ("carried", {"carry.tail": 2}, "notes.carry does not fit its tokens"),
+        ("carried", {"carry.heads": None}, "notes.carry does not fit its tokens"),
+        ("carried", {"carry.heads": '{"7": 0}'}, "does not hold the sizes of heads"),
         ("moved", {"base": (1 << 31) - 3}, f"notes.base is {(1 << 31) - 3}"),  # llama.cpp would wrap it around
         ("moved", {"base": (1 << 32) - 1}, f"notes.base is {(1 << 32) - 1}"),
         ("moved", {"notes.tokens": None, "notes.context": None}, "it has no tokens"),
         ("moved", {"notes.tokens": np.full(3, -1, np.int32)}, "negative token id"),
         ("moved", ODD, r"it holds a tensor 'blk\.0\\n\\x1b\[2J' that segments do not have"),
-        *(("moved", {"blocks": given}, r"its blocks (cannot be read|do not fit)") for given in (*BLOCKS, "[0, [1]]")),
-        *(("moved", {"blocks": given}, r"its blocks (cannot be read|do not fit)") for given in (DEEP, 0)),
+        *(("moved", {"blocks": given}, r"blocks (cannot be read|do not fit)") for given in (*BLOCKS, "[0, [1]]")),
+        *(("moved", {"blocks": given}, r"blocks (cannot be read|do not fit)") for given in (DEEP, 0)),
         *(
             ("moved", {"prefill": given}, r"notes\.prefill (cannot be read|does not hold)")
             for given in ("", "[]", "1", DEEP, *TIMES)
