@@ -334,17 +334,6 @@ def test_states_that_do_not_fit_are_not_written(tmp_path: Path, whole: Segment) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_are_views_of_the_file(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """Nothing is copied on load, nothing can be written to, and the file may be replaced meanwhile."""
-    write_segment(tmp_path / "a.gguf", make_segment())
-    segment = open_segment(tmp_path / "a.gguf")
-    rows = segment.layers[0].k
-    assert not rows.flags.owndata and not rows.flags.writeable
-    kept = rows.copy()
-    write_segment(tmp_path / "a.gguf", make_segment(n=5))
-    assert np.array_equal(rows, kept)
-
-
 def test_the_file_is_private_and_alone(tmp_path: Path, make_segment: MakeSegment) -> None:
     """Mode 0600, for it holds the text; no temporary file stays."""
     write_segment(tmp_path / "new/a.gguf", make_segment())
@@ -571,17 +560,6 @@ def test_a_long_head_is_read_whole(tmp_path: Path, make_segment: MakeSegment) ->
         write_segment(path, segment)
         assert open_segment(path).text == peek(path).text == segment.text
         assert (open_segment(path).layers[0].v == segment.layers[0].v).all()
-
-
-def test_a_card_costs_no_rows(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ls` of large segments reads their heads alone."""
-    path = tmp_path / "returns.gguf"
-    write_segment(path, make_segment(4000, layers=8, k=64, v=64))
-    asked: list[int] = []
-    whole = container._read_on
-    monkeypatch.setattr(container, "_read_on", lambda file, data, size: asked.append(size) or whole(file, data, size))
-    peek(path)
-    assert sum(asked) <= FIRST < path.stat().st_size
 
 
 def test_rows_that_do_not_fit_into_memory(

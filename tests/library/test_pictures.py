@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -105,12 +103,3 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, photo: Segment, what: str)
     write_segment(tmp_path / "photo.gguf", replace(photo, **WRONG[what](photo)))
     with pytest.raises(SegmentError, match="damaged or not a segment"):
         open_segment(tmp_path / "photo.gguf")
-
-
-def test_gguf_dump_reads_it(tmp_path: Path, photo: Segment) -> None:
-    """With the tensors and keys that docs/format.md names."""
-    write_segment(tmp_path / "photo.gguf", photo)
-    script = "from gguf.scripts.gguf_dump import main; main()"
-    command = [sys.executable, "-c", script, str(tmp_path / "photo.gguf")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert all(name in shown for name in ("notes.axes", "notes.pictures", "notes.media", "notes.projector"))

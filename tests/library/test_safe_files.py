@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import stat
@@ -41,23 +40,6 @@ def test_make_leaves_what_is_there(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "a"):
         with pytest.raises(OSError, match="file"):
             make_private(path)
-
-
-def test_where_nothing_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in /proc, where mkdir fails with "no such file" although the parent exists."""
-
-    def nothing(path: Path, mode: int) -> None:
-        raise (
-            FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            if path != tmp_path
-            else FileExistsError
-        )
-
-    monkeypatch.setattr(os, "mkdir", nothing)
-    with pytest.raises(FileNotFoundError, match="home"):
-        make_private(tmp_path / "home" / "library")
-    with pytest.raises(FileNotFoundError):
-        make_private(Path("relative") / "library")
 
 
 def test_the_folder_above_counts(tmp_path: Path) -> None:

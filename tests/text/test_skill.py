@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import SAMPLES
 
 from notes_cli.errors import SkillError
-from notes_cli.text.skill import load_skill, parse_skill, read_card, skill_sources, with_values
+from notes_cli.text.skill import load_skill, parse_skill, skill_sources, with_values
 
 from ..refused import refused
 
@@ -42,13 +42,6 @@ def test_front_matter_values_stay_as_written(tmp_path: Path) -> None:
     assert skill.text == "By 2026-06-01, up to 120."
     assert skill.values == {"date": "2026-06-01", "amount": "120"}
     assert (skill.name, skill.description, skill.warnings) == ("returns", "About returns.", ())
-
-
-def test_front_matter_may_begin_with_blanks_after_its_dashes(tmp_path: Path) -> None:
-    """As at its end: they are not part of the text."""
-    skill = load_skill(write(tmp_path, "blank/SKILL.md", "--- \t\nname: fees\ndescription: d\n---\nRead it.\n"))
-    assert (skill.name, skill.description, skill.text) == ("fees", "d", "Read it.")
-    assert read_card(tmp_path / "blank") == ("fees", "d")
 
 
 def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
@@ -122,12 +115,6 @@ def test_a_hoisted_field() -> None:
     skill = parse_skill(text + "tier: gold\ndate: 2026-06-01\nBefore {{date}}.", source="s", default="s")
     assert skill.text == "tier: gold\nBefore [date].\n\ndate: 2026-06-01"
     assert with_values(skill, {"date": "1 May"}).text == "tier: gold\nBefore [date].\n\ndate: 1 May"
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    """A typo gives no traceback."""
-    with pytest.raises(SkillError, match="no such file"):
-        load_skill(tmp_path / "no.txt")
 
 
 def test_a_line_break_in_a_path_is_spelt(tmp_path: Path) -> None:

@@ -110,18 +110,6 @@ def test_the_same_is_rendered_once_a_second(monkeypatch: pytest.MonkeyPatch) -> 
     assert [template.render(TALK[1:2]) for _ in range(3)] == ["1", "1", "2"]
 
 
-def test_without_a_generation_prompt(templates: SimpleNamespace) -> None:
-    """The text may end after the last message."""
-    template = ChatTemplate(templates.CHATML)
-    assert template.render(TALK[:1], add_generation_prompt=False) == "<|im_start|>system\nSYS<|im_end|>\n"
-
-
-def test_options_reach_the_template(templates: SimpleNamespace) -> None:
-    """Reasoning can be disabled if the template has an option for it."""
-    template = ChatTemplate(templates.QWEN, options={"enable_thinking": False})
-    assert template.render(TALK[:2]).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-
-
 def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
     """They append to a list, loop over missing tools, and encode iterators or undefined values; none of it affects the
     next rendering."""
