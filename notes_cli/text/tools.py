@@ -79,17 +79,14 @@ def calls_in(answer: str, form: ToolCallFormat | None, tools: Sequence[Mapping[s
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError):
         return ParsedAnswer(answer)
     parsed = [(name, {} if arguments is None else arguments, key) for name, arguments, key in parsed]
-    if not parsed or not all(_is_call(name, arguments, schemas) for name, arguments, _ in parsed):
+    known = all(isinstance(name, str) and name in schemas for name, _, _ in parsed)
+    if not parsed or not known or not all(isinstance(arguments, Mapping) for _, arguments, _ in parsed):
         return ParsedAnswer(answer)
     ids = [key for _, _, key in parsed if NAME.fullmatch(key)]
     if len({*ids}) < len(parsed):  # nine letters and digits are a valid id for every template
         ids = [secrets.token_hex(5)[:9] for _ in parsed]
     calls = tuple(ToolCall(key, name, arguments) for key, (name, arguments, _) in zip(ids, parsed, strict=True))
     return ParsedAnswer(_strip_frame(answer[:place], form).strip(), calls)
-
-
-def _is_call(name: Any, arguments: Any, schemas: Schemas) -> bool:
-    return isinstance(name, str) and name in schemas and isinstance(arguments, Mapping)
 
 
 def _strip_frame(text: str, form: ToolCallFormat) -> str:
