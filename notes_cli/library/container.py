@@ -438,7 +438,6 @@ def _head_sum(data: memoryview, head: Head) -> str:
 
 
 def _checksum(head: Head, name: str) -> str:
-    """Return the recorded checksum of a tensor."""
     checksum = head.metadata.get(f"notes.checksum.{name}")
     if not isinstance(checksum, str) or not CHECKSUM.fullmatch(checksum):
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")

@@ -122,7 +122,6 @@ def _library() -> Any:
 
 @contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
-    """Convert errors of Hugging Face's library to NotesError."""
     errors = _library().errors
     try:
         yield

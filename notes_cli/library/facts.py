@@ -101,7 +101,6 @@ def _hash_file(file: BinaryIO, progress: Progress | None) -> str:
 
 
 def _digests(path: Path) -> Memory[list[int | str]]:
-    """Return the cache of stamps and digests by path."""
     return Memory(path, DIGESTS, _check_digest, list)
 
 

@@ -137,7 +137,6 @@ def padded(size: int) -> int:
 
 
 def _placed(tensors: Mapping[str, Tensor], start: int) -> dict[str, TensorEntry]:
-    """Return the entries of tensors, the first of which begins at byte `start`."""
     entries: dict[str, TensorEntry] = {}
     expected = 0
     for name, (dims, kind, offset) in tensors.items():

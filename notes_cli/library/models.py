@@ -157,7 +157,6 @@ def file_key(path: Path) -> tuple[int, int] | None:
 
 
 def _like_path(word: str) -> bool:
-    """Return True if the word looks like a path."""
     path = Path(os.path.expanduser(word))
     separated = any(separator and separator in word for separator in (os.sep, os.altsep))
     return (

@@ -419,7 +419,6 @@ def shared_segments(folder: Path) -> dict[str, list[Path]]:
 
 
 def _same(info: SegmentInfo, target: Path) -> bool:
-    """Return True if the file is an export of that segment."""
     try:
         old = open_segment(target)
         return (old.text, old.identity) == (info.text, info.identity) and peek(target).created == info.created

@@ -182,7 +182,6 @@ def _remove_or_spare(file: LibraryFile, left: Mapping[Path, LibraryFile], outdat
 
 
 def _is_sent_image(file: LibraryFile) -> bool:
-    """Return True for an image that a client of a server sent."""
     if not file.name.startswith(names.SENT):
         return False
     try:

@@ -147,7 +147,6 @@ class _Translator:
         return f"{{{least}{comma}{most}}}"
 
     def _set(self) -> str:
-        """Translate a character class to a lexeme."""
         negative = self._text.startswith("^")
         members = [match[0] for match in _CHARACTER.finditer(self._text, int(negative))]
         ranges = []

@@ -206,7 +206,6 @@ def _split_calls(talk: Sequence[Message]) -> Iterator[Message]:
 
 
 def _with_calls_as_text(message: Message) -> Message:
-    """Return a message with its calls as JSON after its text."""
     calls = [{"name": call.name, "arguments": as_given(call.arguments)} for call in message.tool_calls]
     words = [json.dumps(call, ensure_ascii=False) for call in calls]
     return replace(message, parts=(TextPart("\n".join([*filter(None, [message.text]), *words])),), tool_calls=())
@@ -234,7 +233,6 @@ def _to_template(talk: Sequence[Message], form: _Form, encode: Encode | None) ->
 
 
 def _call_to_template(call: ToolCall, form: _Form, encode: Encode, arguments: Any) -> dict[str, Any]:
-    """Return a call in the format of templates; `arguments` replace its own."""
     arguments = encode(call.arguments) if arguments is None else arguments
     passed = json.dumps(arguments, ensure_ascii=False) if form.as_text else arguments
     return {

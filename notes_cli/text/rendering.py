@@ -171,7 +171,6 @@ def _limit_resources() -> Callable[[], None]:
 
 
 def _reply(request: dict[str, Any]) -> dict[str, str]:
-    """Render a request; return `text`, or an `error`."""
     source, variables = request["source"], json.loads(request["variables"])
     try:
         template = _template(source, request["now"])

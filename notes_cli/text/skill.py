@@ -318,7 +318,6 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def _normalize_lines(text: str) -> str:
-    """Normalise line breaks to \\n."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -411,7 +410,6 @@ def _read(path: Path) -> Found:
 
 
 def _are_copies(skills: Sequence[Found]) -> bool:
-    """Return True if these are copies of one skill."""
     first, *copies = (skill.path / "SKILL.md" for skill in skills)
     try:
         return all(filecmp.cmp(first, copy, shallow=False) for copy in copies)

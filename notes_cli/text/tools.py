@@ -550,7 +550,6 @@ def _added(plain: str, longer: str) -> str:
 
 
 def _common_prefix(one: str, two: str) -> int:
-    """Return the length of the common prefix."""
     return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
 
 
@@ -575,7 +574,6 @@ def with_splice(chunks: Sequence[Chunk], text: str, name: str) -> tuple[list[Chu
 
 
 def _split_runs(runs: Sequence[Run], place: int) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
-    """Split runs after so many characters."""
     before: list[Run] = []
     for number, run in enumerate(runs):
         if place < len(run.text):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.text import rendering
-from notes_cli.text.messages import marker
 from notes_cli.text.template import ChatTemplate
 
 from .wild import DAY, WILD, plainly
@@ -62,52 +60,6 @@ def test_templates_in_the_wild(templates: SimpleNamespace, source: str, folds: b
     template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
     assert template.folds_system is folds
     assert template.render(TALK) == rendered
-
-
-@pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
-def test_cut_gives_the_templates_own_words(templates: SimpleNamespace, source: str) -> None:
-    """The parts and markers join to the rendered text."""
-    template = ChatTemplate(getattr(templates, source), bos="<s>", now=DAY)
-    messages = [{"role": m["role"], "content": marker(i)} for i, m in enumerate(TALK)]
-    chunks = template.cut(messages, [marker(i) for i in range(4)])
-    texts = [part for i, chunk in enumerate(chunks[:-1]) for part in (chunk, marker(i))]
-    assert "".join([*texts, chunks[-1]]) == template.render(messages)
-
-
-class _Counted(str):
-    """A string that counts searches through all of it."""
-
-    looked = 0
-
-    def count(self, *given: Any) -> int:
-        _Counted.looked += 1
-        return super().count(*given)
-
-
-def test_many_messages_are_cut_in_one_pass() -> None:
-    """A client may send any number: the text is not searched for each of them."""
-    marks = [marker(number) for number in range(5000)]
-    whole = "".join(f"<{mark}>" for mark in marks)
-    assert ChatTemplate("").cut_text(_Counted(whole), marks) == ["<", *["><"] * 4999, ">"]
-    assert _Counted.looked == 0
-    for text, says in (
-        (whole.replace(marks[7], ""), "drops or changes"),
-        (whole + marks[7], "repeats"),
-        (marks[7] + whole.replace(marks[7], ""), "reorders"),
-    ):
-        with pytest.raises(ModelError, match=says):
-            ChatTemplate("").cut_text(text, marks)
-
-
-def test_the_same_is_rendered_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template that prints the time is rendered again."""
-    seconds = iter([1.0, 1.9, 2.0])
-    monkeypatch.setattr("time.time", lambda: next(seconds))
-    rendered: list[int] = []
-    monkeypatch.setattr("notes_cli.text.template.render", lambda *given: str(rendered.append(1) or len(rendered)))
-    template = ChatTemplate("{{ messages[0].content }} only here")
-    template.folds_system = False
-    assert [template.render(TALK[1:2]) for _ in range(3)] == ["1", "1", "2"]
 
 
 def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
