@@ -218,15 +218,6 @@ def test_a_template_with_one_call_a_message(name: str) -> None:
     assert "get_time" in text_of(alone).partition("Q?")[2]
 
 
-def test_calls_in_one_message() -> None:
-    """If the template shows several, they are the template's own output."""
-    chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, TWO, *RESULTS), TOOLS))
-    assert [chunk.kind for chunk in chunks][-3:] == ["call", "result", "result"]
-    assert text_of(chunks) == plainly(
-        SOURCES["Qwen-Qwen3-0.6B"], as_given((USER, TWO, *RESULTS)), True, Conversation((USER,), TOOLS).tools
-    )
-
-
 @pytest.mark.parametrize("key", ["1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999])
 def test_ids_of_other_servers(key: str) -> None:
     """Mistral's templates demand nine letters and digits: another id is mapped to such a one, always the same;
