@@ -192,7 +192,7 @@ def _download_wheel(folder: Path, *, show: bool) -> Path:
         [sys.executable, "-I", "-m", "pip", "download", "-d", str(folder), package],
         env={**os.environ, **options},
         stdin=subprocess.DEVNULL,
-        stdout=sys.stderr if show else subprocess.DEVNULL,
+        stdout=2 if show else subprocess.DEVNULL,  # the descriptor of stderr
         stderr=subprocess.PIPE,
         text=True,
     )
