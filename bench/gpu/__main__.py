@@ -159,9 +159,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.smollm2 is None:
         from notes_cli import config
-        from notes_cli.library.smollm2 import find_file
+        from notes_cli.library.model_stores import SMOLLM2
 
-        given.smollm2 = find_file(config.paths().models)
+        given.smollm2 = SMOLLM2.find(config.paths().models)
     if given.part:
         print(json.dumps(PARTS[given.part](given)))
         return 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from notes_cli import config
 from notes_cli.engine import native
-from notes_cli.library.smollm2 import FILE, find_file
+from notes_cli.library.model_stores import SMOLLM2
 
 SOURCES = ("notes_cli", "prompts", "skills", "bench", "tests", "docs/results")
 PART = 36 << 20  # bytes
@@ -48,10 +48,10 @@ def pack(build: Path, out: Path, python: str) -> list[Path]:
     sources = subprocess.run(["git", "archive", "HEAD", *SOURCES], stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=io.BytesIO(sources)) as committed:
         committed.extractall(folder / "source")
-    model = find_file(config.paths().models)
+    model = SMOLLM2.find(config.paths().models)
     if model is None:
-        raise FileNotFoundError(FILE)
-    shutil.copy2(model, folder / FILE)
+        raise FileNotFoundError(SMOLLM2.file)
+    shutil.copy2(model, folder / SMOLLM2.file)
     archive = out.parent / "pack.tar.xz"
     with lzma.open(archive, "wb", preset=1) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         tar.add(folder, arcname=".")

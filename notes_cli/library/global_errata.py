@@ -161,10 +161,7 @@ def _read(data: bytes) -> list[GlobalErratum]:
             errata.append(GlobalErratum(**entry, marks=marks))
             continue
         key = entry["skill"], entry["field"]
-        errata = [_update(old, marks) if (old.skill, old.field) == key else old for old in errata]
+        for number, old in enumerate(errata):
+            if (old.skill, old.field) == key:
+                errata[number] = replace(old, marks=(*old.marks, *marks)) if marks else replace(old, was=ENDED)
     return errata
-
-
-def _update(erratum: GlobalErratum, marks: tuple[str, ...]) -> GlobalErratum:
-    """Add marks to an erratum, or end it without any."""
-    return replace(erratum, marks=(*erratum.marks, *marks)) if marks else replace(erratum, was=ENDED)

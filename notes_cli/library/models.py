@@ -14,12 +14,12 @@ from pathlib import Path
 from notes_cli.engine.header import Header, read_header
 from notes_cli.engine.ollama_form import ADVICE, ollama_evidence
 from notes_cli.errors import Help, ModelError
-from notes_cli.library import smollm2
 from notes_cli.library.model_stores import (
     HUB,
     LLAMA_CPP,
     LM_STUDIO,
     OLLAMA,
+    SMOLLM2,
     NamedModel,
     Warn,
     hub_models,
@@ -30,6 +30,7 @@ from notes_cli.library.model_stores import (
 )
 
 ALIAS = "config.yaml"
+OWN = "notes"  # the store of models that come with notes or were downloaded by it
 _READERS: Mapping[str, Callable[[Path, Warn], Iterator[NamedModel]]] = {
     OLLAMA: ollama_models,
     HUB: hub_models,
@@ -106,7 +107,8 @@ class Models:
         model = (usable or matches)[0]
         if model.problem:
             raise ModelError(f"{model.name} ({model.store}) cannot be used: {model.problem}")
-        _check(model, read_header(model.path))
+        if model.store != OWN:
+            _check(model, read_header(model.path))
         return model.path
 
     def _matches(self, word: str) -> list[NamedModel]:
@@ -127,9 +129,9 @@ class Models:
         from difflib import get_close_matches
 
         base, _ = parse(word)
-        if word.casefold() == smollm2.NAME:
-            return ModelError(f"{smollm2.NAME} is not there", Help.GET_SMOLLM2())
-        names = {name: name for name in (*self._aliases, *(model.name for model in self._own), smollm2.NAME)}
+        if word.casefold() == SMOLLM2.name:
+            return ModelError(f"{SMOLLM2.name} is not there", Help.GET_SMOLLM2())
+        names = {name: name for name in (*self._aliases, *(model.name for model in self._own), SMOLLM2.name)}
         names |= {key: model.name for model in self.named for key in (model.bases[0], model.name)}
         near = [model.name for model in self.named if model.matches(base, None)]
         near = near or [name for key, name in names.items() if len(word) > 2 and word.casefold() in key.casefold()]
@@ -155,7 +157,6 @@ def file_key(path: Path) -> tuple[int, int] | None:
 
 
 def _like_path(word: str) -> bool:
-    """Return True if the word looks like a path."""
     path = Path(os.path.expanduser(word))
     separated = any(separator and separator in word for separator in (os.sep, os.altsep))
     return (

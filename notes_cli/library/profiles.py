@@ -6,18 +6,21 @@ runtime/settings.py applies it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from notes_cli.engine.identity import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
-from notes_cli.library.safe_files import check_private, check_private_file, replacing
+from notes_cli.library.safe_files import check_private, check_private_file, make_private, replacing
+from notes_cli.library.segment_files import CHECKPOINTS
 from notes_cli.text.messages import PLACES
 
 FORMAT = 2  # changes when an older version would misread a newer profile; 1 chose by agreement, right or wrong
@@ -297,3 +300,71 @@ def _figure(data: dict[str, Any], key: str, under: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise _BadError(under + key, value, "a number")
     return float(value)
+
+
+# Checkpoints of calibrations.
+
+# Takes the name of a step and the function that measures it; returns its result as JSON data.
+Keep = Callable[[str, Callable[[], Any]], Any]
+
+
+def step_name(kind: str, number: int, thing: Any) -> str:
+    """Return the name of a step on a case or a pair, with a digest of its compared fields."""
+    return f"{kind} {number} {hashlib.sha256(repr(_content(thing)).encode()).hexdigest()[:16]}"
+
+
+def _content(thing: Any) -> Any:
+    if is_dataclass(thing):
+        return [_content(getattr(thing, field.name)) for field in fields(thing) if field.compare]
+    return [*map(_content, thing)] if isinstance(thing, tuple) else thing
+
+
+def keep_nothing(name: str, measure: Callable[[], Any]) -> Any:
+    """Run a step without a checkpoint."""
+    return measure()
+
+
+class CalibrationCheckpoint:
+    """The finished steps of a calibration."""
+
+    def __init__(self, profile: Path, kind: str) -> None:
+        """`profile`: its future path. `kind`: the conditions of the calibration; steps of another kind are ignored.
+        Raises NotesError for a file of another user."""
+        self._path = profile.parent / CHECKPOINTS / f"{profile.stem}.jsonl"
+        self._kind, self.found = kind, dict[str, Any]()
+        check_private(self._path.parent)
+        check_private_file(self._path)
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            first, *lines = self._path.read_text(encoding="utf-8").splitlines()
+            if json.loads(first) == kind:
+                for line in lines:
+                    name, result = json.loads(line)  # an incomplete last line ends the loop
+                    self.found[name] = result
+
+    def keep(self, name: str, measure: Callable[[], Any]) -> Any:
+        """Return the result of a step, measuring it unless the checkpoint has it."""
+        if name not in self.found:
+            result = measure()
+            with suppress(OSError):  # saving the profile will fail, too, with the reason
+                self._append(name, result)
+            self.found[name] = result
+        return self.found[name]
+
+    def _append(self, name: str, result: Any) -> None:
+        begins = not self.found
+        if begins:
+            make_private(self._path.parent)
+        with self._path.open("w" if begins else "a", encoding="utf-8") as file:
+            lines = [*([self._kind] if begins else []), [name, result]]
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def forget(self) -> None:
+        """Remove the checkpoint once the profile is saved."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def calibration_checkpoints(profiles: Path) -> Iterator[Path]:
+    """Yield the checkpoints of unfinished calibrations."""
+    with suppress(OSError):
+        yield from sorted((profiles / CHECKPOINTS).glob("*.jsonl"))

@@ -258,7 +258,6 @@ def _acquire(lock: filelock.BaseFileLock, path: Path, wait: float, on_wait: Call
 
 
 def _holder(path: Path) -> str:
-    """Return the name of the process that holds the lock."""
     with suppress(OSError, ValueError, IndexError):  # Linux has /proc/locks
         inode = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():

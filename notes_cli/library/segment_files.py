@@ -11,7 +11,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,34 @@ def fields_in(path: Path) -> dict[str, str]:
         return {str(span["name"]): str(span["value"]) for span in spans}
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
+
+
+CHECKPOINTS = ".begun"  # folder of interrupted work: of a compile a segment file with the name of the final one
+
+
+def checkpoint_path(segment: Path) -> Path:
+    """Return the path of a segment file's checkpoint, also if it does not exist."""
+    return segment.parent / CHECKPOINTS / segment.name
+
+
+def remove_checkpoint(segment: Path) -> None:
+    """Remove the checkpoint of a segment that is compiled or not wanted any more."""
+    with contextlib.suppress(OSError):
+        checkpoint_path(segment).unlink(missing_ok=True)
+
+
+def compile_checkpoints(folder: Path) -> Iterator[Path]:
+    """Yield the checkpoints of a library's folder."""
+    with contextlib.suppress(OSError):
+        yield from sorted(path for path in (folder / CHECKPOINTS).iterdir() if name_in(path))
+
+
+LOCKS = ".locks"
+
+
+def lock_of(path: Path) -> Path:
+    """Return the lock file of a segment file, held by compiles and removals."""
+    return path.parent / LOCKS / f"{path.name}.lock"
 
 
 USES = ".uses"

@@ -32,7 +32,16 @@ from notes_cli.errors import (
 )
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
 from notes_cli.library.safe_files import HeldError, check_private, check_private_file, locked, sweep
-from notes_cli.library.segment_files import ERRATA, forget_uses, mark_use, name_in, segment_files, skill_named
+from notes_cli.library.segment_files import (
+    ERRATA,
+    forget_uses,
+    lock_of,
+    mark_use,
+    name_in,
+    remove_checkpoint,
+    segment_files,
+    skill_named,
+)
 from notes_cli.text import names
 from notes_cli.text.sizes import human_size
 
@@ -144,8 +153,6 @@ class Library:
     def remove(self, name: str, identity: Identity | None = None) -> list[Path]:
         """Delete the files of that name, all or the one for the identity; return them. Raises SegmentError without
         any."""
-        from notes_cli.library.checkpoints import remove_checkpoint
-
         target = None if identity is None else self.path(name, identity)
         files = [path for known, path in self._files() if known == name and target in (None, path)]
         if not files:
@@ -191,8 +198,6 @@ class Library:
         Raises CompilingError if the wait was in vain, SegmentError if the name is too similar to another one,
         UnwritableError if the folder cannot be written to.
         """
-        from notes_cli.library import tidy
-
         path = self.path(name, identity)
 
         def on_wait(holder: str) -> None:
@@ -201,7 +206,7 @@ class Library:
 
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(tidy.lock_of(path), wait, on_wait))
+                stack.enter_context(locked(lock_of(path), wait, on_wait))
             except HeldError as error:
                 message = f"another process is compiling {name}"
                 raise CompilingError(message, f"Wait for it, or end it: {error}") from None
@@ -414,7 +419,6 @@ def shared_segments(folder: Path) -> dict[str, list[Path]]:
 
 
 def _same(info: SegmentInfo, target: Path) -> bool:
-    """Return True if the file is an export of that segment."""
     try:
         old = open_segment(target)
         return (old.text, old.identity) == (info.text, info.identity) and peek(target).created == info.created

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notes_cli.errors import NotesError, SegmentError, UnwritableError, reason
-from notes_cli.library.checkpoints import remove_checkpoint
 from notes_cli.library.container import peek
 from notes_cli.library.info import SegmentInfo
 from notes_cli.library.safe_files import HeldError, locked, remove_unused
-from notes_cli.library.segment_files import forget_uses, segment_files, uses_of
+from notes_cli.library.segment_files import LOCKS, forget_uses, lock_of, remove_checkpoint, segment_files, uses_of
 from notes_cli.text import names
 from notes_cli.text.sizes import human_age, human_size
 
-LOCKS = ".locks"
 _PATIENCE = 10.0  # seconds to wait for another process's eviction
 
 
@@ -66,11 +64,6 @@ def library_files(folder: Path) -> list[LibraryFile]:
         uses = uses_of(path)
         files.append(LibraryFile(name, path, stat.st_size, uses.count, max(stat.st_mtime, uses.last or 0.0)))
     return sorted(files, key=lambda file: (file.last, file.name))
-
-
-def lock_of(path: Path) -> Path:
-    """Return the lock file of a segment file, held by compiles and removals."""
-    return path.parent / LOCKS / f"{path.name}.lock"
 
 
 def remove(path: Path) -> bool:
@@ -189,7 +182,6 @@ def _remove_or_spare(file: LibraryFile, left: Mapping[Path, LibraryFile], outdat
 
 
 def _is_sent_image(file: LibraryFile) -> bool:
-    """Return True for an image that a client of a server sent."""
     if not file.name.startswith(names.SENT):
         return False
     try:

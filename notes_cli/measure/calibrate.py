@@ -26,8 +26,16 @@ from notes_cli.editing.select_tokens import influence
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
-from notes_cli.library.checkpoints import CalibrationCheckpoint, Keep, keep_nothing, step_name
-from notes_cli.library.profiles import WAYS, Measured, Profile, Profiles
+from notes_cli.library.profiles import (
+    WAYS,
+    CalibrationCheckpoint,
+    Keep,
+    Measured,
+    Profile,
+    Profiles,
+    keep_nothing,
+    step_name,
+)
 from notes_cli.measure.battery import Case, Pair
 from notes_cli.measure.carried_state import measure_carried
 from notes_cli.measure.compare import cosine, verify_system

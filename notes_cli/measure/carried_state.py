@@ -14,8 +14,7 @@ from statistics import fmean
 
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
-from notes_cli.library.checkpoints import Keep, keep_nothing, step_name
-from notes_cli.library.profiles import Carried, Measured
+from notes_cli.library.profiles import Carried, Keep, Measured, keep_nothing, step_name
 from notes_cli.measure.battery import Case
 from notes_cli.measure.compare import cosine, verify_system
 from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of

@@ -19,8 +19,7 @@ from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Progress, UnsupportedError
-from notes_cli.library.checkpoints import Keep, keep_nothing, step_name
-from notes_cli.library.profiles import Composition, Measured
+from notes_cli.library.profiles import Composition, Keep, Measured, keep_nothing, step_name
 from notes_cli.measure.battery import Asked, Pair
 from notes_cli.measure.compare import ANSWER, RECOMPUTE, Composed, Mended, Question, cosine, verify_system
 from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of
@@ -31,7 +30,8 @@ from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Field, Skill, joined
+from notes_cli.text.fields import Field
+from notes_cli.text.skill import Skill, joined
 
 SEAM = 16  # tokens of the longer seam
 THINK = 256  # tokens of reasoning

@@ -39,7 +39,7 @@ from notes_cli.text.blocks import Blocks, block_starts, references
 from notes_cli.text.keys import listed
 from notes_cli.text.names import BETWEEN, files_of, spelt
 from notes_cli.text.skill import Skill, with_images
-from notes_cli.text.toolset import ToolSet, tools_skill
+from notes_cli.text.tools import ToolSet, tools_skill
 
 KEEP = 20.0  # seconds of prefill after which a checkpoint is written
 FIRST = (32, 96)  # tokens of the first batches, so that progress and speed show before a whole micro-batch is done

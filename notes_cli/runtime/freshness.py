@@ -21,10 +21,11 @@ from notes_cli.library.container import SegmentInfo, open_stored
 from notes_cli.library.facts import known_sha256
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.library.store import Library, SegmentFile, source_text
+from notes_cli.text.fields import Field
 from notes_cli.text.names import files_of
 from notes_cli.text.pictures import Shown
-from notes_cli.text.skill import Field, Skill, load_source, with_images
-from notes_cli.text.toolset import ToolSet, load_tools
+from notes_cli.text.skill import Skill, load_source, with_images
+from notes_cli.text.tools import ToolSet, load_tools
 
 CARRIED = 16  # tokens from which on state is carried through a part of a skill
 

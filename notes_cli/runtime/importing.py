@@ -22,8 +22,9 @@ from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.compile import prefix_only
 from notes_cli.runtime.recompile import compile_to_library, taken
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.fields import Field
 from notes_cli.text.pictures import Shown
-from notes_cli.text.skill import Field, Skill
+from notes_cli.text.skill import Skill
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ def model_file(word: str, paths: config.Paths | None = None) -> Path:
 
 def default_model(paths: config.Paths | None = None) -> Path:
     """Return the default model: SmolLM2 if it is installed, else the tiny one that ships."""
-    from notes_cli.library.smollm2 import find_file
+    from notes_cli.library.model_stores import SMOLLM2
 
-    return find_file((paths or config.paths()).models) or config.shipped_model()
+    return SMOLLM2.find((paths or config.paths()).models) or config.shipped_model()
 
 
 def chosen_model(paths: config.Paths | None = None) -> Path:
@@ -50,9 +50,9 @@ def chosen_model(paths: config.Paths | None = None) -> Path:
 
 def own_name(path: Path) -> str | None:
     """Return the name of a model that notes ships or installs; None for others."""
-    from notes_cli.library import smollm2
+    from notes_cli.library.model_stores import SMOLLM2
 
-    own = {smollm2.FILE: smollm2.NAME, config.SHIPPED_MODEL: config.SHIPPED_TINY}
+    own = {SMOLLM2.file: SMOLLM2.name, config.SHIPPED_MODEL: config.SHIPPED_TINY}
     return {**own, config.EYE_FILES[0]: config.SHIPPED_EYE}.get(path.name)
 
 
@@ -67,11 +67,11 @@ def model_argument(path: Path, paths: config.Paths | None = None) -> str:
 
 def _own(paths: config.Paths, settings: Mapping[str, Any]) -> list[NamedModel]:
     """SmolLM2 if it is there, the models that ship, and a file that NOTES_MODEL or config.yaml names."""
-    from notes_cli.library.model_stores import NamedModel
-    from notes_cli.library.smollm2 import find_file
+    from notes_cli.library.model_stores import SMOLLM2, NamedModel
+    from notes_cli.library.models import OWN
 
-    files = [find_file(paths.models), config.shipped_model(), config.shipped_eye()[0]]
-    named = [NamedModel("notes", (own_name(path) or path.stem,), "", path) for path in files if path]
+    files = [SMOLLM2.find(paths.models), config.shipped_model(), config.shipped_eye()[0]]
+    named = [NamedModel(OWN, (own_name(path) or path.stem,), "", path) for path in files if path]
     word, where = config.named_model(settings) or ("", "")
     path = Path(os.path.expanduser(word)).absolute()
     if word and path.is_file() and path not in files:

@@ -144,7 +144,7 @@ def with_tools(
 ) -> tuple[Prompt, list[Chunk]]:
     """Splice a compiled tool set where the template renders exactly its tokens. Returns the prompt and its chunks,
     unchanged if no set matches. `open_` opens one of `known`, or returns None if it is gone."""
-    from notes_cli.text.toolset import with_splice  # only for conversations with tools
+    from notes_cli.text.tools import with_splice  # only for conversations with tools
 
     chunks = chunks_of(workspace, prompt)
     used = {segment.name for segment in prompt.segments}

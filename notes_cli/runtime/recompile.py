@@ -25,8 +25,8 @@ from notes_cli.errors import (
     UnsupportedError,
     UnwritableError,
 )
-from notes_cli.library.checkpoints import checkpoint_path, load_checkpoint, remove_checkpoint
 from notes_cli.library.container import SegmentInfo, open_segment, peek, write_segment
+from notes_cli.library.segment_files import checkpoint_path, remove_checkpoint
 from notes_cli.library.store import changes, has_source, source_text
 from notes_cli.runtime.compile import (
     UNCAPTURED,
@@ -132,7 +132,7 @@ def _compile_to(
     kv = kv or ("f16" if skill.pictures else _stored_type(path))
     if blocks is None and known:
         blocks = max(1, len(known.blocks))
-    if begins and (part := load_checkpoint(path)) is not None:
+    if begins and (part := _checkpoint(path)) is not None:
         planned = plan(workspace, skill, blocks, kv)
         known = max(
             known, part, key=lambda candidate: shared_prefix_length(workspace.context, planned, candidate)
@@ -182,6 +182,14 @@ def _existing(path: Path) -> Segment | None:
         return open_segment(path) if path.exists() else None
     except DamagedError:
         return None
+
+
+def _checkpoint(path: Path) -> Segment | None:
+    """Open the checkpoint of a segment file, None if it is missing or unusable."""
+    part = checkpoint_path(path)
+    with suppress(OSError, SegmentError):
+        return open_segment(part) if part.is_file() and not part.is_symlink() else None
+    return None
 
 
 def _stored_type(path: Path) -> str:

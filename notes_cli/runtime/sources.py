@@ -21,10 +21,9 @@ from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import from_library, skill_from_segment, wants_influence
 from notes_cli.text import names
 from notes_cli.text.blocks import Blocks
-from notes_cli.text.discovery import Found, find_skills
 from notes_cli.text.keys import listed
-from notes_cli.text.skill import Skill, load_skill
-from notes_cli.text.toolset import SUFFIX, ToolSet, load_tools
+from notes_cli.text.skill import Found, Skill, find_skills, load_skill
+from notes_cli.text.tools import SUFFIX, ToolSet, load_tools
 
 Note = Callable[[str], object]  # called with a text about where a skill was found
 

@@ -18,7 +18,6 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
-from notes_cli.library.facts import Renderings
 from notes_cli.library.store import Library, Store, check_name
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.runtime.identity import IdentifiedContexts
@@ -92,9 +91,7 @@ class Workspace(IdentifiedContexts):
         self._image_encoding: ImageEncoding | None = None
         self._files: dict[str, Path] = {}  # segment name -> file it was opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
-        self._renderings = Renderings(self.paths.models / "renderings.json")
-        if self._renderings.empty:
-            start_rendering()  # prepares in the background while the model loads
+        start_rendering()  # prepares in the background while the model loads
         loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
             super().__init__(loaded, options, fixed_size=fixed_size, beyond_trained=beyond_trained, log=log)
@@ -106,7 +103,6 @@ class Workspace(IdentifiedContexts):
         if self._image_encoding is not None:
             self._image_encoding.close()
             self._image_encoding = None
-        self._renderings.save()
         super().close()
 
     def __enter__(self) -> Workspace:
@@ -167,7 +163,7 @@ class Workspace(IdentifiedContexts):
     def _template(self, *, now: datetime | None = None, think: bool = False) -> ChatTemplate:
         bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
         name = f"the chat template of {self.model.path.name}" if self._chat_template is None else "the chat template"
-        template = ChatTemplate(self.chat_template, bos, eos, now=now, name=name, memory=self._renderings)
+        template = ChatTemplate(self.chat_template, bos, eos, now=now, name=name)
         return self.reasoning.template(template, think)
 
     def tokenize(self, chunk: Chunk) -> Tokens:

@@ -25,8 +25,7 @@ from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall, as_given
 from notes_cli.text.schema import ANY_OBJECT, calls_grammar, schema_grammar
-from notes_cli.text.tools import parameters_of, strict_ones
-from notes_cli.text.toolset import in_order
+from notes_cli.text.tools import in_order, parameters_of, strict_ones
 
 T = TypeVar("T")
 

@@ -117,7 +117,8 @@ class _Translator:
                     raise self._wrong(f"{self._text} repeats nothing")
                 items[-1] = (f"({items[-1]})" if items[-1][-1] in "*+?}" else items[-1]) + self._counts()
             elif self._kind == "literal":
-                items.append(f"({' '.join(map(_lexeme, _characters(self._text))) or _EMPTY})")
+                codes = [_code(_character(match[0])) for match in _CHARACTER.finditer(self._text)]
+                items.append(f"({' '.join(f'/{code}/' for code in codes) or _EMPTY})")
             elif self._kind == "set":
                 items.append(self._set())
             elif self._kind == "name":
@@ -146,7 +147,6 @@ class _Translator:
         return f"{{{least}{comma}{most}}}"
 
     def _set(self) -> str:
-        """Translate a character class to a lexeme."""
         negative = self._text.startswith("^")
         members = [match[0] for match in _CHARACTER.finditer(self._text, int(negative))]
         ranges = []
@@ -178,14 +178,6 @@ def _character(text: str) -> str:
             raise GrammarError(f"{text} in the grammar is no character")
         return chr(code)
     return _CONTROLS.get(text[1], text[1])
-
-
-def _characters(text: str) -> Iterator[str]:
-    return (_character(match[0]) for match in _CHARACTER.finditer(text))
-
-
-def _lexeme(character: str) -> str:
-    return f"/{_code(character)}/"
 
 
 def _code(character: str) -> str:

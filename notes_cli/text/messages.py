@@ -27,8 +27,6 @@ _NOT_OPENING = re.compile(r"[^\w\s!-/:;=?@\\^_`~<]")
 _MARKED = re.compile(f"({OPEN}|{CLOSE})")
 _MARKS_AND_ENDS = re.compile(rf"NOTES{_SECRET}(?:open|shut|(?:begin|end)\d+x)")
 _MARKER = re.compile(rf"NOTES{_SECRET}[a-z]+\d+x")
-_NO_TEXT = re.compile(rf"(?:NOTES{_SECRET}text\d+x|\s)*")
-_SEAL = "\ue000"  # replaces the secret when stored: a character of private use
 
 
 def marker(number: int, kind: str = "text") -> str:
@@ -149,21 +147,6 @@ def split_marked(text: str) -> list[tuple[str, bool]] | None:
 def has_mark_remains(text: str) -> bool:
     """Return True if a text without marks still has parts of a mark or marker."""
     return _SECRET in text
-
-
-def is_only_markers(content: object) -> bool:
-    """Return True if the content is nothing but markers of texts."""
-    return isinstance(content, str) and _NO_TEXT.fullmatch(content) is not None
-
-
-def seal_marks(text: str) -> str | None:
-    """Return the text with marks that are the same in every process; None if they would be ambiguous."""
-    return None if _SEAL in text else text.replace(_SECRET, _SEAL)
-
-
-def unseal_marks(text: str) -> str:
-    """Undo `seal_marks` with this process's marks."""
-    return text.replace(_SEAL, _SECRET)
 
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -16,10 +16,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import subprocess
@@ -31,7 +31,6 @@ PATIENCE = 120  # wall-clock seconds a text, on a busy machine
 MEMORY = 512 << 20  # bytes of address space of the child
 MAX_SOURCE = 1 << 20  # characters of a template
 MAX_TEXT = 4 << 20  # characters of output
-MAX_FORM, MAX_FORMS = 40, 8  # length and number of time formats to record
 _CHILD = "import sys; sys.path[:] = {!r}; from notes_cli.text.rendering import serve; serve()"
 
 
@@ -39,43 +38,16 @@ class RenderError(Exception):
     """A template is invalid, fails, or exceeds the limits; the message is a clause of one line."""
 
 
-class Rendering(NamedTuple):
-    """The result of a template: text or error."""
-
-    text: str = ""
-    error: str = ""
-    times: Mapping[str, str] = {}  # printed dates by strftime format
-    steady: bool = False  # True if all else will render the same again
-
-    @property
-    def result(self) -> str:
-        """The text. Raises RenderError if there is none."""
-        if self.error:
-            raise RenderError(self.error)
-        return self.text
-
-
-def render(source: str, variables: Mapping[str, Any], now: datetime | None = None) -> Rendering:
-    """Render a template. `variables`: JSON values; `now`: the date to print, else today. Raises RenderError if the
-    child process cannot be started."""
+def render(source: str, variables: str, now: datetime | None = None) -> str:
+    """Render a template. `variables`: a JSON object; `now`: the date to print, else today. Raises RenderError."""
     if len(source) > MAX_SOURCE:
-        return Rendering(error=f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
+        raise RenderError(f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
     request = {"source": source, "variables": variables, "now": now.isoformat() if now else None}
     with _lock:
-        return Rendering(**_request(json.dumps(request).encode() + b"\n"))
-
-
-@cache
-def code_stamp() -> str:
-    """Return a stamp that changes with the versions of Jinja and this module; "" if unknown. Importing Jinja for its
-    version would take longer than most templates."""
-    from importlib.util import find_spec
-
-    try:
-        spec = find_spec("jinja2")
-        return repr([(os.stat(path).st_mtime_ns, os.stat(path).st_size) for path in (spec.origin, __file__)])  # type: ignore[union-attr, arg-type]
-    except (OSError, AttributeError, TypeError, ValueError):  # a package without files
-        return ""
+        reply = _request(json.dumps(request).encode() + b"\n")
+    if "error" in reply:
+        raise RenderError(reply["error"])
+    return reply["text"]
 
 
 # ---- parent
@@ -109,7 +81,7 @@ def _start_child() -> subprocess.Popen[bytes]:
     return _child
 
 
-def _request(request: bytes) -> dict[str, Any]:
+def _request(request: bytes) -> dict[str, str]:
     child = _start_child()
     assert child.stdin is not None and child.stdout is not None
     late = threading.Timer(PATIENCE, child.kill)
@@ -126,7 +98,7 @@ def _request(request: bytes) -> dict[str, Any]:
     finally:
         late.cancel()
     if line.endswith(b"\n"):
-        reply: dict[str, Any] = json.loads(line)
+        reply: dict[str, str] = json.loads(line)
         return reply
     return {"error": f"failed: {_describe_exit(_end_child(child))}"}
 
@@ -198,28 +170,8 @@ def _limit_resources() -> Callable[[], None]:
     return grant
 
 
-class _PrintedDates:
-    """Records the dates that a template prints."""
-
-    def __init__(self) -> None:
-        self.times: dict[str, str] = {}
-        self.odd = False  # an unusual format: with a width it may print a gigabyte of blanks
-
-    def format(self, form: str) -> str:
-        printed = datetime.now().strftime(form)
-        self.odd |= len(form) > MAX_FORM or any(map(str.isdigit, form)) or len(self.times) == MAX_FORMS
-        self.times[form] = printed
-        return printed
-
-
-_dates = _PrintedDates()
-
-
-def _reply(request: dict[str, Any]) -> dict[str, Any]:
-    """Render a request; return a Rendering as JSON."""
-    global _dates
-    _dates = _PrintedDates()
-    source = request["source"]
+def _reply(request: dict[str, Any]) -> dict[str, str]:
+    source, variables = request["source"], json.loads(request["variables"])
     try:
         template = _template(source, request["now"])
     except (MemoryError, RecursionError):
@@ -227,20 +179,16 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # from jinja2, or from Python for the code that jinja2 generates
         return {"error": f"cannot be read: {_line(error)}"}
     if "datetime" in source:
-        request["variables"].setdefault("datetime", template.globals["strftime_now"]("%b %d %Y"))
-    steady = not any(word in source for word in ("random", "lipsum"))
+        variables.setdefault("datetime", template.globals["strftime_now"]("%b %d %Y"))
     try:
-        rendering = {"text": template.render(request["variables"])}
+        text = template.render(variables)
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # a template may raise anything
-        rendering = {"error": f"failed: {_line(error)}"}
-        import jinja2  # imported already
-
-        steady &= isinstance(error, jinja2.TemplateError)  # others may depend on this installation
-    if len(rendering.get("text", "")) > MAX_TEXT:
+        return {"error": f"failed: {_line(error)}"}
+    if len(text) > MAX_TEXT:
         return {"error": f"failed: it renders more than {MAX_TEXT:,} characters"}
-    return {**rendering, "times": _dates.times, "steady": steady and not _dates.odd}
+    return {"text": text}
 
 
 @lru_cache(maxsize=8)
@@ -265,7 +213,7 @@ def _template(source: str, now: str | None) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     def strftime_now(form: str) -> str:
-        return datetime.fromisoformat(now).strftime(form) if now else _dates.format(form)
+        return (datetime.fromisoformat(now) if now else datetime.now()).strftime(form)
 
     env = SandboxedEnvironment(  # not immutable: some templates append to lists, which belong to one request
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]

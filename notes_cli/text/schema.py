@@ -109,7 +109,6 @@ def read_schema(text: str) -> Any:
 
 
 def _grammar(schema: Schema, definitions: Mapping[str, Schema]) -> str:
-    """Return the grammar of a rewritten schema."""
     whole = {"x-guidance": OPTIONS, "$defs": definitions, **(schema if isinstance(schema, dict) else {})}
     return f"{HEAD}start: %json {json.dumps(whole)}"
 
@@ -345,7 +344,6 @@ class _Reader:
     # References.
 
     def _reference(self, ref: Any, at: str, open_: bool) -> str:
-        """Return the reference to the rewritten definition."""
         target = self._resolved(ref, at)
         name = self._referred.get((ref, open_))
         if name is None:
@@ -382,7 +380,6 @@ class _Reader:
         return target
 
     def _followed(self, schema: Schema) -> Schema:
-        """Resolve references at the root of a schema."""
         for _ in range(MAX_DEPTH):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
@@ -694,7 +691,6 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _kind(value: Any) -> str:
-    """Return the type of a JSON value."""
     if isinstance(value, bool):
         return "boolean"
     names: dict[type, str] = {str: "string", dict: "object", list: "array", int: "number", float: "number"}

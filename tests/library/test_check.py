@@ -17,8 +17,8 @@ from notes_cli.library import segment_files
 from notes_cli.library.check import ASIDE, Finding, check_library, check_memory, check_profiles
 from notes_cli.library.container import peek, write_segment
 from notes_cli.library.safe_files import locked, replacing
+from notes_cli.library.segment_files import lock_of
 from notes_cli.library.store import Library
-from notes_cli.library.tidy import lock_of
 
 from ..refused import refused
 

@@ -71,15 +71,6 @@ def test_the_second_layout_comes_first(root: Path, model: Path, other: Path) -> 
     assert Models([("Ollama", root)], {}).find("a").read_bytes() == model.read_bytes()
 
 
-def test_a_manifest_that_was_copied(root: Path, model: Path) -> None:
-    """On a file system without links, the entry of the second layout is a copy of the blob."""
-    path = stores.ollama_v2(root, "library/a/latest", stores.manifest(root, model))
-    data = path.read_bytes()
-    path.unlink()
-    path.write_bytes(data)
-    assert names("Ollama", root) == ["a:latest"]
-
-
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_list_with_a_manifest_for_each_format(root: Path, model: Path, inline: bool) -> None:
     """The GGUF's manifest is used, in the list or by digest; a list without one is reported."""

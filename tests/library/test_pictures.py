@@ -1,9 +1,7 @@
-"""Tests of segment files with images: format 2, whose axes, images and bytes must agree."""
+"""Tests of segment files with images, whose axes, images and bytes must agree."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.segment import Q8_0, ImageFile, Media, Segment
-from notes_cli.errors import NewerError, SegmentError
-from notes_cli.library import container
+from notes_cli.errors import SegmentError
 from notes_cli.library.container import open_segment, peek, write_segment
 
 MakeSegment = Callable[..., Segment]
@@ -42,20 +39,8 @@ def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
     assert found.positions == 4 and found.max_seam == 1
 
 
-def test_texts_stay_readable_by_older_versions(
-    tmp_path: Path, photo: Segment, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A text has format 1, byte for byte as before; a reader of format 1 reports an image's file as newer."""
-    write_segment(tmp_path / "text.gguf", make_segment())
-    write_segment(tmp_path / "photo.gguf", photo)
-    monkeypatch.setattr(container, "FORMAT", 1)
-    assert open_segment(tmp_path / "text.gguf").media == ()
-    with pytest.raises(NewerError, match="segment format 2"):
-        open_segment(tmp_path / "photo.gguf")
-
-
 def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segment, make_segment: MakeSegment) -> None:
-    """Format 2 implies none of its parts: each is read by its own keys."""
+    """Each is read by its own keys."""
     rows = make_segment(6, k=32, v=32, fields=(), text="image").layers
     write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
@@ -118,12 +103,3 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, photo: Segment, what: str)
     write_segment(tmp_path / "photo.gguf", replace(photo, **WRONG[what](photo)))
     with pytest.raises(SegmentError, match="damaged or not a segment"):
         open_segment(tmp_path / "photo.gguf")
-
-
-def test_gguf_dump_reads_it(tmp_path: Path, photo: Segment) -> None:
-    """With the tensors and keys that docs/format.md names."""
-    write_segment(tmp_path / "photo.gguf", photo)
-    script = "from gguf.scripts.gguf_dump import main; main()"
-    command = [sys.executable, "-c", script, str(tmp_path / "photo.gguf")]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert all(name in shown for name in ("notes.axes", "notes.pictures", "notes.media", "notes.projector"))

@@ -208,15 +208,6 @@ def test_what_is_no_whole_block(tmp_path: Path, make_segment: Make) -> None:
         open_segment(tmp_path / "a.gguf")
 
 
-def test_only_such_files_need_the_new_format(tmp_path: Path, make_segment: Make) -> None:
-    """Earlier versions read the others as ever."""
-    for kv, version in (("f16", 1), ("f16/q8_0", 2), ("q8_0", 2)):
-        write_segment(tmp_path / "a.gguf", replace(make_segment(k=32, v=32), kv=kv))
-        fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
-        assert fields["notes.format"].contents() == version
-        assert ("notes.kv" in fields) == (version == 2)
-
-
 def test_a_type_of_a_later_format(tmp_path: Path, make_segment: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file with unknown parts and a newer format is reported as newer, not damaged."""
     with monkeypatch.context() as patch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import stat
@@ -41,23 +40,6 @@ def test_make_leaves_what_is_there(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "a"):
         with pytest.raises(OSError, match="file"):
             make_private(path)
-
-
-def test_where_nothing_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in /proc, where mkdir fails with "no such file" although the parent exists."""
-
-    def nothing(path: Path, mode: int) -> None:
-        raise (
-            FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-            if path != tmp_path
-            else FileExistsError
-        )
-
-    monkeypatch.setattr(os, "mkdir", nothing)
-    with pytest.raises(FileNotFoundError, match="home"):
-        make_private(tmp_path / "home" / "library")
-    with pytest.raises(FileNotFoundError):
-        make_private(Path("relative") / "library")
 
 
 def test_the_folder_above_counts(tmp_path: Path) -> None:
@@ -133,15 +115,6 @@ def test_a_file_swept_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.M
     assert files(tmp_path) == ["a"] and stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
 
 
-def test_a_failure_leaves_the_old_file_alone(tmp_path: Path) -> None:
-    """Any exception removes the temporary file."""
-    (tmp_path / "a").write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a") as temporary:
-        temporary.write_bytes(b"new")
-        raise KeyboardInterrupt
-    assert files(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == b"old"
-
-
 def test_a_link_stays(tmp_path: Path) -> None:
     """The target of a link is replaced or created."""
     (tmp_path / "folder").mkdir()
@@ -215,24 +188,6 @@ def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeyp
     with locked(path, on_wait=go_on):
         pass
     assert told[1:] == [f"process {holder.pid} (stopped, goes on with: kill -CONT {holder.pid})"]
-
-
-def test_a_wait_can_be_ended(tmp_path: Path, holder: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while it waits."""
-    monkeypatch.setattr(safe_files, "NOTICE", 0.01)
-
-    def interrupt(_: str) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-
-    def raised(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, raised)
-    try:
-        with pytest.raises(KeyboardInterrupt), locked(tmp_path / "locks" / "a.lock", on_wait=interrupt):
-            pass
-    finally:
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_free_lock_is_not_told_of(tmp_path: Path) -> None:

@@ -179,15 +179,6 @@ def test_a_segment_of_another_user(filled: Library, identity: Identity, monkeypa
     assert filled.remove("returns") == [path]
 
 
-def test_few_descriptors(library: Library, identity: Identity, make_segment: MakeSegment) -> None:
-    """However many segments there are, all of them can be listed: no info holds its file open."""
-    for number in range(60):
-        write_segment(library.path(f"s{number}", identity), make_segment(name=f"s{number}"))
-    with few_descriptors(20):
-        entries = library.entries()
-    assert len(entries) == 60 and not any(entry.problem for entry in entries)
-
-
 def test_what_cannot_be_read_now_is_not_damaged(filled: Library, identity: Identity) -> None:
     """Running out of descriptors is reported as such, not as a damaged or missing file."""
     path = filled.path("returns", identity)
@@ -245,14 +236,6 @@ def test_one_compile_at_a_time(library: Library, identity: Identity) -> None:
         left.touch()
     with library.compiling("returns", identity):
         assert not left.exists()
-
-
-def test_an_error_while_compiling_frees_the_lock(library: Library, identity: Identity) -> None:
-    """The next compile need not wait."""
-    with pytest.raises(RuntimeError), library.compiling("returns", identity):
-        raise RuntimeError
-    with library.compiling("returns", identity, wait=0):
-        pass
 
 
 def test_changes(filled: Library, identity: Identity) -> None:

@@ -20,7 +20,6 @@ from notes_cli.library.safe_files import locked
 from notes_cli.library.store import Library
 
 from ..limits import unprivileged_here
-from ..refused import refused
 
 MakeSegment = Callable[..., Segment]
 
@@ -146,7 +145,7 @@ held = open_stored(Path({str(path)!r})); print("open", flush=True); input()"""
 def test_a_segment_that_is_being_compiled_stays(folder: Path, put: Callable[..., Path]) -> None:
     """Also the file that a compile is about to replace."""
     path = put("returns")
-    with locked(tidy.lock_of(path)):
+    with locked(segment_files.lock_of(path)):
         assert not tidy.remove(path) and path.exists()
 
 
@@ -246,20 +245,6 @@ def test_tidying_that_fails_spoils_no_compile(
     with Library(folder, max_size=1).compiling("b", identity, say=said.append) as path:
         write_segment(path, make_segment(n=8, name="b"))
     assert open_segment(path).name == "b" and "was not kept within 1 B: cannot remove" in said[0].what
-
-
-def test_a_folder_that_is_read_only_is_told(folder: Path, put: Callable[..., Path]) -> None:
-    path = put("returns", 100)
-    (folder / tidy.LOCKS).mkdir(exist_ok=True)
-    for each in (folder, folder / tidy.LOCKS):
-        each.chmod(0o500)
-    try:
-        with unprivileged_here(), refused(UnwritableError, "Permission denied"):
-            tidy.shrink(folder, 0)
-    finally:
-        for each in (folder, folder / tidy.LOCKS):
-            each.chmod(0o700)
-    assert path.exists()
 
 
 def test_many_that_tidy_at_once_remove_no_more_than_one_would(folder: Path, put: Callable[..., Path]) -> None:

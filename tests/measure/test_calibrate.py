@@ -12,8 +12,7 @@ import pytest
 from notes_cli.config import shipped_model
 from notes_cli.editing.methods import METHODS
 from notes_cli.engine.options import ContextOptions
-from notes_cli.library.checkpoints import CalibrationCheckpoint, step_name
-from notes_cli.library.profiles import Profile
+from notes_cli.library.profiles import CalibrationCheckpoint, Profile, step_name
 from notes_cli.measure.battery import pairs, shipped_battery
 from notes_cli.measure.calibrate import CLASSES, SEAMS, _Decision, _Tally, calibrate
 from notes_cli.runtime.workspace import Workspace

@@ -13,8 +13,8 @@ from notes_cli.commands.remedies import worded
 from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Prefill, Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
-from notes_cli.library import checkpoints
 from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.library.segment_files import checkpoint_path
 from notes_cli.runtime import compile as compiling_module
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import MOVES, block_warnings, compile_skill, plan
@@ -427,16 +427,16 @@ def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> 
     """The checkpoint is used as it is, the next compile decodes the rest, and nothing is left over."""
     workspace, path = interrupted
     assert not path.exists() and not workspace.library.names()
-    part = open_segment(checkpoints.checkpoint_path(path))
+    part = open_segment(checkpoint_path(path))
     done = compile_to_library(workspace, text_of(TEXT))
     assert len(part) > 300 and done.decoded == done.tokens - len(part)
-    assert same_rows(part, open_segment(path), len(part)) and not checkpoints.checkpoint_path(path).exists()
+    assert same_rows(part, open_segment(path), len(part)) and not checkpoint_path(path).exists()
 
 
 def test_an_interrupted_compile_counts_the_time_of_all_its_parts(interrupted: tuple[Workspace, Path]) -> None:
     """Otherwise the file would have the prefill time of its last part."""
     workspace, path = interrupted
-    part = open_segment(checkpoints.checkpoint_path(path))
+    part = open_segment(checkpoint_path(path))
     done = compile_to_library(workspace, text_of(TEXT))
     whole = open_segment(path).prefill
     assert part.prefill and whole and done.seconds is not None
@@ -460,9 +460,9 @@ def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -
 
 def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, Path]) -> None:
     workspace, path = interrupted
-    data = bytearray(checkpoints.checkpoint_path(path).read_bytes())
+    data = bytearray(checkpoint_path(path).read_bytes())
     data[-100] ^= 1
-    checkpoints.checkpoint_path(path).write_bytes(data)
+    checkpoint_path(path).write_bytes(data)
     done = compile_to_library(workspace, text_of(TEXT))
     assert done.decoded == done.tokens
 
@@ -471,7 +471,7 @@ def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, 
 def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspace, Path], what: str) -> None:
     """A checkpoint only saves time, so nothing fails, and nothing waits for it."""
     workspace, path = interrupted
-    part = checkpoints.checkpoint_path(path)
+    part = checkpoint_path(path)
     moved = part.rename(part.with_name("moved"))
     {
         "folder": part.mkdir,
@@ -488,9 +488,9 @@ def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], t
     """It would stay in a user's folder, and in a shared one another user may have written it."""
     workspace, path = interrupted
     output = tmp_path / "out" / "rules.gguf"
-    part = checkpoints.checkpoint_path(path)
-    checkpoints.checkpoint_path(output).parent.mkdir(parents=True)
-    checkpoints.checkpoint_path(output).write_bytes(part.read_bytes())
+    part = checkpoint_path(path)
+    checkpoint_path(output).parent.mkdir(parents=True)
+    checkpoint_path(output).write_bytes(part.read_bytes())
 
     def stop(done: int, total: int) -> None:
         if done > 0.7 * total:
@@ -498,6 +498,6 @@ def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], t
 
     with pytest.raises(KeyboardInterrupt):
         compile_to_library(workspace, text_of(TEXT[:-1]), progress=stop, output=output)
-    assert checkpoints.checkpoint_path(output).read_bytes() == part.read_bytes()
+    assert checkpoint_path(output).read_bytes() == part.read_bytes()
     done = compile_to_library(workspace, text_of(TEXT), output=output)
     assert done.decoded == done.tokens

@@ -12,8 +12,8 @@ from notes_cli.engine.segment import STORED_TYPES, Segment, to_float32
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.explanations import why
-from notes_cli.library import checkpoints
 from notes_cli.library.container import open_segment, peek, small, write_segment
+from notes_cli.library.segment_files import checkpoint_path
 from notes_cli.runtime import compile as compiling_module
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill, plan
@@ -96,7 +96,7 @@ def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             compile_to_library(workspace, text_of(TEXT), progress=stop, kv="q8_0")
         path = workspace.library.path("rules", workspace.identity)
-        assert peek(checkpoints.checkpoint_path(path)).kv == "f16"
+        assert peek(checkpoint_path(path)).kv == "f16"
         done = compile_to_library(workspace, text_of(TEXT), kv="q8_0")
         assert 0 < done.decoded < done.tokens and bits(open_segment(path)) == bits(whole)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.blocks import Blocks, block_starts, byte_offsets, references, token_spans
+from notes_cli.text.blocks import Blocks, block_starts, references, token_spans
 
 TEXT = """Intro.
 
@@ -111,12 +111,6 @@ def test_blocks_that_refer_to_each_other() -> None:
     assert references(texts[:1], {"date": {0}}) == []
 
 
-def test_a_value_and_the_tokens_that_touch_it() -> None:
-    """A token that holds part of the value belongs to it."""
-    tokens = [b"date", b": 20", b"26", b"-06", b"\n"]
-    assert token_spans("date: 2026-06\n", tokens, [(6, 13), (0, 4)]) == [(1, 4), (0, 1)]
-
-
 def test_a_leading_blank_of_the_tokenizer() -> None:
     """SentencePiece puts a blank before the text."""
     assert token_spans("a b", [b" a", b" ", b"b"], [(2, 3)]) == [(2, 3)]
@@ -145,9 +139,3 @@ def test_the_span_is_the_smallest_that_covers(data: st.DataObject) -> None:
     low, high = len(text[:start].encode()), len(text[:end].encode())
     assert offsets[first] <= low < offsets[first + 1]
     assert offsets[last - 1] < high <= offsets[last]
-
-
-@given(st.text(max_size=30))
-def test_where_each_character_begins(text: str) -> None:
-    """Offsets are in bytes of UTF-8."""
-    assert list(byte_offsets(text)) == [len(text[:end].encode()) for end in range(len(text) + 1)]

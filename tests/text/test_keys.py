@@ -40,12 +40,6 @@ def test_case_is_no_typo() -> None:
     assert (erratum.field, erratum.value, erratum.key) == ("Delivery time", "5 days", "Delivery time")
 
 
-def test_no_skill_at_all() -> None:
-    """There are no fields."""
-    with pytest.raises(SkillError, match="Known fields: none"):
-        Known([]).resolve("date")
-
-
 @given(st.dictionaries(NAMES, st.lists(FIELDS, max_size=3, unique=True)), FIELDS)
 def test_every_field_has_one_key(skills: dict[str, list[str]], field: str) -> None:
     """The key finds only its field; `*.` finds all of a name; a name that several have is refused."""

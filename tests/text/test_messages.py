@@ -37,6 +37,8 @@ def test_a_question_is_messages() -> None:
     late = asking("Q?", **given, place="late")  # type: ignore[arg-type]
     assert late.messages == (SYSTEM, *earlier, Message("user", (*skills, *asked)))
     assert asking("Q?", system=" \n").messages == (USER,)
+    with pytest.raises(NotesError, match="no place 'middle'"):
+        asking("Q?", skills=["a"], place="middle")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from notes_cli.errors import ModelError, NotesError
+from notes_cli.errors import ModelError
 from notes_cli.text.messages import asking, user_message
 from notes_cli.text.prompt import Chunk, Run, at_question, build, left_context, next_turn
 from notes_cli.text.template import ChatTemplate
@@ -45,14 +45,6 @@ def test_no_empty_system_message(templates: SimpleNamespace, chatml: ChatTemplat
     ]
     (chunk,) = build(ChatTemplate(templates.QWEN), asking("Q?", system="  "))
     assert chunk.text.startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nQ?")
-
-
-def test_a_system_text_alone(chatml: ChatTemplate) -> None:
-    """The usual prompt, without skills."""
-    assert shown(build(chatml, asking("Q?", system="S"))) == [
-        ("text", "<|im_start|>system\nS"),
-        ("question", "<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"),
-    ]
 
 
 def test_cut_at_the_question(chatml: ChatTemplate) -> None:
@@ -106,30 +98,6 @@ def test_placed_late(chatml: ChatTemplate) -> None:
         ("splice", "a"),
     ]
     assert build(chatml, asking("Q?", system="S", place="late")) == build(chatml, asking("Q?", system="S"))
-
-
-def test_no_such_place(chatml: ChatTemplate) -> None:
-    """An unknown place is refused."""
-    with pytest.raises(NotesError, match="no place 'middle'"):
-        build(chatml, asking("Q?", skills=["a"], place="middle"))
-
-
-def test_placed_late_after_earlier_turns(chatml: ChatTemplate) -> None:
-    """They are in the last user message, after the whole conversation."""
-    turns = [("Q1?", "A1"), ("Q2?", "A2")]
-    chunks = build(chatml, asking("Q3?", system="S", skills=["a"], before_question=["E."], turns=turns, place="late"))
-    assert chunks[: -len(next_turn(chatml, [user_message("Q3?", errata=["E."], skills=["a"])]))] == [
-        *build(chatml, asking("Q1?", system="S")),
-        Chunk("text", (Run("A1", False),)),
-        *next_turn(chatml, [user_message("Q2?")]),
-        Chunk("text", (Run("A2", False),)),
-    ]
-    assert shown(chunks)[-4:] == [
-        ("text", "<|im_end|>\n<|im_start|>user\n"),
-        ("splice", "a"),
-        ("erratum", "\n\nE."),
-        ("question", "\n\nQ3?<|im_end|>\n<|im_start|>assistant\n"),
-    ]
 
 
 @pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import SAMPLES
 
+from notes_cli.config import skill_folders
 from notes_cli.errors import SkillError
-from notes_cli.text.skill import load_skill, parse_skill, read_card, skill_sources, with_values
+from notes_cli.text import skill
+from notes_cli.text.skill import find_skills, joined, load_skill, load_source, parse_skill, skill_sources, with_values
 
 from ..refused import refused
 
@@ -42,13 +44,6 @@ def test_front_matter_values_stay_as_written(tmp_path: Path) -> None:
     assert skill.text == "By 2026-06-01, up to 120."
     assert skill.values == {"date": "2026-06-01", "amount": "120"}
     assert (skill.name, skill.description, skill.warnings) == ("returns", "About returns.", ())
-
-
-def test_front_matter_may_begin_with_blanks_after_its_dashes(tmp_path: Path) -> None:
-    """As at its end: they are not part of the text."""
-    skill = load_skill(write(tmp_path, "blank/SKILL.md", "--- \t\nname: fees\ndescription: d\n---\nRead it.\n"))
-    assert (skill.name, skill.description, skill.text) == ("fees", "d", "Read it.")
-    assert read_card(tmp_path / "blank") == ("fees", "d")
 
 
 def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
@@ -122,12 +117,6 @@ def test_a_hoisted_field() -> None:
     skill = parse_skill(text + "tier: gold\ndate: 2026-06-01\nBefore {{date}}.", source="s", default="s")
     assert skill.text == "tier: gold\nBefore [date].\n\ndate: 2026-06-01"
     assert with_values(skill, {"date": "1 May"}).text == "tier: gold\nBefore [date].\n\ndate: 1 May"
-
-
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
-    """A typo gives no traceback."""
-    with pytest.raises(SkillError, match="no such file"):
-        load_skill(tmp_path / "no.txt")
 
 
 def test_a_line_break_in_a_path_is_spelt(tmp_path: Path) -> None:
@@ -241,3 +230,115 @@ def test_linked_files_are_said_to_be_left_out(tmp_path: Path) -> None:
     assert not load_skill(
         write(tmp_path, "t/SKILL.md", "---\ndescription: d\n---\n[x](https://x.org) a[1](2:3)")
     ).warnings
+
+
+# Skills that are joined.
+
+
+def test_texts_are_in_order_and_fields_where_they_are() -> None:
+    """Each span has its value; contradicting values are no field, which a warning reports."""
+    first = parse_skill("date: 2026-06-01\ntier: gold\n\nFirst.", source="-", default="a")
+    second = parse_skill("---\nname: b\ndescription: B.\n---\ntier: basic\nplan: team", source="-", default="b")
+    both = joined([first, second], "ab")
+    assert both.text == f"{first.text}\n\n{second.text}" and (both.name, both.description) == ("ab", "B.")
+    assert both.values == {"date": "2026-06-01", "plan": "team"} and both.source == "-"
+    assert all(both.text[one.start : one.end] == one.value for one in both.fields)
+    assert len(both.warnings) == 1 and "'tier' has different values in a, b" in both.warnings[0]
+
+
+def test_it_is_read_again_from_its_files(tmp_path: Path) -> None:
+    """Its source names the files."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"This is {name}.")
+    skills = [load_skill(tmp_path / f"{name}.txt") for name in ("b", "a")]
+    both = joined(skills, "ab")
+    (tmp_path / "a.txt").write_text("This is new.")
+    again = load_source(both.source, "ab")
+    assert again.name == "ab" and again.text == "This is b.\n\nThis is new." and again.source == both.source
+    assert load_source(str(tmp_path / "a.txt")).text == "This is new."
+
+
+# Skills in the folders of agents.
+
+
+def put(folder: Path, name: str, text: str = "A rule.", description: str = "What it does.") -> Path:
+    """Write a skill by the specification; return its folder."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: {description}\n---\n{text}\n")
+    return folder / name
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Make a repository with a package; return its root."""
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    (tmp_path / "project" / "package" / "source").mkdir(parents=True)
+    return tmp_path / "project"
+
+
+def test_the_folders_go_up_to_the_root_of_the_repository_and_no_further(project: Path) -> None:
+    """Folders above the repository belong to others; the user's own come last."""
+    shown = [str(level[0].parent.parent) for level in skill_folders(project / "package" / "source")]
+    assert shown == [str(project / "package" / "source"), str(project / "package"), str(project), str(Path.home())]
+    assert [folder.parent.name for folder in skill_folders(project)[0]] == [".agents", ".claude"]
+
+
+def test_without_a_repository_only_the_working_folder(tmp_path: Path) -> None:
+    """Folders up to the root of the system are not searched, and at home none twice."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert [level[0].parent.parent for level in skill_folders(tmp_path / "a" / "b")] == [
+        tmp_path / "a" / "b",
+        Path.home(),
+    ]
+    assert len(skill_folders(Path.home())) == 1
+
+
+def test_the_nearer_skill_hides_the_farther_one(project: Path) -> None:
+    """Project hides user, package hides repository; hidden ones are reported."""
+    here = put(project / "package" / ".claude" / "skills", "pdf")
+    root = put(project / ".agents" / "skills", "pdf", "Another.")
+    mine = put(Path.home() / ".agents" / "skills", "pdf", "Mine.")
+    put(Path.home() / ".claude" / "skills", "mail")
+    found = {one.name: one for one in find_skills(skill_folders(project / "package"))}
+    assert list(found) == ["mail", "pdf"]
+    assert (found["pdf"].path, found["pdf"].hides) == (here, (root, mine)) and found["pdf"].problem is None
+    assert found["mail"].description == "What it does." and not found["mail"].hides
+
+
+def test_two_skills_that_are_equally_near(project: Path) -> None:
+    """The problem names both instead of choosing. Copies and links of one skill are one."""
+    agents, claude = project / ".agents" / "skills", project / ".claude" / "skills"
+    put(agents, "pdf")
+    put(claude, "pdf", "Another.")
+    put(agents, "copied")
+    put(claude, "copied")
+    put(agents, "linked")
+    (claude / "linked").symlink_to(agents / "linked")
+    found = {one.name: one for one in find_skills(skill_folders(project))}
+    assert found["copied"].problem is None and found["linked"].problem is None
+    problem = found["pdf"].problem
+    assert problem and str(agents / "pdf") in str(problem) and str(claude / "pdf") in str(problem)
+
+
+def test_what_is_no_skill_is_left_out_and_what_is_broken_has_a_problem(project: Path) -> None:
+    """Files and folders without SKILL.md are ignored; unclosed front matter is reported."""
+    folder = project / ".agents" / "skills"
+    put(folder, "good")
+    (folder / "README.md").write_text("none")
+    (folder / "empty").mkdir()
+    (folder / "broken").mkdir()
+    (folder / "broken" / "SKILL.md").write_text("---\nname: x\n")
+    (folder / "plain").mkdir()
+    (folder / "plain" / "SKILL.md").write_text("No front matter.")
+    found = {one.name: one for one in find_skills(skill_folders(project))}
+    assert list(found) == ["broken", "good", "plain"]
+    assert "not closed" in str(found["broken"].problem) and found["plain"].problem is None
+
+
+def test_a_folder_with_too_much_in_it_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to a huge folder is refused instead of searched."""
+    monkeypatch.setattr(skill, "MAX_SKILLS", 1)
+    put(project / ".agents" / "skills", "a")
+    put(project / ".agents" / "skills", "b")
+    with refused(SkillError, "more than 1 skills"):
+        find_skills(skill_folders(project))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.text import rendering
-from notes_cli.text.messages import marker
-from notes_cli.text.rendering import Rendering
 from notes_cli.text.template import ChatTemplate
 
 from .wild import DAY, WILD, plainly
@@ -27,27 +24,6 @@ TALK = [
     ("source", "folds", "rendered"),
     [
         (
-            "CHATML",
-            False,
-            "<|im_start|>system\nSYS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n"
-            "<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        (
-            "QWEN",
-            False,
-            "<|im_start|>system\nSYS<|im_end|>\n<|im_start|>user\nU1<|im_end|>\n"
-            "<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nU2<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        (
-            "LLAMA3",
-            False,
-            "<s><|start_header_id|>system<|end_header_id|>\n\nToday: 01 Jun 2026\n\nSYS<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nU1<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\nA1<|eot_id|>"
-            "<|start_header_id|>user<|end_header_id|>\n\nU2<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        ),
-        (
             "GEMMA",
             True,
             "<s><start_of_turn>user\nSYS\n\nU1<end_of_turn>\n<start_of_turn>model\nA1<end_of_turn>\n"
@@ -55,74 +31,19 @@ TALK = [
         ),
         ("DROPS", True, "[INST] SYS\n\nU1 [/INST] A1</s>[INST] U2 [/INST]"),
         ("MISTRAL", True, "<s>[INST] SYS\n\nU1[/INST] A1</s>[INST] U2[/INST]"),
+        ("CHATML", False, None),
+        ("QWEN", False, None),
+        ("LLAMA3", False, None),
         ("", False, "<s>SYS\n\nQuestion: U1\nAnswer: A1\n\nQuestion: U2\nAnswer:"),
     ],
 )
-def test_templates_in_the_wild(templates: SimpleNamespace, source: str, folds: bool, rendered: str) -> None:
-    """Each is rendered as its model expects; without a system role the first user message has the text."""
+def test_a_template_without_a_system_role(
+    templates: SimpleNamespace, source: str, folds: bool, rendered: str | None
+) -> None:
+    """The first user message has the text."""
     template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
     assert template.folds_system is folds
-    assert template.render(TALK) == rendered
-
-
-@pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
-def test_cut_gives_the_templates_own_words(templates: SimpleNamespace, source: str) -> None:
-    """The parts and markers join to the rendered text."""
-    template = ChatTemplate(getattr(templates, source), bos="<s>", now=DAY)
-    messages = [{"role": m["role"], "content": marker(i)} for i, m in enumerate(TALK)]
-    chunks = template.cut(messages, [marker(i) for i in range(4)])
-    texts = [part for i, chunk in enumerate(chunks[:-1]) for part in (chunk, marker(i))]
-    assert "".join([*texts, chunks[-1]]) == template.render(messages)
-
-
-class _Counted(str):
-    """A string that counts searches through all of it."""
-
-    looked = 0
-
-    def count(self, *given: Any) -> int:
-        _Counted.looked += 1
-        return super().count(*given)
-
-
-def test_many_messages_are_cut_in_one_pass() -> None:
-    """A client may send any number: the text is not searched for each of them."""
-    marks = [marker(number) for number in range(5000)]
-    whole = "".join(f"<{mark}>" for mark in marks)
-    assert ChatTemplate("").cut_text(_Counted(whole), marks) == ["<", *["><"] * 4999, ">"]
-    assert _Counted.looked == 0
-    for text, says in (
-        (whole.replace(marks[7], ""), "drops or changes"),
-        (whole + marks[7], "repeats"),
-        (marks[7] + whole.replace(marks[7], ""), "reorders"),
-    ):
-        with pytest.raises(ModelError, match=says):
-            ChatTemplate("").cut_text(text, marks)
-
-
-def test_the_same_is_rendered_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template that prints the time is rendered again."""
-    seconds = iter([1.0, 1.9, 2.0])
-    monkeypatch.setattr("time.time", lambda: next(seconds))
-    rendered: list[int] = []
-    monkeypatch.setattr(
-        "notes_cli.text.template.render", lambda *given: Rendering(str(rendered.append(1) or len(rendered)))
-    )
-    template = ChatTemplate("{{ messages[0].content }} only here")
-    template.folds_system = False
-    assert [template.render(TALK[1:2]) for _ in range(3)] == ["1", "1", "2"]
-
-
-def test_without_a_generation_prompt(templates: SimpleNamespace) -> None:
-    """The text may end after the last message."""
-    template = ChatTemplate(templates.CHATML)
-    assert template.render(TALK[:1], add_generation_prompt=False) == "<|im_start|>system\nSYS<|im_end|>\n"
-
-
-def test_options_reach_the_template(templates: SimpleNamespace) -> None:
-    """Reasoning can be disabled if the template has an option for it."""
-    template = ChatTemplate(templates.QWEN, options={"enable_thinking": False})
-    assert template.render(TALK[:2]).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert rendered is None or template.render(TALK) == rendered
 
 
 def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
@@ -250,8 +171,8 @@ def test_an_interrupt_while_it_renders(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(rendering, "_child", Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        rendering.render("a", {})
-    assert rendering.render("b", {}).result == "b" and child.poll() is not None
+        rendering.render("a", "{}")
+    assert rendering.render("b", "{}") == "b" and child.poll() is not None
 
 
 def test_words_around_an_answer(chatml: ChatTemplate, templates: SimpleNamespace) -> None:

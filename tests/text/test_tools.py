@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notes_cli.errors import ModelError, NotesError
+from notes_cli.errors import ModelError, NotesError, SkillError
 from notes_cli.text.messages import (
     Conversation,
     ErratumPart,
@@ -23,7 +24,7 @@ from notes_cli.text.messages import (
 )
 from notes_cli.text.prompt import Chunk, Run, build, next_turn
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.tools import form_of
+from notes_cli.text.tools import ToolSet, form_of, in_order, load_tools, tools_skill, with_splice
 
 from .wild import DAY, WILD, plainly
 
@@ -225,15 +226,6 @@ def test_a_template_with_one_call_a_message(name: str) -> None:
     assert swapped == build(template_of(name), Conversation((USER, *apart[3:], *apart[1:3]), TOOLS))
     alone = build(template_of(name), Conversation((USER, TWO, FOUND, USER), TOOLS))
     assert "get_time" in text_of(alone).partition("Q?")[2]
-
-
-def test_calls_in_one_message() -> None:
-    """If the template shows several, they are the template's own output."""
-    chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER, TWO, *RESULTS), TOOLS))
-    assert [chunk.kind for chunk in chunks][-3:] == ["call", "result", "result"]
-    assert text_of(chunks) == plainly(
-        SOURCES["Qwen-Qwen3-0.6B"], as_given((USER, TWO, *RESULTS)), True, Conversation((USER,), TOOLS).tools
-    )
 
 
 @pytest.mark.parametrize("key", ["1", "call_8f3-x.Y/9", "toolu_01A09q90qw90lq917835lq9", "call|fc_1 #", "x" * 999])
@@ -445,3 +437,81 @@ def test_nobody_can_write_a_mark() -> None:
     marks = [marker(number, kind) for kind in kinds for number in (0, 1, 10, 100, 1000)]
     assert not any(one in other for one, other in pairwise(sorted(marks)))
     assert all(mark.isalnum() and len(mark) > 20 for mark in marks)
+
+
+# Sets of tools as texts.
+
+SET = ToolSet("mine", in_order(TOOLS), "tools.json")
+
+
+@pytest.mark.parametrize("name", sorted({*KNOWS, *NO_TOOLS}))
+def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
+    """With a system message or without, for any question; with the splice the prompt is the same."""
+    template = template_of(name)
+    skill = tools_skill(template, SET)
+    assert "".join(text for text, _ in skill.runs) == skill.text and "get_weather" in skill.text
+    for system in ("You are brief.", "Other words <|im_end|>."):
+        talk = (Message("system", (TextPart(system),)), user_message(f"Q? {skill.text}"))
+        chunks = build(template, Conversation(talk, SET.tools))
+        found = with_splice(chunks, skill.text, "mine")
+        assert found, name
+        cut, runs = found
+        assert [(run.text, run.special) for run in runs] == [*skill.runs]
+        assert not any(system in text for text, _ in skill.runs)
+        assert [chunk.name for chunk in cut if chunk.kind == "splice"] == ["mine"]
+        assert "".join(skill.text if one.kind == "splice" else one.text for one in cut) == text_of(chunks)
+        plain = build(template, Conversation(talk))
+        assert with_splice(plain, skill.text, "mine") is None  # text of a user is not the template's block
+
+
+def test_the_order_of_tools_is_not_the_clients() -> None:
+    """They are sorted by name."""
+    assert in_order(TOOLS) == in_order(TOOLS[::-1])
+    with pytest.raises(NotesError, match="two tools of the name"):
+        in_order([*TOOLS, TOOLS[0]])
+
+
+@pytest.mark.parametrize("name", sorted(IN_SYSTEM))
+def test_a_template_that_leaves_tools_to_the_system_message_compiles_none(name: str) -> None:
+    """It is refused."""
+    with pytest.raises(ModelError, match="does not tell the model of tools"):
+        tools_skill(template_of(name), SET)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "is not JSON"), ("[]", "holds no tools"), ('{"a": 1}', "holds no tools"), ("[1]", "is not a function")],
+)
+def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
+    """Each has an error of one line."""
+    (tmp_path / "tools.json").write_text(text)
+    with pytest.raises(NotesError, match=says):
+        load_tools(tmp_path / "tools.json")
+    with pytest.raises(SkillError, match="cannot read"):
+        load_tools(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("wrap", [lambda tools: tools, lambda tools: {"tools": tools}])
+def test_a_file_of_tools(tmp_path: Path, wrap: Any) -> None:
+    """It is a list, or an object with one; functions have their outer object or not."""
+    bare: list[Mapping[str, Any]] = [tool["function"] for tool in TOOLS]  # type: ignore[misc]
+    (tmp_path / "My tools.json").write_text(json.dumps(wrap(bare)))
+    found = load_tools(tmp_path / "My tools.json")
+    assert (found.name, found.tools) == ("my-tools", SET.tools)
+
+
+def test_files_of_other_programs(tmp_path: Path) -> None:
+    """An MCP server's reply and the tools of requests to Anthropic's or OpenAI's API give the same tools, compiled as
+    requests have them."""
+    kept = ("name", "description")
+    plain: list[Any] = [tool["function"] for tool in TOOLS]
+    mcp = [{**{key: one[key] for key in kept}, "inputSchema": one["parameters"], "title": "T"} for one in plain]
+    anthropic = [{**{key: one[key] for key in kept}, "input_schema": one["parameters"]} for one in plain]
+    responses = [{"type": "function", **one, "strict": True} for one in plain]
+    for given in (mcp, {"tools": mcp}, {"jsonrpc": "2.0", "id": 1, "result": {"tools": mcp}}, anthropic, responses):
+        (tmp_path / "tools.json").write_text(json.dumps(given))
+        found = load_tools(tmp_path / "tools.json")
+        assert found.tools == SET.tools
+        skill = tools_skill(template_of("Qwen-Qwen3-0.6B"), found)
+        chunks = build(template_of("Qwen-Qwen3-0.6B"), Conversation((user_message("Q?"),), SET.tools))
+        assert with_splice(chunks, skill.text, "tools")
