@@ -44,11 +44,6 @@ def test_a_misspelt_sample(empty: Path, home: Path, word: str) -> None:
     assert f"Did you mean {meant}?" in error and f"notes compile {meant}" in error
 
 
-def test_samples_are_none_of_all_skills(empty: Path) -> None:
-    """--all means the project's and the user's."""
-    assert "no Agent Skills" in run_here("compile", "--all").err
-
-
 def test_init_copies_what_ships(empty: Path, home: Path) -> None:
     """Copies every sample and config.yaml; a second run changes nothing."""
     done = run_here("init")
@@ -90,13 +85,6 @@ def test_paths(home: Path) -> None:
     assert run_here("paths", "nowhere").code == 2 and not home.exists()
 
 
-def test_a_skill_that_is_not_compiled_says_how(empty: Path) -> None:
-    """Also one of the samples: the command that is named works."""
-    outcome = run_here("ask", "Why?", "--splice", "style-guide")
-    assert outcome.code == 1 and "Compile it first: notes compile style-guide." in outcome.err
-    assert run_here("compile", "style-guide").code == 0
-
-
 def test_what_a_field_is_where_there_is_none(empty: Path) -> None:
     """At the compile, and where one is named."""
     Path("plain.txt").write_text("Hello.\n")
@@ -104,9 +92,3 @@ def test_what_a_field_is_where_there_is_none(empty: Path) -> None:
     for flag in ("--field", "--erratum"):
         outcome = run_here("ask", "x", "--splice", "plain", flag, "a=b")
         assert outcome.code == 1 and "a {{placeholder}}" in outcome.err
-
-
-def test_a_missing_model_leads_to_what_is_installed() -> None:
-    for model in ("nothing.gguf", "qwen4"):
-        assert "notes models" in run_here("ask", "x", "-m", model).err
-    assert "notes pull " in run_here("models").err

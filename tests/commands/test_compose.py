@@ -94,20 +94,6 @@ def test_each_repair_is_what_is_typed(notes: Notes, two: Path, found: Compositio
     assert notes("profile", "show", name, "--json").json["composition"]["verdict"] == found.verdict
 
 
-def test_a_profile_without_it_opens(notes: Notes, two: Path) -> None:
-    """Profiles of an earlier format have no composition, and cause no warning; a contradictory one is refused."""
-    name = saved(notes)
-    path = Path(os.environ["NOTES_HOME"]) / "profiles" / f"{name}.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "composition"}))
-    asked = notes(*BOTH)
-    assert asked.code == 0 and "warning" not in asked.err
-    assert "several skills: not measured" in notes("profile", "show", name).out
-    for wrong in (Composition("fails", "", "x"), Composition("holds", "suffix", "x"), Composition("bad", "", "x")):
-        put(notes, wrong)
-        asked = notes(*BOTH)
-        assert asked.code == 1 and "is damaged: composition." in asked.err and asked.err.count("\n") == 1
-
-
 def test_what_is_known_stays_where_it_is_not_measured(
     notes: Notes, fails: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,25 +130,6 @@ def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> 
     assert [one["question"] for one in found["composition"]["questions"]] == ["When?", "Why?", "Who pays?"]
     assert [case["question"] for case in notes(*verify, "--questions", "-", stdin="Why?\n").json["cases"]] == ["Why?"]
     assert notes("verify", "returns", "--questions", tmp_path / "mine.txt", "--json").json["composition"] is None
-
-
-@pytest.mark.parametrize(
-    ("content", "code", "message"),
-    [
-        (b"\n \n", 1, "has no questions. Write one a line"),
-        (b"\xff", 2, "is not UTF-8 text (byte 0)"),
-        (None, 2, "cannot read "),
-    ],
-)
-def test_a_file_without_questions(
-    notes: Notes, two: Path, tmp_path: Path, content: bytes | None, code: int, message: str
-) -> None:
-    """One line, and nothing is measured; an unreadable file is wrong usage."""
-    path = tmp_path / "mine.txt"
-    if content is not None:
-        path.write_bytes(content)
-    outcome = notes("verify", "returns", "fees", "--questions", path)
-    assert outcome.code == code and message in outcome.err and (outcome.out, outcome.err.count("\n")) == ("", 1)
 
 
 def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,30 +209,8 @@ def test_skills_that_are_compiled_together(notes: Notes, skill: Path, two: Path)
     assert "pay six" in notes("inspect", "shop", "--text").out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("returns", "--together", "shop"),
-        ("returns", "fees", "--together", "shop", "--name", "other"),
-        ("returns", "-", "--together", "shop"),
-        ("--all", "--together", "shop"),
-        ("--from", "returns", "--together", "shop"),
-    ],
-)
-def test_together_needs_two(notes: Notes, two: Path, arguments: tuple[str, ...]) -> None:
-    """Wrong usage: one line, and nothing is compiled."""
-    outcome = notes("compile", *arguments)
-    assert outcome.code == 2 and outcome.err.count("\n") == 1 and "--together NAME joins two SOURCEs" in outcome.err
-
-
 def test_together_is_not_watched(notes: Notes, skill: Path, two: Path) -> None:
     """It has no file of its own to look at, so a watch that names it would never see a change."""
     assert notes("compile", skill, "fees", "--together", "shop").code == 0
     outcome = notes("watch", "shop")
     assert outcome.code == 1 and "notes compile --stale" in outcome.err
-
-
-@pytest.mark.parametrize("sources", [("+", "returns"), ("returns", "+"), ("returns", "+", "+", "fees"), ("+",)])
-def test_a_plus_goes_between_two_skills(notes: Notes, compiled: Path, sources: tuple[str, ...]) -> None:
-    done = notes("compile", *sources)
-    assert done.code == 2 and "a + goes between two SOURCEs" in done.err

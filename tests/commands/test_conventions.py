@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 import pytest
 
-from notes_cli import output
 from notes_cli.cli import COMMANDS, SYNONYMS, cli
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
@@ -185,13 +184,3 @@ def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert outcome.code == 1 and outcome.err.startswith(f"notes: {name} is set: nothing is fetched")
     monkeypatch.setenv(name, "0")
     assert run_here("pull", "a/b").err.startswith("notes: cannot reach Hugging Face")
-
-
-def test_nothing_is_left_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
-    """Options of one call in a process do not affect the next."""
-    output.begin(json=False)
-    output.set_quiet()
-    output.say("one")
-    output.begin(json=False)
-    output.say("two")
-    assert capsys.readouterr().err == "two\n"

@@ -304,12 +304,3 @@ def test_compiling_again_keeps_blocks(notes: Notes, skill: Path) -> None:
     blocks = peek(Path(notes("compile", skill, "--blocks", 3).out.strip())).blocks
     again = notes("compile", "--from", "returns", "--rope-freq-base", 20000)
     assert again.code == 0 and len(peek(Path(again.out.strip())).blocks) == len(blocks) > 1
-
-
-def test_what_is_no_segment_cannot_be_compiled_again(notes: Notes, skill: Path, model: Path) -> None:
-    """A text, a model, an unknown name; none or both of SOURCE and --from is wrong usage."""
-    for word, says in ((skill, "not a segment"), (model, "not a compiled segment"), ("nobody", "no compiled skill")):
-        refused = notes("compile", "--from", word)
-        assert refused.code == 1 and says in refused.err and refused.err.count("\n") == 1
-    for arguments in ((), (skill, "--from", "returns")):
-        assert notes("compile", *arguments).code == 2

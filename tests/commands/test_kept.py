@@ -63,22 +63,6 @@ def test_asked_for_for_good(notes: Notes, skill: Path, home: Path, monkeypatch: 
     assert notes("compile", skill, "--kv", "f16", "--json").json["compiled"][0]["kv"] == "f16"
 
 
-def test_a_type_that_there_is_not(notes: Notes, skill: Path) -> None:
-    """Wrong usage, with the list of types; a model whose K/V is not a multiple of the block size is a refusal."""
-    wrong = notes("compile", skill, "--kv", "q4_0")
-    assert wrong.code == 2 and "'f16', 'f16/q8_0', 'q8_0'" in wrong.err and not wrong.out
-
-
-def test_rows_that_are_no_whole_blocks(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One line, and nothing is written."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("mistral", embd=96, kv_heads=2)))
-    refused = notes("compile", skill, "--kv", "q8_0")
-    assert refused.code == 1 and "those of layer 0 have 48 numbers" in refused.err
-    assert not refused.out and not notes("ls", "--json").json
-
-
 def test_what_is_kept_so_stays_so(notes: Notes, skill: Path, tmp_path: Path) -> None:
     """By name, with --stale, by a watch, after an export and an import; a text without the flag is kept as computed."""
     notes("compile", skill, "--kv", "q8_0")

@@ -9,16 +9,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from notes_cli.commands.options import SkillName, SkillSource
 from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.runtime.compile import compile_skill
 
 from ..text.test_discovery import put
 from .conftest import TEXT, Notes, command_line, snapshot
@@ -165,39 +163,6 @@ def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, ski
     assert "changed" not in notes(*ask).err
 
 
-@pytest.mark.parametrize("settled", [True, False])
-@pytest.mark.parametrize("way", ["link", "folder", "meanwhile"])
-def test_an_older_file_in_the_place_of_a_text_is_told(
-    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settled: bool
-) -> None:
-    """The file's identity counts, not its age: a link to an older file, a replaced folder, an edit during the
-    compile."""
-    old, new, at = tmp_path / "old", tmp_path / "new", tmp_path / "at"
-    for folder, date in ((old, "2026-06-01"), (new, "2026-09-01")):
-        folder.mkdir()
-        (folder / "returns.txt").write_text(TEXT.replace("2026-06-01", date))
-    at.symlink_to(new)
-    if settled:
-        monkeypatch.setattr("notes_cli.text.skill.SETTLED", 0)
-
-    def meanwhile(*given: Any, **how: Any) -> Any:
-        if way == "meanwhile":
-            (new / "returns.txt").write_text(TEXT)
-        return compile_skill(*given, **how)
-
-    monkeypatch.setattr("notes_cli.runtime.recompile.compile_skill", meanwhile)
-    assert notes("compile", at / "returns.txt").code == 0
-    if way == "link":
-        at.unlink()
-        at.symlink_to(old)
-    elif way == "folder":
-        new.rename(tmp_path / "away")
-        old.rename(new)
-    ask = ("ask", "x", "-n", 1, "--splice", "returns")
-    assert "warning: returns: the text has changed" in notes(*ask).err
-    assert notes("compile", "returns").code == 0 and "changed" not in notes(*ask).err
-
-
 def test_ls_knows_the_model_in_use(
     notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,11 +267,6 @@ def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes,
     assert piped.exists() and not compiled.exists()
 
 
-def test_prune_follows_the_settings(notes: Notes, compiled: Path, home: Path) -> None:
-    (home / "config.yaml").write_text("cache:\n  max_size: 1kB\n")
-    assert notes("prune", "-y").out == f"{compiled}\n"
-
-
 def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists files and size before asking; "no" and "yes" both work."""
     answers, asked = [False, True], list[str]()
@@ -404,21 +364,16 @@ def test_imports_that_cannot_be(
     notes("export", "returns", "piped", share)
     segment = open_segment(share / compiled.name)
     layers = [LayerRows(one.layer, one.k[::-1].copy(), one.v, one.part) for one in segment.layers]
-    write_segment(share / compiled.name, segment.__class__(**{**_parts(segment), "layers": tuple(layers)}))
+    write_segment(share / compiled.name, replace(segment, layers=tuple(layers)))
     other_home()
     outcome = notes("import", share)
-    assert (
-        outcome.code == 1 and outcome.out.count("\n") == 1 and "does not hold what this model computes" in outcome.err
-    )
+    assert outcome.code == 1 and outcome.out.count("\n") == 1
+    assert "does not hold what this model computes" in outcome.err
     assert notes("ls", "-q").out == "piped\n"
     outcome = notes("import", share, "-m", make_model("qwen2"), "--json")
     assert {one["how"] for one in outcome.json["imported"]} == {"text"} and outcome.code == 0
     assert notes("import", tmp_path / "empty").code == 1
     assert notes("import", share, "--name", "x").code == 2
-
-
-def _parts(segment: object) -> dict[str, object]:
-    return {name: getattr(segment, name) for name in segment.__slots__}  # type: ignore[attr-defined]
 
 
 # notes watch
@@ -452,25 +407,6 @@ def test_watch(model: Path, skill: Path, home: Path) -> None:
     assert not list((home / "library").glob(".*.tmp"))
 
 
-def test_watch_of_a_file_with_two_names(notes: Notes, compiled: Path, skill: Path) -> None:
-    """Both are compiled again."""
-    assert notes("compile", skill, "--name", "second").code == 0
-    command = command_line("watch", "--interval", "0.1", "--json")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stderr
-        while "watching 1 file" not in process.stderr.readline():
-            pass
-        skill.write_text("date: 2026-07-01\n")
-        events = [json.loads(process.stdout.readline()) for _ in range(2)]
-        assert sorted((one["event"], one["name"]) for one in events) == [
-            ("compiled", "returns"),
-            ("compiled", "second"),
-        ]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130 and not process.stdout.read()
-    assert notes("ls", "--json").json[0]["stale"] == notes("ls", "--json").json[1]["stale"] == []
-
-
 def test_watch_means_the_skills_of_the_library(
     notes: Notes, compiled: Path, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -497,16 +433,3 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 
 
 # completion
-
-
-def test_names_are_completed_without_opening_a_file(compiled: Path, project: Path) -> None:
-    """Names of the library, and for compile of Agent Skills and samples; files if some match."""
-    compiled.write_bytes(b"broken")
-    words = SkillName().shell_complete(None, None, "ret")  # type: ignore[arg-type]
-    assert [word.value for word in words] == ["returns"]
-    words = SkillSource().shell_complete(None, None, "")  # type: ignore[arg-type]
-    samples = ["api-reference", "store-handbook", "style-guide"]
-    assert [word.value for word in words] == ["returns", "mail", "pdf", *samples]
-    (project / "deep" / "pdf.txt").touch()
-    (word,) = SkillSource().shell_complete(None, None, "pd")  # type: ignore[arg-type]
-    assert (word.type, word.value) == ("file", "pd")

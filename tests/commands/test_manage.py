@@ -11,51 +11,12 @@ from notes_cli.engine.model import Model
 from .conftest import TEXT, Notes, run_here, snapshot
 
 
-def test_ls_of_an_empty_library(notes: Notes, home: Path) -> None:
-    """Nothing on stdout, a hint on stderr, exit 0; --json is an empty array; no folder is made."""
-    plain = notes("ls")
-    assert (plain.code, plain.out) == (0, "") and "notes compile FILE" in plain.err
-    assert notes("ls", "--json").json == []
-    assert notes("ls", "-q").out == ""
-    assert not home.exists()
-
-
 def test_ls_shows_name_size_model_and_fields(notes: Notes, compiled: Path) -> None:
     """One line per segment and a total."""
     lines = notes("ls").out.splitlines()
     assert lines[1].split()[:2] == ["returns", str(len(TEXT.strip()))]
     assert "tiny llama F32" in lines[1] and "date=2026-06-01, tier=gold" in lines[1]
     assert lines[-1].startswith("1 file, ")
-
-
-def test_ls_quiet_lists_each_name_once(
-    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
-) -> None:
-    """-q is for scripts: names only, one a line, a skill of two models once."""
-    assert notes("compile", skill, "-m", make_model("qwen2")).code == 0
-    assert notes("compile", skill, "--name", "other").code == 0
-    assert notes("ls", "-q").out == "other\nreturns\n"
-    assert len(notes("ls", "--json").json) == 3
-
-
-def test_ls_orders_skills_of_one_name_by_their_model(
-    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
-) -> None:
-    """Not by their files' names."""
-    for architecture in ("qwen3", "gemma", "qwen2"):
-        assert notes("compile", skill, "-m", make_model(architecture)).code == 0
-    models = [line.split("tiny ")[1].split()[0] for line in notes("ls").out.splitlines()[1:-1] if "tiny " in line]
-    assert models == ["gemma", "llama", "qwen2", "qwen3"]
-
-
-def test_ls_lists_a_broken_file_with_its_problem(notes: Notes, compiled: Path) -> None:
-    """A damaged segment is listed with its problem, among the others."""
-    broken = compiled.with_name("aaa" + compiled.name[len("returns") :])
-    broken.write_bytes(compiled.read_bytes()[:1000])
-    first, second = notes("ls", "--json").json
-    assert first["name"] == "aaa" and "damaged" in first["problem"] and "tokens" not in first
-    assert second["name"] == "returns" and second["problem"] is None
-    assert "damaged" in notes("ls").out and notes("ls", "-q").out == "aaa\nreturns\n"
 
 
 def test_rm_removes_all_files_of_a_name(
@@ -68,13 +29,6 @@ def test_rm_removes_all_files_of_a_name(
     assert outcome.code == 0
     assert set(outcome.out.splitlines()) == {str(compiled), other}
     assert not compiled.exists() and not Path(other).exists() and kept.exists() and skill.exists()
-
-
-def test_rm_does_not_ask(notes: Notes, skill: Path, compiled: Path) -> None:
-    """With or without -y: a skill can be compiled again from its text."""
-    assert notes("rm", "returns").code == 0 and not compiled.exists()
-    assert notes("compile", skill).code == 0
-    assert notes("rm", "-y", "returns").code == 0 and not compiled.exists()
 
 
 def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
@@ -98,13 +52,6 @@ def test_rm_removes_a_broken_file(notes: Notes, compiled: Path) -> None:
     assert not compiled.exists()
 
 
-def test_inspect_shows_everything(notes: Notes, compiled: Path) -> None:
-    """Name, path, fields with their tokens, identity and the text."""
-    out = notes("inspect", "returns").out
-    for part in ("returns", str(compiled), "date = 2026-06-01", "tier = gold", "tiny llama", "F32", TEXT.strip()):
-        assert part in out
-
-
 def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> None:
     """--text is the text as compiled, --tokens its ids one a line; both alone on stdout, by name or by path."""
     with Model(model) as loaded:
@@ -122,21 +69,6 @@ def test_inspect_json_is_an_array(notes: Notes, skill: Path, compiled: Path, mak
     for field in both[0]["fields"]:
         first, last = field["characters"]
         assert both[0]["text"][first:last] == field["value"]
-
-
-def test_inspect_forms_exclude_each_other(notes: Notes, compiled: Path) -> None:
-    """Two forms at once would mix on stdout: exit 2, nothing printed."""
-    for forms in (("--text", "--tokens"), ("--text", "--json")):
-        outcome = notes("inspect", "returns", *forms)
-        assert outcome.code == 2 and "exclude each other" in outcome.err
-        assert outcome.out == "" or outcome.json.keys() == {"version", "error"}
-
-
-def test_inspect_refuses_what_is_no_segment(notes: Notes, skill: Path, model: Path) -> None:
-    """An unknown name, a text and a model: one line each with advice."""
-    for word, message in (("nothing", "no compiled skill"), (skill, "is a text"), (model, "not a compiled segment")):
-        outcome = notes("inspect", word)
-        assert (outcome.code, outcome.out) == (1, "") and message in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from notes_cli.cli import COMMANDS, command_named
 from notes_cli.commands.ask import GROUPS
 from notes_cli.commands.batch import KEYS
-from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.runtime.request import Request
 from notes_cli.serve.parsing import NotesParams
 
@@ -34,11 +33,6 @@ def test_a_key_is_named_as_its_option(key: str) -> None:
         assert ONE.get(key, key).replace("_", "-") in flags()
 
 
-def test_a_batch_samples_by_the_words_of_python() -> None:
-    words = {one.name for one in fields(SamplerOptions)}
-    assert {"temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"} <= words & set(KEYS)
-
-
 def test_help_has_its_options_in_groups() -> None:
     """All options of `notes ask` in one group each, those that few need last."""
     command = command_named("ask")
@@ -54,8 +48,3 @@ def test_help_has_its_options_in_groups() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_a_terminal(name: str) -> None:
     assert all(len(line) <= 80 for line in run_here(name, "--help").out.splitlines())
-
-
-def test_a_setting_is_named_as_its_option() -> None:
-    """Of those that had other names, none is left."""
-    assert not {"no-splice", "limit"} & flags() and {"recompute", "max-tokens", "n", "predict", "n-predict"} <= flags()

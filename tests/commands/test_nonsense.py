@@ -13,7 +13,7 @@ import pytest
 
 from notes_cli.commands import terminal
 
-from .conftest import Notes, Outcome, command_line, run_apart, run_here
+from .conftest import Notes, Outcome, command_line, run_apart
 
 
 def test_a_question_that_is_no_text(notes: Notes) -> None:
@@ -135,28 +135,6 @@ def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
     assert (outcome.code, outcome.err.splitlines()[1:]) == (0, [])  # but that the answer was cut
 
 
-def test_one_value_of_a_repeatable_setting(notes: Notes, home: Path, compiled: Path) -> None:
-    """`splice: returns` needs no list."""
-    (home / "config.yaml").write_text("splice: returns\n")
-    assert notes("ask", "x", "-n", 1, "--json").json["tokens"]["spliced"] > 0
-
-
-@pytest.mark.model
-def test_a_model_that_is_a_number(home: Path) -> None:
-    """It is the name of a file, not of a descriptor."""
-    home.mkdir()
-    (home / "config.yaml").write_text("model: 3\n")
-    outcome = run_here("ask", "x")
-    assert outcome.code == 1 and outcome.err.startswith("notes: 3: no such model") and outcome.err.count("\n") == 1
-
-
-@pytest.mark.model
-def test_a_model_of_nobody(home: Path) -> None:
-    """A missing home folder is an ordinary path."""
-    outcome = run_here("ask", "x", "-m", "~nobody-here/a.gguf")
-    assert outcome.code == 1 and outcome.err.startswith("notes: ~nobody-here/a.gguf: no such model")
-
-
 def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
     """YAML booleans and numbers are converted by the option."""
     home.mkdir()
@@ -185,25 +163,6 @@ def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
         outcome = notes(*arguments)
         assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
     assert home.read_text() == "mine"
-
-
-def test_a_library_that_cannot_be_written(
-    model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
-) -> None:
-    """A read-only library: compile fails, -o works; ask and ls work."""
-    assert run_apart("compile", skill, "--name", "other").code == 0
-    (home / "library").chmod(0o500)
-    (home / "library" / ".locks").chmod(0o500)
-    try:
-        refused = unprivileged("compile", skill)
-        assert (refused.code, refused.out) == (1, "")
-        assert "cannot write to the library" in refused.err and refused.err.count("\n") == 1
-        removed = unprivileged("rm", "-y", "other")
-        assert removed.code == 1 and "cannot remove" in removed.err
-        assert unprivileged("compile", skill, "-o", tmp_path / "here.gguf").code == 0
-        assert unprivileged("ask", "x", "-n", "1", "--splice", "other").code == 0
-    finally:
-        (home / "library").chmod(0o700)
 
 
 def test_what_needs_no_writing_does_not_write(

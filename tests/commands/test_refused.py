@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import pytest
 
 from notes_cli.library.container import open_segment, peek, write_segment
@@ -34,13 +33,6 @@ def refuse(notes: Notes, home: Path) -> Callable[..., str]:
 
 
 Refuse = Callable[..., str]
-
-
-def test_no_such_model(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path) -> None:
-    """Every command that loads a model names the path that is not there."""
-    missing = tmp_path / "no.gguf"
-    for command in (("compile", skill), ("ask", "Why?"), ("verify", "returns")):
-        assert f"{missing}: no such model" in refuse(*command, "-m", missing)
 
 
 def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path) -> None:
@@ -72,11 +64,6 @@ def test_a_file_of_the_library_with_another_skill(refuse: Refuse, notes: Notes, 
     assert notes("fsck").code != 0
 
 
-def test_a_segment_is_no_model(refuse: Refuse, compiled: Path) -> None:
-    """A segment named as the model is refused."""
-    assert "is a compiled skill, and no model" in refuse("ask", "Why?", "-m", compiled)
-
-
 @pytest.mark.parametrize("where", ["tokens", "context"])
 def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path, where: str) -> None:
     """A segment that claims this model and holds token ids beyond its vocabulary."""
@@ -87,33 +74,6 @@ def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path, whe
     for options in ((), ("--explain",), ("--field", "tier=silver")):
         error = refuse("ask", "Why?", "--splice", compiled, *options)
         assert "and tiny llama has a vocabulary of 259" in error
-
-
-@pytest.mark.parametrize("by_path", [False, True])
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"kind": "qwen2"}, ["compiled for architecture llama, this model is qwen2"]),
-        ({"seed": 1}, ["compiled with tiny llama F32", "this model is tiny llama F32"]),
-        (
-            {"quantization": gguf.GGMLQuantizationType.Q8_0},
-            ["compiled with tiny llama F32, this model is Q8_0"],
-        ),
-    ],
-)
-def test_a_segment_of_another_model(
-    refuse: Refuse,
-    skill: Path,
-    compiled: Path,
-    make_model: MakeModel,
-    settings: dict[str, object],
-    says: list[str],
-    by_path: bool,
-) -> None:
-    """Other architecture, other weights of the same name, other quantization of the same weights."""
-    error = refuse("ask", "Why?", "--splice", compiled if by_path else "returns", "-m", make_model(**settings))
-    assert all(part in error for part in says)
-    assert f"notes compile --from {compiled if by_path else 'returns'} -m" in error
 
 
 @pytest.mark.parametrize("by_path", [False, True])
@@ -255,24 +215,6 @@ def test_unknown_field(notes: Notes, refuse: Refuse, compiled: Path) -> None:
     )
 
 
-def test_empty_erratum_and_value(refuse: Refuse, compiled: Path) -> None:
-    """Empty errata and values are refused."""
-    assert "the erratum is empty" in refuse("ask", "Why?", "--splice", "returns", "--erratum", " ")
-    assert "field 'date' has no value" in refuse("ask", "Why?", "--splice", "returns", "--erratum", "date=")
-
-
-def test_empty_skill(refuse: Refuse, skill: Path) -> None:
-    """compile and a splice of an empty text fail."""
-    skill.write_text("\n")
-    for command in (("compile", skill), ("ask", "Why?", "--splice", skill)):
-        assert f"{skill} has no text" in refuse(*command)
-
-
-def test_an_unknown_name(refuse: Refuse, compiled: Path) -> None:
-    """Similar names are suggested, and the command that lists all."""
-    assert "Did you mean returns?" in refuse("ask", "Why?", "--splice", "retruns")
-
-
 def test_an_architecture_that_cannot_be_spliced(
     refuse: Refuse, notes: Notes, compiled: Path, skill: Path, make_model: MakeModel, home: Path
 ) -> None:
@@ -287,8 +229,3 @@ def test_an_architecture_that_cannot_be_spliced(
     ):
         assert "keeps no K/V cache" in refuse(*command, "-m", model)
     assert notes("ask", "Why?", "-n", 2, "-m", model).out.strip()
-
-
-def test_a_skill_from_standard_input_cannot_be_spliced(refuse: Refuse, compiled: Path) -> None:
-    """Standard input is the question; a skill must be compiled first."""
-    assert "notes compile - --name NAME" in refuse("ask", "Why?", "--splice", "-")

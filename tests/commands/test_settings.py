@@ -129,16 +129,6 @@ def test_a_relative_model_is_found_from_anywhere(
     assert notes(*ASK, "--session", "mine").code == 0
 
 
-def test_the_trained_context(notes: Notes, model: Path, make_model: Callable[..., Path]) -> None:
-    """-c 0 is the trained length."""
-    small = make_model("llama", trained=512)
-    assert notes("ask", "Why? " * 20, "-c", 0, "-n", 2, "-m", small).code == 0
-    refused = notes("ask", "Why? " * 600, "-c", 0, "-n", 2, "-m", small)
-    assert refused.code == 1 and "512" in refused.err
-    wrong = notes("ask", "Why?", "-c", 5)
-    assert wrong.code == 2 and "5 is not a whole number from 16 to" in wrong.err
-
-
 def test_an_answer_without_a_limit(notes: Notes) -> None:
     """-n -1, also as --n-predict: until the answer ends or the context is full, which is flagged."""
     for form in (("-n", -1), ("--n-predict", "-1"), ("--predict=-1",)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from samples import SAMPLES
@@ -66,15 +65,6 @@ def test_verify_passes(shell: dict[str, str]) -> None:
         f'notes verify returns --question "{QUESTION}" --choices accepted,refused --erratum "date=2026-07-01"', shell
     )
     assert decided.splitlines()[-1].startswith("pass: 2 of 2 decisions")
-
-
-def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
-    """`notes compile skill.txt`, then the owner's line with --splice skill."""
-    folder = Path(SAMPLES)
-    assert "skill." in run(f"notes compile '{folder / 'skill.txt'}'", shell)
-    ask = 'echo "May I return this?" | notes ask --splice skill'
-    assert "accepted" in run(ask, shell)
-    assert "refused" in run(f'{ask} --erratum "date=2026-07-01"', shell)
 
 
 def test_everybody_is_told(shell: dict[str, str]) -> None:

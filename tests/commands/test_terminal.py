@@ -12,7 +12,7 @@ import pytest
 
 from notes_cli.cli import COMMANDS
 
-from .conftest import Notes, command_line, on_a_terminal, run_apart
+from .conftest import Notes, command_line, run_apart
 
 ENDLESS = (
     "-n",
@@ -55,13 +55,6 @@ def test_a_closed_pipe_ends_quietly(model: Path) -> None:
     assert done.stdout.endswith(b"141\n")
 
 
-def test_ls_into_head(notes: Notes, compiled: Path) -> None:
-    """`notes ls -q | head -1` gives a name."""
-    script = f"{shlex.join(command_line('ls', '-q'))} | head -1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("returns\n", "")
-
-
 def test_ls_into_rm(notes: Notes, compiled: Path) -> None:
     """`notes ls -q | xargs notes rm -y` empties the library."""
     script = f"{shlex.join(command_line('ls', '-q'))} | xargs {shlex.join(command_line('rm', '-y'))}"
@@ -92,18 +85,3 @@ def test_ls_needs_no_llama(home: Path) -> None:
     code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "[]\nFalse\n"
-
-
-def test_colour_on_a_terminal_only_and_not_with_no_color(notes: Notes, compiled: Path) -> None:
-    """A terminal gets a bold head, NO_COLOR and a pipe none."""
-    assert "\x1b[" in on_a_terminal(["ls"])
-    plain = on_a_terminal(["ls"], NO_COLOR="1")
-    assert "returns" in plain and "\x1b[3" not in plain and "\x1b[4" not in plain
-    assert "\x1b" not in run_apart("ls").out
-
-
-def test_version() -> None:
-    """--version is one line on stdout."""
-    import notes_cli
-
-    assert run_apart("--version").out.startswith(f"notes {notes_cli.__version__} (llama.cpp of ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,14 +95,6 @@ def test_a_text_that_parts_late_is_told_and_passes(
         assert ("a text may part so late" in outcome.out) is (code == 0)
 
 
-def test_decisions_that_differ_are_named(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names the question, its decision and the recompute's."""
-    found = iter(["a", "b"])
-    monkeypatch.setattr(verify, "answered", lambda *_: Answered(next(found), 0.1))
-    outcome = notes("verify", "returns", "--question", "Why?", "--choices", "a,b")
-    assert outcome.code == 1 and "missed: 'Why?' decides 'a', the recompute's decision is 'b'" in outcome.out
-
-
 def test_questions_come_from_the_fields(notes: Notes, compiled: Path) -> None:
     """Without --question each field is asked for; an erratum adds the same questions once more, corrected."""
     plain = notes("verify", "returns", "--choices", "a,b", "--json").json["cases"]
@@ -115,15 +106,6 @@ def test_questions_come_from_the_fields(notes: Notes, compiled: Path) -> None:
     for case in both:
         same = case["decision"] == case["reference"]
         assert case["right"] == (same and case["corrected"] in (None, case["decision"]))
-
-
-def test_nothing_to_ask(notes: Notes, tmp_path: Path) -> None:
-    """A skill without fields and no --question: one line, exit 1."""
-    (tmp_path / "plain.txt").write_text("Be kind to all.")
-    assert notes("compile", tmp_path / "plain.txt").code == 0
-    outcome = notes("verify", "plain")
-    assert outcome.code == 1 and "Give --question" in outcome.err
-    assert notes("verify", "plain", "--question", "Why?", "--choices", "a,b").code == 0
 
 
 EDIT = ("verify", "returns", "--field", "date=2026-07-01", "--choices", "a,b", "--question", "Why?")
@@ -173,18 +155,6 @@ def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.Monk
     assert notes("verify", "returns", *ask, "--method", "all").code == 0  # auto is right, stale or not
 
 
-def test_a_model_that_refuses_methods(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If nothing can be rewritten, lines of these methods show that, and it is no failure."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
-    assert notes("compile", skill).code == 0
-    found = notes(*EDIT, "--method", "all", "--json").json["methods"]
-    refused = {one["method"]: one["refused"] for one in found if one["refused"]}
-    assert {"field", "selective@16", "suffix"} <= refused.keys() and "recurrent" in refused["field"]
-    assert not {"erratum", "recompute", "stale"} & refused.keys()
-
-
 def test_a_session_against_a_prefill(notes: Notes, compiled: Path) -> None:
     """Exact where nothing was left as it was: errata are in both; an edit in place is named, and shows in the rows."""
     for question in ("Why?", "And?"):
@@ -208,25 +178,3 @@ def test_a_session_against_a_prefill(notes: Notes, compiled: Path) -> None:
     assert "date=2026-07-01" in stale["reasons"][0] and stale["edits"][-1].startswith("date=2026-07-01 by field")
     assert max(layer["k"] for layer in stale["layers"]) > 5 * max(layer["k"] for layer in exact["layers"])
     assert "what comes after an edit in place was computed with the old value (date=2026-07-01)" in notes(*verify).out
-
-
-@pytest.mark.parametrize("kind", ["lfm2", "gpt2"])
-def test_sessions_of_whole_rows(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """Verified like others, states too, also with greedy answers to several questions."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model(kind)))
-    assert notes("ask", "Why?", "--splice", skill, "--session", "mine", "-n", 2).code == 0
-    outcome = notes("verify", "--session", "mine", "--json")
-    assert outcome.code == 0 and [point["question"] for point in outcome.json["points"]] == [
-        *(None, "What is the date?", "What is the tier?"),
-    ]
-    parts = {layer["part"] for layer in outcome.json["layers"]}
-    assert parts == ({"attention", "state"} if kind == "lfm2" else {"attention"})
-
-
-def test_another_models_session(notes: Notes, compiled: Path, make_model: Callable[..., Path]) -> None:
-    """Is not verified with this one."""
-    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
-    outcome = notes("verify", "--session", "mine", "-m", make_model("qwen2"))
-    assert outcome.code == 1 and "begun for architecture llama" in outcome.err
