@@ -1,15 +1,21 @@
-"""Conventions of command lines, for every command: colour, quiet, variables, help, typing errors."""
+"""Conventions of command lines, for every command: names, colour, quiet, variables, help, typing errors."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import click
 import pytest
 
-from notes_cli.cli import COMMANDS, SYNONYMS, cli
+from notes_cli.cli import COMMANDS, SYNONYMS, cli, command_named
+from notes_cli.commands.ask import GROUPS
+from notes_cli.commands.batch import KEYS
+from notes_cli.runtime.request import Request
+from notes_cli.serve.parsing import NotesParams
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
 
@@ -184,3 +190,37 @@ def test_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert outcome.code == 1 and outcome.err.startswith(f"notes: {name} is set: nothing is fetched")
     monkeypatch.setenv(name, "0")
     assert run_here("pull", "a/b").err.startswith("notes: cannot reach Hugging Face")
+
+
+ONE = {"errata": "erratum", "fields": "field", "images": "image", "results": "result"}  # a repeatable option is of one
+ALIKE = {"question", "sampling"}  # an argument; options each
+
+
+def flags() -> set[str]:
+    return {flag.lstrip("-") for one in command_named("ask").params for flag in one.opts}
+
+
+@pytest.mark.parametrize(
+    "key", [*(one.name for one in fields(Request)), *KEYS, *(one.name for one in fields(NotesParams))]
+)
+def test_a_key_is_named_as_its_option(key: str) -> None:
+    """Python, lines of a batch and HTTP use the command line's name for an option."""
+    if key not in ALIKE | {"id", "cache_salt", "match", "ask"}:
+        assert ONE.get(key, key).replace("_", "-") in flags()
+
+
+def test_help_has_its_options_in_groups() -> None:
+    """All options of `notes ask` in one group each, those that few need last."""
+    command = command_named("ask")
+    named = [name for names in GROUPS.values() for name in names]
+    options = {one.name for one in command.params if isinstance(one, click.Option)} | {"help"}
+    assert sorted(named) == sorted(options)
+    shown = run_here("ask", "--help").out
+    headings = re.findall(r"(?m)^([A-Z]\w+):$", shown)
+    assert headings == ["Question", "Corrections", "Answer", "Output", "Model", "Expert"]
+    assert "--seam" in shown.partition("\nExpert:")[2] and "--erratum" in shown.partition("\nAnswer:")[0]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_terminal(name: str) -> None:
+    assert all(len(line) <= 80 for line in run_here(name, "--help").out.splitlines())
