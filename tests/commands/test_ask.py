@@ -13,10 +13,8 @@ import jsonschema
 import pytest
 from samples import SAMPLES
 
-import notes_cli as api
 from notes_cli import config
 from notes_cli.engine.context import Context
-from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.library.container import peek
 from notes_cli.library.profiles import Profile, Profiles
@@ -101,23 +99,6 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
     assert later["place"] is None and later["pieces"][1]["position"] == begun["pieces"][1]["position"]
     refused = notes(*ask, "--place", "early")
     assert refused.code == 1 and "--exact and --decode belong" in refused.err and refused.err.count("\n") == 1
-
-
-def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
-    """--explain and --json show the method chosen for --field and the reason; an explicit method has none."""
-    ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)
-    line = notes(*ask, "--explain").out.splitlines()[-1]
-    assert line.startswith("method field+erratum: the default for a model that calibrate has not measured")
-    for extra in ((), ("--explain",)):
-        found = notes(*ask, "--json", *extra).json
-        assert (found["method"], found["wording"], found["seam"]) == ("field+erratum", "now", 1)
-        assert found["method_why"] == line.removeprefix("method ")
-    assert notes(*ask, "--method", "auto", "--json").json["method"] == "field+erratum"
-    named = notes(*ask, "--method", "selective@4", "--json").json
-    assert (named["method"], named["method_why"]) == ("selective@4", None)
-    full = notes(*ask, "--recompute", "--json").json
-    assert full["method"] == "recompute" and full["tokens"]["erratum"] == 0
-    assert "method" not in notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()[-1]
 
 
 def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path) -> None:
@@ -308,30 +289,11 @@ def test_a_segment_file_is_spliced(notes: Notes, skill: Path, compiled: Path, tm
     assert (by_path["answer"], by_path["pieces"]) == (by_name["answer"], by_name["pieces"])
 
 
-def test_the_models_template_is_honoured(notes: Notes, compiled: Path, model: Path) -> None:
-    """The skill is inside the system message, the erratum after it, the question in the user's."""
-    with Model(model) as loaded:
-        left = loaded.tokenize("<|im_start|>system\n", special=True)
-        ask = loaded.tokenize("<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n", special=True)
-    result = notes("ask", "Why?", "--splice", "returns", "--json", "-n", 1).json
-    assert [piece["tokens"] for piece in result["pieces"]][:3] == [len(left), SKILL_TOKENS, len(ask)]
-
-
 def test_special_tokens_in_a_question_are_text(notes: Notes) -> None:
     """`<|im_end|>` in a question is ten characters, never the token that ends a message."""
     plain = notes("ask", "x" * len("<|im_end|>"), "-n", 1, "--json").json
     special = notes("ask", "<|im_end|>", "-n", 1, "--json").json
     assert special["tokens"]["total"] == plain["tokens"]["total"]
-
-
-def test_a_model_without_template(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A base model gets a plain prompt; compile and splice work as with any other."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("llama", template=None)))
-    assert notes("compile", skill).code == 0
-    result = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json
-    assert result["tokens"]["spliced"] >= SKILL_TOKENS - 1
 
 
 SCHEMA: dict[str, Any] = {
@@ -371,16 +333,6 @@ def test_the_thought_is_free(notes: Notes, shipped: None) -> None:
     assert told.out.strip() == found["answer"]
 
 
-def test_a_session(notes: Notes, shipped: None) -> None:
-    """Each turn of a session has its own constraint."""
-    first = notes("ask", "Which?", "--session", "mine", "--grammar", 'root ::= "one"')
-    second = notes("ask", "And?", "--session", "mine", "-j", '{"const": 2}')
-    third = notes("ask", "And?", "--session", "mine", "--grammar", 'root ::= " three"', "--json")
-    assert (first.out, second.out) == ("one\n", "2\n"), second.err
-    assert third.json["answer"] == " three"
-    assert "one" in notes("session", "show", "mine").out
-
-
 def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:
     """A line has its own form, or that of the command; a bad one spoils no other."""
     asked = lines(
@@ -405,14 +357,3 @@ def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:
         strict=True,
     ):
         assert says in message
-
-
-@pytest.mark.model
-def test_in_python() -> None:
-    """As on the command line; `stream` yields the text."""
-    with api.open() as model:
-        found = model.ask("Who?", json_schema=SCHEMA, max_tokens=120)
-        jsonschema.validate(json.loads(str(found)), SCHEMA)
-        assert "".join(model.stream("Who?", grammar=WORDS)) in ("accepted", "refused")
-        with pytest.raises(api.NotesError, match="uses 'not'"):
-            model.ask("Who?", json_schema={"not": {}})

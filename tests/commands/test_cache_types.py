@@ -99,18 +99,6 @@ def test_it_is_said_with_bytes(notes: Notes, skill: Path) -> None:
     assert sizes["q8_0"] < sizes["f16/q8_0"] < sizes["f16"]
 
 
-@pytest.mark.parametrize("way", ["variable", "setting"])
-def test_asked_for_for_good(notes: Notes, skill: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """A flag wins over both."""
-    if way == "variable":
-        monkeypatch.setenv("NOTES_COMPILE_KV", "q8_0")
-    else:
-        home.mkdir(exist_ok=True)
-        (home / "config.yaml").write_text("compile:\n  kv: q8_0\n")
-    assert notes("compile", skill, "--json").json["compiled"][0]["kv"] == "q8_0"
-    assert notes("compile", skill, "--kv", "f16", "--json").json["compiled"][0]["kv"] == "f16"
-
-
 def test_what_is_kept_so_stays_so(notes: Notes, skill: Path, tmp_path: Path) -> None:
     """By name, with --stale, by a watch, after an export and an import; a text without the flag is kept as computed."""
     notes("compile", skill, "--kv", "q8_0")
@@ -126,12 +114,3 @@ def test_what_is_kept_so_stays_so(notes: Notes, skill: Path, tmp_path: Path) -> 
     assert notes("ls", "--json").json[0]["kv"] == "q8_0"
     again = notes("compile", skill, "--json").json["compiled"][0]
     assert again["kv"] == "f16" and again["reasons"] == ["its rows are kept as q8_0, not as f16"]
-
-
-def test_a_session_goes_on_from_it(notes: Notes, skill: Path) -> None:
-    """Its K/V is the cache's from then on; the origin of the skill is kept."""
-    notes("compile", skill, "--kv", "q8_0")
-    assert notes(*KEPT_ASK, "--session", "mine").code == 0
-    notes("rm", "returns")
-    assert notes("ask", "And why?", "--session", "mine", *CHOICES).code == 0
-    assert "kept as q8_0 (" in notes("session", "show", "mine", "--pieces").out

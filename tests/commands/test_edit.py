@@ -209,11 +209,3 @@ def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...
     for field, names in (("returns.date", {"returns"}), ("fees.date", {"fees"}), ("*.date", {"returns", "fees"})):
         pieces = notes(*ask, "--field", f"{field}=2026-08-01").json["pieces"]
         assert {piece["name"] for piece in pieces if piece["rewritten"]} == names
-
-
-def test_questions_of_two_skills_with_one_field(notes: Notes, two: tuple[str, ...]) -> None:
-    """Each is asked for its own."""
-    cases = notes("verify", "returns", "fees", "--json").json["cases"]
-    asked = [case["question"] for case in cases]
-    assert "What is the date of returns?" in asked and "What is the date of fees?" in asked
-    assert "What is the tier?" in asked

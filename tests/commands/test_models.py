@@ -137,20 +137,6 @@ def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Callable[..., Ou
         closed.chmod(0o700)
 
 
-def test_a_model_in_ollamas_own_form(user: Path, make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Listed as refused, and refused by name in one line with advice."""
-    import tiny
-
-    root = user / ".ollama" / "models"
-    path = tiny.alter_model(tmp_path / "a.gguf", make_model("gemma3"), more=["v.patch_embedding.weight"])
-    stores.ollama(root, "library/gemma3/4b", stores.manifest(root, path))
-    (row,) = (row for row in run_here("models", "--json").json if row["name"] == "gemma3:4b")
-    assert row["skills"] == "refused" and "Ollama" in row["why"] and "v.patch_embedding.weight" in row["why"]
-    outcome = run_here("ask", "Why?", "-m", "gemma3:4b")
-    assert outcome.code == 1 and "gemma3:4b is in a form of Ollama's own" in outcome.err
-    assert "Hugging Face" in outcome.err and outcome.err.count("\n") == 1
-
-
 def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Aliases of config.yaml work for -m, NOTES_MODEL and `model:`; -v prints the file. An alias named like a flag is
     not a setting."""

@@ -158,23 +158,6 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(
     assert notes("session", "undo", "mine").code == 0
 
 
-def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
-    """Only an erratum has the field: editing the text is refused in one line, and so is an undo without history;
-    neither changes anything."""
-    assert notes("edit", "mine", "--field", "tier=b", "--method", "erratum").code == 0
-    before = snapshot(begun)
-    outcome = notes("edit", "mine", "--field", "tier=gold", "--method", "suffix")
-    assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
-    assert "Use --method erratum" in outcome.err
-    assert snapshot(begun) == before
-    for _ in range(2):
-        notes("session", "undo", "mine")
-    before = snapshot(begun)
-    outcome = notes("session", "undo", "mine")
-    assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
-    assert snapshot(begun) == before
-
-
 def test_a_conversation_is_shown_as_one(notes: Notes, compiled: Path) -> None:
     """Questions, answers, errata and edits in order, without chat template. --pieces prints the table of pieces."""
     asked = ("ask", "May I\n  return it?", "-s", "Be brief.", "--splice", "returns", "--session", "mine")
@@ -319,23 +302,6 @@ def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signa
     process.communicate()
     assert snapshot(begun) == before
     assert notes(*GO_ON).code == 0 and notes("session", "show", "mine", "--json").json["turns"] == 2
-
-
-def test_a_recurrent_model_says_what_it_keeps(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
-    """`show` reports it; methods that rewrite are refused with the reason; an erratum works."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
-    assert notes("ask", "Why?", "--splice", skill, "--session", "mine", "-n", 2).code == 0
-    before = snapshot(home)
-    for method in ("field", "selective@4", "blend"):
-        refused = notes("edit", "mine", "--field", "tier=b", "--method", method)
-        assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
-        assert "this model has recurrent layers" in refused.err
-    assert snapshot(home) == before
-    assert notes("edit", "mine", "--field", "tier=b").code == 0
-    assert notes(*GO_ON).code == 0
-    assert "each turn keeps all of it" in notes("session", "show", "mine").out
 
 
 def test_settings_reach_the_commands_of_the_group(notes: Notes, begun: Path, home: Path) -> None:

@@ -140,29 +140,6 @@ def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) 
     assert not [path for path in snapshot(home) if path.endswith(".tmp")]
 
 
-# Raises a signal when llama.cpp has freed something.
-FREED = """
-import os, signal
-import notes_cli.signals
-notes_cli.signals.install()
-from notes_cli.engine.native import llama
-free = llama.{name}
-def freed(handle):
-    free(handle)
-    os.kill(os.getpid(), signal.{signal})
-llama.{name} = freed
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("name", ["llama_free", "llama_model_free"])
-def test_stopped_when_something_was_freed(model: Path, name: str, number: signal.Signals) -> None:
-    """Closing the rest frees nothing twice."""
-    done = told(FREED.format(name=name, signal=number.name), "ask", "Why?", "-n", "3")
-    right = {signal.SIGINT: (130, "notes: interrupted"), signal.SIGTERM: (-number, "notes: terminated")}
-    assert (done.returncode, done.stderr.splitlines()[-1]) == right[number]
-
-
 @pytest.mark.parametrize("after", [0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.7])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:
@@ -172,68 +149,52 @@ def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) 
     assert code == (130 if number == signal.SIGINT else -number) and err == f"notes: {word[number]}\n"
 
 
-def test_interrupted_in_a_callback_of_c(model: Path) -> None:
-    """llama.cpp's log and its progress of a load call Python, where nothing can be raised: it is not lost."""
-    for hook in ("native.llama.llama_log_set(log, None)", "process.loading = lambda told: step"):
-        code = f"""
+# Places where an exception of a signal handler is lost or comes at a bad time; strike() raises the signal once.
+STRIKE = """
 import ctypes, os, signal
-import notes_cli.engine.native as native
+import notes_cli.signals
 import notes_cli.engine.process as process
-def strike():
+import notes_cli.engine.sequence as sequence
+notes_cli.signals.install()
+from notes_cli.engine.native import llama
+sent = []
+def strike(*_):
     if not sent:
         sent.append(1)
-        os.kill(os.getpid(), signal.SIGINT)
-    return True
-sent = []
-log = native.llama.llama_log_callback(lambda level, text, data: strike())
-step = native.llama.llama_progress_callback(lambda part, data: strike())
-{hook}
-"""
-        done = told(code, "ask", "Why?", *ENDLESS)
-        assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
-
-
-def test_interrupted_in_a_finalizer(model: Path) -> None:
-    """Where Python prints `Exception ignored in`, the interrupt is raised again."""
-    code = """
-import os, signal
-class Dying:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
-import notes_cli.engine.sequence as sequence
-flush = sequence.KVSequence.flush
-def dying(self, *given):
-    Dying()
-    sequence.KVSequence.flush = flush
-    return flush(self, *given)
-sequence.KVSequence.flush = dying
-"""
-    done = told(code, "ask", "Why?", *ENDLESS)
-    assert (done.returncode, done.stderr) == (130, "notes: interrupted\n")
-
-
-# Raises a signal in Python code that C calls and whose exception C drops.
-FORGOTTEN = """
-import ctypes, os, signal
-import notes_cli.engine.sequence as sequence
-class Deaf:
-    def __getattr__(self, name):
         os.kill(os.getpid(), signal.{signal})
-flush = sequence.KVSequence.flush
-def forgetting(self, *given):
-    sequence.KVSequence.flush = flush
-    assert not ctypes.pythonapi.PyObject_HasAttrString(ctypes.py_object(Deaf()), b"any")
-    return flush(self, *given)
-sequence.KVSequence.flush = forgetting
+    return True
+def before(owner, name, action):
+    wrapped = getattr(owner, name)
+    setattr(owner, name, lambda *given: (action(), wrapped(*given))[1])
+def after(owner, name):
+    wrapped = getattr(owner, name)
+    setattr(owner, name, lambda *given: (wrapped(*given), strike())[0])
+class Struck:
+    __del__ = strike
+    def __getattr__(self, name):
+        strike()
+def asked_by_c():  # whose caller drops the exception
+    ctypes.pythonapi.PyObject_HasAttrString(ctypes.py_object(Struck()), b"any")
+log, step = llama.llama_log_callback(strike), llama.llama_progress_callback(strike)
 """
+PLACES = {
+    "llama.cpp's log": "llama.llama_log_set(log, None)",
+    "the progress of a load": "process.loading = lambda told: step",
+    "a finalizer": "before(sequence.KVSequence, 'flush', lambda: Struck() and None)",
+    "a call from C": "before(sequence.KVSequence, 'flush', asked_by_c)",
+    "after a context was freed": "after(llama, 'llama_free')",
+    "after a model was freed": "after(llama, 'llama_model_free')",
+}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_where_c_forgets_it(model: Path, number: signal.Signals) -> None:
-    """Raised again after C code dropped it."""
-    done = told(FORGOTTEN.format(signal=number.name), "ask", "Why?", *ENDLESS)
-    right = {signal.SIGINT: (130, "notes: interrupted\n"), signal.SIGTERM: (-number, "notes: terminated\n")}
-    assert (done.returncode, done.stderr) == right[number]
+@pytest.mark.parametrize("place", PLACES)
+def test_stopped_where_exceptions_are_lost(model: Path, place: str, number: signal.Signals) -> None:
+    """The interrupt is raised again until it propagates; nothing is freed twice."""
+    limit = ["-n", "3"] if "freed" in place else ENDLESS
+    done = told(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
+    right = {signal.SIGINT: (130, "notes: interrupted"), signal.SIGTERM: (-number, "notes: terminated")}
+    assert (done.returncode, done.stderr.splitlines()[-1]) == right[number]
 
 
 def test_what_is_put_away_is_not_interrupted_again(model: Path) -> None:

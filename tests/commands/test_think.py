@@ -116,14 +116,6 @@ def test_the_shipped_model_thinks(returns: Notes) -> None:
         assert choice["probabilities"][answer] > 0.9 and choice["tokens"]["answer"] == 0
 
 
-def test_nothing_to_think_with_is_no_thinking(returns: Notes) -> None:
-    """A model that is asked to think by a cue is asked directly with --max-think 0: the cue would only mislead it."""
-    ask = ("ask", "May I return this?", "--splice", "returns", "--json")
-    found = returns(*ask, "--think", "--max-think", 0).json
-    assert (found["answer"], found["reasoning"]) == ("accepted", None)
-    assert found["tokens"] == returns(*ask).json["tokens"]
-
-
 def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
     """The chain is in the sequence as the model wrote it, is shown by the ledger, and the next turn follows it."""
     ask = ("ask", "May I return this?", "--session", "mine")
@@ -138,17 +130,6 @@ def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
     assert returns("session", "undo", "mine").code == 0
     total = returns("session", "show", "mine", "--json").json["tokens"]
     assert total == sum(piece["tokens"] for piece in pieces[:-2])
-
-
-def test_a_small_context(thinker: Callable[[str], Script]) -> None:
-    """The chain is ended in time for an answer."""
-    script = thinker(SWITCH)
-    script("a" * 1000)
-    outcome = run_here("ask", "2+2?", "--think", "-c", 256, "-n", 8, "--json")
-    found = outcome.json
-    assert (found["thought_stopped"], found["stopped"]) == ("context", "length")
-    assert outcome.err.startswith("the reasoning was cut: the context of 256 tokens is full; give it more: -c 1024\n")
-    assert found["thought_whole"] is False and found["answer"] == "a" * 8
 
 
 def test_a_context_that_leaves_no_room_to_think(thinker: Callable[[str], Script]) -> None:
