@@ -353,7 +353,8 @@ class _Bar:
             self.show()
         assert _Bar._display is not None and self._task is not None
         speed = next(task.speed for task in _Bar._display.tasks if task.id == self._task)
-        state = f"{amount(done, self._unit)}/{amount(total, self._unit)} {self._unit}"
+        scale = 1_000_000 if self._unit == "MB" else 1
+        state = f"{done / scale:,.0f}/{total / scale:,.0f} {self._unit}"
         state += f" {speed:,.0f}/s" if speed and self._unit == "tokens" else ""
         _Bar._display.update(self._task, completed=done, total=total, state=state)
 
@@ -391,19 +392,7 @@ def progress(
         bar.hide()
 
 
-def amount(count: int, unit: str) -> str:
-    return f"{count / 1e6:,.0f}" if unit == "MB" else f"{count:,}"
-
-
 def line(text: str, length: int | None = None) -> str:
     """Return an untrusted text on one line, escaped and cut to `length`."""
-    return _cut(clean(" ".join(text.split())), length)
-
-
-def without_controls(text: str, length: int) -> str:
-    """Return a text cut to `length`, with line breaks as \\n and "." for control characters, which SVG forbids."""
-    return _cut("".join(part if part.isprintable() else "." for part in text.replace("\n", "\\n")), length)
-
-
-def _cut(text: str, length: int | None) -> str:
+    text = clean(" ".join(text.split()))
     return text if length is None or len(text) <= length else text[: length - 1] + "…"

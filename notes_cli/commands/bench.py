@@ -16,7 +16,6 @@ from notes_cli.commands.options import Number, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
-from notes_cli.output import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,5 +167,5 @@ def write_speed(path: Path, speed: Speed) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-        axes.set_title(f"{without_controls(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
+        axes.set_title(f"{output.line(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

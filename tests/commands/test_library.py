@@ -358,7 +358,7 @@ def test_watch_means_the_skills_of_the_library(
     def ended(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("notes_cli.commands.watch.time.sleep", ended)
+    monkeypatch.setattr("notes_cli.commands.compile.time.sleep", ended)
     outcome = notes("watch", "--json", "-q")
     assert outcome.code == 130 and outcome.json["event"] == "compiled", outcome
     assert outcome.json["source"] == str(skill) and "2026-09-01" in peek(compiled).text

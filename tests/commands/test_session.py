@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notes_cli.commands import transcript
+from notes_cli.commands import session
 from notes_cli.config import paths
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.state import fold
@@ -187,18 +187,18 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
     result = {**answer, "kind": "result", "name": "weather", "text": "<result>17</result>"}
     lines = [turn(1, pieces=[thought, end, answer]), turn(2, question="weather: 17", pieces=[result, answer])]
     state = fold(lines)
-    assert [*transcript.turn(state, 1)] == [("thought", "Hm."), ("assistant", "It is warm.")]
-    assert [*transcript.turn(state, 2)] == [("tool", "weather: 17"), ("assistant", "It is warm.")]
+    assert [*session.parts_of_turn(state, 1)] == [("thought", "Hm."), ("assistant", "It is warm.")]
+    assert [*session.parts_of_turn(state, 2)] == [("tool", "weather: 17"), ("assistant", "It is warm.")]
 
 
 def test_long_lines_are_wrapped_on_a_terminal() -> None:
     """At words, after the label, with the line's indentation."""
-    said = transcript.Part("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
-    assert transcript._lines(said, 30) == [
+    said = session.Part("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
+    assert session._lines(said, 30) == [
         *("user        one two three four", "            five six", "                - seven eight"),
         *("                nine ten", "                eleven", "", "            end"),
     ]
-    assert len(transcript._lines(said, 0)) == 4
+    assert len(session._lines(said, 0)) == 4
 
 
 def test_compacting(notes: Notes, begun: Path) -> None:
