@@ -218,9 +218,20 @@ def _json(value: Any, indent: int | None = None) -> None:
     _run.printed = True
 
 
-def confirm(question: str) -> bool:
-    """Ask a yes/no question on stderr; the default is no."""
-    return click.confirm(clean(question), err=True)
+def asks() -> bool:
+    """True if a question can be answered: stdin is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def confirmed(question: str, refusal: str, unchanged: str) -> bool:
+    """Ask a yes/no question on stderr; the default is no, which prints `unchanged`. Raises UsageError with the
+    `refusal` if stdin is not a terminal."""
+    if not asks():
+        raise click.UsageError(f"there is no terminal to ask on{refusal}")
+    yes = click.confirm(clean(question), err=True)
+    if not yes:
+        say(unchanged)
+    return yes
 
 
 def _coloured(on_terminal: bool) -> bool:
@@ -390,6 +401,11 @@ def progress(
         yield bar.update
     finally:
         bar.hide()
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """Return a number with its noun: "1 file", "2 files"."""
+    return f"1 {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
 def line(text: str, length: int | None = None) -> str:

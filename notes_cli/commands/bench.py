@@ -80,7 +80,7 @@ def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot
 
 
 def _print(speed: Speed) -> None:
-    threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
+    threads = output.counted(speed.threads, "thread")
     output.result(f"{speed.model}: {threads}, K/V {speed.cache}, flash attention {speed.flash_attention}\n")
     lines: list[tuple[str, Callable[[Length], str]]] = [
         ("prefill / splice", lambda length: f"{length.prefill.over(length.splice):,.0f}"),

@@ -441,8 +441,7 @@ def watch_command(
         for path in files.paths:
             update(path, file_stamp(path), first=True)
         if not quiet:
-            count = len(files.paths)
-            output.say(f"watching {count} {'file' if count == 1 else 'files'}; Ctrl-C ends it")
+            output.say(f"watching {output.counted(len(files.paths), 'file')}; Ctrl-C ends it")
         while True:
             time.sleep(interval)
             with suppress(NotesError):  # a folder that is being replaced

@@ -126,11 +126,10 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
         output.as_json([_facts(row) for row in rows])
     elif rows:
         _table(rows, long)
-        count = "1 file" if len(rows) == 1 else f"{len(rows)} files"
         size = output.human_size(sum(row.nbytes for row in rows))
         most = "" if store.max_size is None else f" of {output.human_size(store.max_size)}"
-        output.sentence(f"{count}, {size}{most} in {store.folder}")
-        _total([row.spliced for row in rows])
+        output.sentence(f"{output.counted(len(rows), 'file')}, {size}{most} in {store.folder}")
+        _print_total([row.spliced for row in rows])
         for reason, names in _reasons(rows).items():
             output.sentence(f"{', '.join(names)}: {reason}")
     else:
@@ -199,7 +198,7 @@ def _facts(row: _Row) -> dict[str, Any]:
     }
 
 
-def _total(counts: Sequence[Spliced]) -> None:
+def _print_total(counts: Sequence[Spliced]) -> None:
     """Print how often the skills were spliced, and the prefill time saved as far as it is known."""
     from notes_cli.text.sizes import human_time
 
@@ -333,7 +332,8 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             output.data(info.text)
         elif tokens:
             output.result("\n".join(str(int(token)) for token in info.tokens))
-        facts: dict[str, object] = {
+        prefill = info.prefill
+        facts: dict[str, Any] = {
             "name": info.name,
             "description": info.description,
             "path": str(path),
@@ -347,16 +347,18 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             + ("" if info.carried else ", and fits there only" if info.prefix_only else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
-            "prefill": _prefill(info),
+            "prefill": prefill
+            and {"ms": round(1000 * prefill.seconds, 3), "tokens": prefill.tokens, "threads": prefill.threads},
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
                 for s in info.fields
             ],
             "identity": info.identity.as_dict(),
+            "text": info.text,
         }
-        shown.append({**facts, "text": info.text})
+        shown.append(facts)
         if not (text or tokens or json_):
-            _print(facts, info.text)
+            _print(facts)
     if json_:
         output.as_json(shown)
 
@@ -369,55 +371,33 @@ def _left_out(info: SegmentInfo) -> list[str]:
     return front + (linked_files(info.text, Path(info.source).parent) if info.source not in ("", "-") else [])
 
 
-def _prefill(info: SegmentInfo) -> dict[str, float] | None:
-    """Return time, tokens and threads of the compile, if known."""
-    if info.prefill is None:
-        return None
-    return {
-        "ms": round(1000 * info.prefill.seconds, 3),
-        "tokens": info.prefill.tokens,
-        "threads": info.prefill.threads,
-    }
-
-
 def _describe_entries(info: SegmentInfo) -> str:
-    rows = [f"{_layers(info.layers)}, {storage_type(info)}"] if info.layers else []
-    states = [f"recurrent state of {_layers(info.states)}"] if info.states else []
+    rows = [f"{output.counted(info.layers, 'layer')}, {storage_type(info)}"] if info.layers else []
+    states = [f"recurrent state of {output.counted(info.states, 'layer')}"] if info.states else []
     carried = [f"{output.human_size(info.carried)} to carry it elsewhere, after a seam of {info.seam} tokens"]
     return "; ".join(rows + states + (carried if info.carried else []))
 
 
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
-
-
-def _print(facts: dict[str, object], text: str) -> None:
+def _print(facts: Mapping[str, Any]) -> None:
     from notes_cli.text.sizes import human_time
 
     for key, value in facts.items():
         if key == "fields":
-            assert isinstance(value, list)
             for span in value:
                 first, last = span["tokens"]
                 output.result(f"field        {span['name']} = {span['value']} (tokens {first} to {last - 1})")
-        elif key == "identity":
-            assert isinstance(value, dict)
-            for part, content in value.items():
-                if content:
-                    output.result(f"{part:<12} {content}")
-        elif key == "prefill":
-            if isinstance(value, dict):
-                threads = f"{value['threads']} thread{'s' * (value['threads'] != 1)}"
-                took = human_time(value["ms"] / 1000)
-                output.result(f"{key:<12} {value['tokens']:,} tokens in {took}, on {threads}")
-        elif key == "blocks":
-            assert isinstance(value, list)
-            if value:
-                output.result(f"{key:<12} {len(value)}, from tokens {', '.join(map(str, value))} on")
+            continue
+        shown = {key: value}
+        if key == "identity":
+            shown = value
         elif key == "left_out":
-            assert isinstance(value, list)
-            if value:
-                output.result(f"{'left out':<12} {output.line(', '.join(value))}")
-        elif key != "kv" and value not in ("", None):  # `rows` has the type with sizes
-            output.result(f"{key:<12} {value}")
-    output.result(f"\n{text}")
+            shown = {"left out": output.line(", ".join(value))}
+        elif key == "blocks":
+            shown = {key: value and f"{len(value)}, from tokens {', '.join(map(str, value))} on"}
+        elif key == "prefill" and value:
+            threads = output.counted(value["threads"], "thread")
+            shown = {key: f"{value['tokens']:,} tokens in {human_time(value['ms'] / 1000)}, on {threads}"}
+        for name, text in shown.items():
+            if text and name not in ("kv", "text"):  # `rows` has the type with sizes
+                output.result(f"{name:<12} {text}")
+    output.result(f"\n{facts['text']}")

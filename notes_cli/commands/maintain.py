@@ -5,7 +5,6 @@ The texts of skills are not touched; fsck repairs without loss only; imported K/
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from notes_cli import output
 from notes_cli.commands.options import SkillName, Target, library, model_options, open_model
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError, reason, with_advice
+from notes_cli.output import counted
+from notes_cli.text.sizes import parse_age, parse_size
 
 if TYPE_CHECKING:
     from notes_cli.engine.identity import Identity
@@ -61,37 +62,32 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
             output.data(file)
 
 
-class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A size with a unit, in bytes."""
+class WithUnit(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A number with a unit, by a function of text/sizes.py."""
 
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from notes_cli.text.sizes import parse_size
-
-        try:
-            return parse_size(str(value))
-        except NotesError as error:
-            self.fail(str(error), param, ctx)
-
-
-class Age(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """An age with a unit, in seconds."""
-
-    name = "age"
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name, self.parse = name, parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from notes_cli.text.sizes import parse_age
-
         try:
-            return value if isinstance(value, float) else parse_age(str(value))
+            return self.parse(str(value)) if isinstance(value, str) else value
         except NotesError as error:
             self.fail(str(error), param, ctx)
 
 
 @click.command()
-@click.option("--older-than", type=Age(), metavar="AGE", help="What was not used, nor compiled, for so long: 30d, 12h.")
-@click.option("--max-size", type=Size(), metavar="SIZE", help="The least recently used, until all take no more: 20GB.")
+@click.option(
+    "--older-than",
+    type=WithUnit("age", parse_age),
+    metavar="AGE",
+    help="What was not used, nor compiled, for so long: 30d, 12h.",
+)
+@click.option(
+    "--max-size",
+    type=WithUnit("size", parse_size),
+    metavar="SIZE",
+    help="The least recently used, until all take no more: 20GB.",
+)
 @click.option("--stale", is_flag=True, help="Those whose text has changed or whose file is gone, and damaged ones.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
 @click.option(*("-y", "--yes"), is_flag=True, help="Do not ask.")
@@ -124,13 +120,11 @@ def prune_command(
     for file in last_copies:
         output.say(f"{file} stays: its text is nowhere else. To remove it: notes rm {file.name}")
     if chosen and not dry_run and not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError(
-                f"there is no terminal to ask on. Repeat with -y to remove {_count_files(chosen)}, or --dry-run"
-            )
-        _print_files(chosen)
-        if not output.confirm(f"Remove {_count_files(chosen)}?"):
-            output.say("nothing was removed")
+        count = _count_files(chosen)
+        if output.asks():
+            _print_files(chosen)
+        refusal = f". Repeat with -y to remove {count}, or --dry-run"
+        if not output.confirmed(f"Remove {count}?", refusal, "nothing was removed"):
             return 1
     done = tidy.Tidied([], [], 0) if dry_run or not chosen else tidy.remove_files(chosen, store.folder, outdated)
     for file, why in done.spared:
@@ -171,7 +165,7 @@ def _print_files(files: Sequence[LibraryFile]) -> None:
 
 def _count_files(files: Sequence[LibraryFile]) -> str:
     size = output.human_size(sum(file.nbytes for file in files))
-    return f"{'1 file' if len(files) == 1 else f'{len(files)} files'}, {size}"
+    return f"{counted(len(files), 'file')}, {size}"
 
 
 _Listed = TypeVar("_Listed")
@@ -229,8 +223,8 @@ def fsck_command(repair: bool, json_: bool) -> int:
         return 1 if left else 0
     for outcome in outcomes:
         output.result(_line(outcome, repair))
-    count = f"{_count(len(segments), 'segment')}, {output.human_size(size)}, and {_count(len(names), 'session')}"
-    problems = _count(len(left), "problem") if left else "no problems"
+    count = f"{counted(len(segments), 'segment')}, {output.human_size(size)}, and {counted(len(names), 'session')}"
+    problems = counted(len(left), "problem") if left else "no problems"
     mendable = not repair and any(outcome.finding.mend for outcome in left)
     more = ". Mend what can be: notes fsck --repair" if mendable else ""
     output.say(f"checked {count}: {problems}{' left' if repair and left else ''}{more}")
@@ -297,10 +291,6 @@ def _line(outcome: _Outcome, repair: bool) -> str:
     later = finding.mend is not None and not repair and finding.kind == "damaged"
     remedy = "" if later else advice(finding.remedy)
     return output.line(f"{finding.kind}: {with_advice(f'{path}{finding.what}{done}', remedy)}")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ from notes_cli.commands.options import SessionName, model_options, open_model
 from notes_cli.commands.terminal import standard_input
 from notes_cli.engine.pieces import Reason
 from notes_cli.explanations import entry_why
+from notes_cli.output import counted
 from notes_cli.sessions.state import TRACE, Entry, State
 from notes_cli.text.sizes import human_age
 
@@ -117,7 +117,7 @@ def show(name: str, pieces: bool, json_: bool) -> None:
     for correction in state.pending.values():
         output.result(output.line(f"correction before the next question: {correction}"))
     output.result(
-        f"{_count(facts['turns'], 'turn')}, {_count(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
+        f"{counted(facts['turns'], 'turn')}, {counted(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
         f"{_model(facts)}"
     )
     if facts["whole"]:
@@ -156,12 +156,9 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 
     sessions = _sessions()
     names = tuple(sessions.known(*names))
-    if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask on. Repeat with -y to remove without asking")
-        if not output.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?"):
-            output.say("nothing was removed")
-            return 1
+    question = f"Remove {counted(len(names), 'session')}: {', '.join(names)}?"
+    if not yes and not output.confirmed(question, ". Repeat with -y to remove without asking", "nothing was removed"):
+        return 1
     raise_file_limit()  # all are locked at once
     removed = list(map(str, sessions.remove(*names)))
     _print({"removed": removed}, "\n".join(removed), json_)
@@ -206,9 +203,9 @@ def compact(name: str, json_: bool, **model: Any) -> None:
 
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome, tokens = session.compact(), session.tokens
-    errata = f"{_count(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"
+    errata = f"{counted(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"
     line = (
-        f"took out {errata}: {_count(tokens, 'token')} are left, {outcome.removed} fewer; {outcome.decoded} of them "
+        f"took out {errata}: {counted(tokens, 'token')} are left, {outcome.removed} fewer; {outcome.decoded} of them "
         "were decoded again"
         if outcome.fields
         else f"nothing to take out: no erratum in session {name} is superseded by another"
@@ -251,11 +248,8 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
       notes session forget mine --method suffix
     """
     if method != "cut" and not (yes or dry_run):
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask on, and no undo. Repeat with -y to forget for good")
-        named = " ".join(parts) or "what was cut before"
-        if not output.confirm(f"Forget {named} of session {name}, and its history, for good?"):
-            output.say("nothing was forgotten")
+        question = f"Forget {' '.join(parts) or 'what was cut before'} of session {name}, and its history, for good?"
+        if not output.confirmed(question, ", and no undo. Repeat with -y to forget for good", "nothing was forgotten"):
             return 1
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome = session.forget(*parts, method=method, dry=dry_run)
@@ -270,7 +264,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
     """Yield lines on the removed parts and on traces of them that remain."""
     parts = ", ".join(outcome.parts.names) or "what was cut before"
     yield (
-        f"{'would forget' if dry else 'forgot'} {parts}: {_count(outcome.removed, 'token')} fewer, {outcome.tokens} "
+        f"{'would forget' if dry else 'forgot'} {parts}: {counted(outcome.removed, 'token')} fewer, {outcome.tokens} "
         f"are left; {outcome.moved} moved, {outcome.decoded} decoded"
     )
     if outcome.skills:
@@ -279,7 +273,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
         yield f"corrections repeated before the next question: {', '.join(outcome.said_again)}"
     if outcome.remembering:
         yield (
-            f"{_count(outcome.remembering, 'token')} after it {'were' if outcome.remembering > 1 else 'was'} computed "
+            f"{counted(outcome.remembering, 'token')} after it {'were' if outcome.remembering > 1 else 'was'} computed "
             f"with it and may carry notes of it. To measure that: notes verify --session {name}. To decode them again: "
             f"notes session forget {name} --method suffix"
         )
@@ -393,10 +387,6 @@ def _model(facts: dict[str, Any]) -> str:
     return output.line(f"{facts['identity']['model']} {facts['identity']['quantization']}")
 
 
-def _count(count: int, noun: str, nouns: str = "") -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
-
-
 def _age(time: str) -> str:
     changed = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     return human_age((datetime.now(timezone.utc) - changed).total_seconds())
@@ -465,7 +455,7 @@ def _skill(state: State, name: str, pieces: list[Entry]) -> str:
     tokens = sum(piece.tokens for piece in pieces)
     spliced = sum(piece.tokens for piece in pieces if piece.how == "spliced")
     text = next((skill.text for skill in state.skills if skill.name == name), "")
-    summary = f"{name}, {tokens} token{'s' * (tokens != 1)}, {spliced} of them spliced"
+    summary = f"{name}, {counted(tokens, 'token')}, {spliced} of them spliced"
     return f"{summary}: {output.line(text, SHORT)}" if text else summary
 
 

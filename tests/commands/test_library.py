@@ -7,10 +7,10 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +19,7 @@ from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_discovery import put
+from . import conftest
 from .conftest import TEXT, Notes, command_line, run_here, snapshot
 
 
@@ -225,13 +226,11 @@ def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes,
 
 def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists files and size before asking; "no" and "yes" both work."""
-    answers, asked = [False, True], list[str]()
-    monkeypatch.setattr("notes_cli.commands.maintain.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
-    monkeypatch.setattr("notes_cli.output.confirm", lambda question: asked.append(question) or answers.pop(0))
-    outcome = notes("prune", "--older-than", "0s")
-    assert outcome.code == 1 and "returns (" in outcome.err and "nothing was removed" in outcome.err
-    assert compiled.exists() and asked[0].startswith("Remove 1 file, ")
-    assert notes("prune", "--older-than", "0s").code == 0 and not compiled.exists()
+    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: self is sys.stdin)
+    outcome = notes("prune", "--older-than", "0s", stdin="n\n")
+    assert outcome.code == 1 and "returns (" in outcome.err and "Remove 1 file, " in outcome.err
+    assert "nothing was removed" in outcome.err and compiled.exists()
+    assert notes("prune", "--older-than", "0s", stdin="y\n").code == 0 and not compiled.exists()
 
 
 # notes fsck
