@@ -164,7 +164,7 @@ def compile_command(
       notes compile --from returns -m other.gguf     its text, for another model
     """
     from notes_cli.runtime.freshness import skill_from_segment
-    from notes_cli.runtime.sources import Shape, Source, Sources
+    from notes_cli.runtime.sources import Shape, Source, Sources, places
 
     sweeps = [flag for flag, given in (("--all", all_), ("--stale", stale)) if given]
     if bool(sources) + bool(sweeps) + (segment is not None) != 1:
@@ -191,7 +191,8 @@ def compile_command(
     if stale:
         reads += [(skill_name, partial(known.library_skill, skill_name)) for skill_name in known.library.names()]
     if sweeps and not reads:
-        output.say(_nothing_to_compile(all_))
+        none = f"no Agent Skills in {', '.join(places())}" if all_ else f"no compiled skills yet in {library().folder}"
+        output.say(none)
     for word, read in reads:
         with failures.of(word):
             skills.append(read())
@@ -297,14 +298,6 @@ def shape_of(model: Model, known: Sources, source: Source, options: Shape) -> Sh
     previous = shape(source, known.library, workspace.identity, Profiles(workspace.paths.profiles))
     blocks, kv = options.blocks or previous.blocks, options.kv or previous.kv
     return replace(previous, blocks=blocks, influence=previous.influence or options.influence, kv=kv)
-
-
-def _nothing_to_compile(agent_skills: bool) -> str:
-    from notes_cli.runtime.sources import places
-
-    if agent_skills:
-        return f"no Agent Skills in {', '.join(places())}"
-    return f"no compiled skills yet in {library().folder}"
 
 
 def _compile(

@@ -126,7 +126,14 @@ def command(
       notes verify returns --field date=2026-07-01 --method all
       notes verify --session mine --question "May I return this?"
     """
-    _check_usage(names, session, errata, fields, methods, system, seam)
+    if bool(names) == bool(session):
+        raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
+    if session and (errata or fields or methods or system is not None or seam is not None):
+        raise click.UsageError("a session is verified as it is: only --question, --choices and --wording go with it")
+    if fields and errata:
+        raise click.UsageError("--field and --erratum do not go together: --method erratum states the new value")
+    if methods and not fields:
+        raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
     answers = answers_of(choices)
     questions += _read_questions(file)
 
@@ -176,25 +183,6 @@ def _read_questions(file: Path | None) -> tuple[str, ...]:
     if not questions:
         raise NotesError(f"{file} has no questions", "Write one a line")
     return questions
-
-
-def _check_usage(
-    names: Sequence[str],
-    session: str | None,
-    errata: Sequence[str],
-    fields: Sequence[str],
-    methods: Sequence[str],
-    system: str | None,
-    seam: int | None,
-) -> None:
-    if bool(names) == bool(session):
-        raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
-    if session and (errata or fields or methods or system is not None or seam is not None):
-        raise click.UsageError("a session is verified as it is: only --question, --choices and --wording go with it")
-    if fields and errata:
-        raise click.UsageError("--field and --erratum do not go together: --method erratum states the new value")
-    if methods and not fields:
-        raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
 
 
 def _as_json(report: Report) -> dict[str, Any]:
