@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,19 +264,6 @@ def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
             assert f"a seam of {seam} tokens leaves nothing of returns" in refused.err
     ask = ("ask", "Why?", "--splice", "returns", "-s", "x", "-n", 1, "--json", "--seam", SKILL_TOKENS - 1)
     assert notes(*ask).json["tokens"]["spliced"] == 1
-
-
-def test_a_place_that_rows_cannot_move_to(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a model whose K/V moves by some distances only: compile prints that, ask warns, --strict refuses."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("mistral3")))
-    assert "It can be spliced at some distances, and is decoded at others: " in notes("compile", skill).err
-    ask = ("ask", "Why?", "--splice", "returns", "-n", 1)
-    near, far = notes(*ask, "-s", "x", "--strict"), notes(*ask, "-s", "x" * 200)
-    assert near.code == 0 and "warning" not in near.err
-    assert far.code == 0 and f"its {SKILL_TOKENS} tokens are decoded" in far.err
-    assert notes(*ask, "-s", "x" * 200, "--strict").code == 1
 
 
 def test_a_segment_file_is_spliced(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:

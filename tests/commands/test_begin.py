@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from notes_cli.commands.setup import SETTINGS
 from notes_cli.library.smollm2 import FILE
 from notes_cli.text.skill import load_skill
 
-from .conftest import command_line, run_apart, run_here
+from .conftest import run_apart, run_here
 
 
 @pytest.fixture
@@ -217,14 +216,3 @@ def test_a_session_finds_a_model_that_was_installed_elsewhere(install: Install, 
     (home / "models").mkdir(mode=0o700, exist_ok=True)
     shutil.move(installed, home / "models" / FILE)
     assert run_here("ask", "And?", "-n", 1, "--session", "mine").code == 0
-
-
-def test_a_server_calls_it_by_its_name(install: Install) -> None:
-    """Clients name smollm2, too; the file's name still works (serve/scheduler.py)."""
-    install()
-    command = command_line("serve", "--port", 0)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        assert process.stderr is not None
-        first = process.stderr.readline()
-        process.terminate()
-    assert first.startswith("serving smollm2 on http://127.0.0.1:"), first

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.commands.options import KEPT_TYPES, KV_TYPES
+from notes_cli.commands.options import KV_TYPES
 from notes_cli.engine.segment import STORED_TYPES
 from notes_cli.library.container import peek
 
@@ -70,10 +70,6 @@ def test_a_type_that_does_not_fit_the_model(
 
 CHOICES = ("--choices", "a,b")
 KEPT_ASK = ("ask", "Why?", "--splice", "returns", "-s", "Be kind.", *CHOICES)
-
-
-def test_the_types_of_the_help_are_those_there_are() -> None:
-    assert KEPT_TYPES == STORED_TYPES
 
 
 def test_it_is_said_with_bytes(notes: Notes, skill: Path) -> None:

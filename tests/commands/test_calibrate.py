@@ -173,18 +173,6 @@ def test_a_report_for_others(notes: Notes, mine: Path, tmp_path: Path) -> None:
         assert "writes .md" in notes(*command, "--report", "model.txt").err
 
 
-def test_a_profile_of_an_older_notes_is_told(notes: Notes, compiled: Path, home: Path) -> None:
-    """`ask` uses the safe default with advice to measure again; `profile ls` shows the problem, too."""
-    name = saved(notes)
-    path = home / "profiles" / f"{name}.json"
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
-    asked = notes(*ASK, "-n", 2)
-    assert asked.code == 0 and f"{path} was written by an older version" in asked.err
-    assert f"notes profile rm {name}" in asked.err
-    assert "older version" in notes("profile", "ls", "--json").json[0]["problem"]
-    assert notes("profile", "rm", name).code == 0 and "warning" not in notes(*ASK, "-n", 2).err
-
-
 LOST = "on this model questions that need several skills fail where each was compiled apart"
 
 
@@ -277,14 +265,6 @@ def test_what_is_known_stays_where_it_is_not_measured(
     found = notes("calibrate", "--cases", battery, "--only", "--json").json
     assert found["composition"]["repair"] == "together" and LOST in notes(*BOTH).err
     assert notes("calibrate", "--json").json["composition"] is None and pairs == [0, PAIRS]
-
-
-def test_pairs_are_measured_with_the_decisions(notes: Notes) -> None:
-    """Each way with its counts; so few prove nothing."""
-    done = notes("calibrate", "-n", 1)
-    assert done.code == 0 and "several skills: 1 questions prove nothing" in done.out
-    rows = [line.split()[0] for line in done.out.splitlines() if " of 1 (" in line]
-    assert {"spliced", "reversed", "seam@16", "together", "suffix"} <= set(rows)
 
 
 def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> None:

@@ -201,11 +201,3 @@ def test_values_that_contradict_each_other_are_of_one_skill(notes: Notes, two: t
         assert outcome.code == 2 and "returns.date is given" in outcome.err and "'2 May'" in outcome.err
     both = ("--field", "returns.date=1 May", "--field", "*.date=2 May")
     assert notes("verify", "returns", "fees", "--question", "x", *both).code == 2
-
-
-def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...]) -> None:
-    """Only the value of the named skill is recomputed."""
-    ask = ("ask", "Why?", *two, "--method", "field", "-n", 1, "--json")
-    for field, names in (("returns.date", {"returns"}), ("fees.date", {"fees"}), ("*.date", {"returns", "fees"})):
-        pieces = notes(*ask, "--field", f"{field}=2026-08-01").json["pieces"]
-        assert {piece["name"] for piece in pieces if piece["rewritten"]} == names
