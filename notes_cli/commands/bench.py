@@ -95,7 +95,6 @@ def _print(speed: Speed) -> None:
 
 
 def _times(times: Times) -> str:
-    """Format median, shortest and longest time in one unit."""
     if times.median < 1:
         return f"{1000 * times.median:.1f} ms ({1000 * times.low:.1f} to {1000 * times.high:.1f})"
     return f"{times.median:.1f} s ({times.low:.1f} to {times.high:.1f})"

@@ -517,7 +517,6 @@ def _compile_all(
 
 
 def _compile_as_before(model: Model, words: Sources, source: Source, callbacks: Callbacks) -> Compiled:
-    """Bring a skill up to date with the options of its segment."""
     from notes_cli.runtime.compile import skill_of
     from notes_cli.runtime.sources import Shape
 
@@ -533,7 +532,6 @@ def _compile_as_before(model: Model, words: Sources, source: Source, callbacks: 
 
 
 def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:
-    """Print an event on a line of stdout."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     if json_:
         defaults: dict[str, Any] = {"name": None, "path": None, "reasons": [], "error": None}

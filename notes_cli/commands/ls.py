@@ -14,6 +14,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
 from notes_cli.explanations import entry_as_json, storage_type
+from notes_cli.text.sizes import human_age, human_time
 
 if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
@@ -129,7 +130,11 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
         size = output.human_size(sum(row.nbytes for row in rows))
         most = "" if store.max_size is None else f" of {output.human_size(store.max_size)}"
         output.sentence(f"{output.counted(len(rows), 'file')}, {size}{most} in {store.folder}")
-        _print_total([row.spliced for row in rows])
+        spliced = [row.spliced for row in rows]
+        times, seconds = sum(count.times for count in spliced), sum(count.seconds for count in spliced)
+        if times:
+            saved = f": {human_time(seconds)} of prefill saved" if seconds else ""
+            output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{saved}")
         for reason, names in _reasons(rows).items():
             output.sentence(f"{', '.join(names)}: {reason}")
     else:
@@ -198,16 +203,6 @@ def _facts(row: _Row) -> dict[str, Any]:
     }
 
 
-def _print_total(counts: Sequence[Spliced]) -> None:
-    """Print how often the skills were spliced, and the prefill time saved as far as it is known."""
-    from notes_cli.text.sizes import human_time
-
-    times, seconds = sum(count.times for count in counts), sum(count.seconds for count in counts)
-    if times:
-        saved = f": {human_time(seconds)} of prefill saved" if seconds else ""
-        output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{saved}")
-
-
 def _table(rows: Sequence[_Row], long: bool) -> None:
     """Print the table: in a pipe all columns with a line per file, on a terminal the columns that fit."""
     from notes_cli.library.store import source_text
@@ -248,7 +243,6 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
 
 
 def _width(name: str, cells: Sequence[str]) -> int:
-    """Return the width of a column of the table."""
     return max(map(output.cells, (name, *cells)))
 
 
@@ -261,10 +255,8 @@ def _cut(fields: str, most: int) -> str:
 
 
 def _cell(row: _Row, name: str) -> str:
-    """Return the text of a cell."""
     from notes_cli.commands.remedies import worded
     from notes_cli.library.store import source_text
-    from notes_cli.text.sizes import human_age
 
     info, uses = row.entry.info, row.kept.uses if row.kept else 0
     if name == "name":
@@ -379,8 +371,6 @@ def _describe_entries(info: SegmentInfo) -> str:
 
 
 def _print(facts: Mapping[str, Any]) -> None:
-    from notes_cli.text.sizes import human_time
-
     for key, value in facts.items():
         if key == "fields":
             for span in value:

@@ -434,7 +434,6 @@ def _import_facts(source: Path, imported: Imported) -> dict[str, Any]:
 
 
 def _summary(imported: Imported, trust: bool) -> str:
-    """Return the line about an imported segment."""
     start = f"{imported.name}: {imported.tokens} tokens, "
     if imported.how == "kept":
         return start + "which the library has already"

@@ -181,7 +181,6 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
 
 
 def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
-    """Download SmolLM2 unless it is installed."""
     from notes_cli import config
     from notes_cli.library import smollm2
     from notes_cli.library.download import is_genuine, pull_smollm2

@@ -128,7 +128,6 @@ def show(name: str, pieces: bool, json_: bool) -> None:
 
 
 def _table(entries: Sequence[Entry]) -> None:
-    """Print the pieces of the prompt."""
     rows = [
         (
             *(str(entry.turn), str(entry.position), str(entry.tokens)),
@@ -343,7 +342,6 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
 
 
 def _print(facts: dict[str, Any], text: str, json_: bool) -> None:
-    """Print facts as JSON, or the text."""
     if json_:
         output.as_json({"version": 1, **facts})
     else:
@@ -445,7 +443,6 @@ def parts_of_turn(state: State, number: int) -> Iterator[Part]:
 
 
 def _merge_key(entry: Entry) -> tuple[str, str]:
-    """Return the key by which adjacent entries are merged."""
     if entry.origin.reason is Reason.THOUGHT_END:
         return "", ""
     return "thought" if entry.thought else entry.kind, entry.name
@@ -469,7 +466,6 @@ def _lines(part: Part, width: int) -> list[str]:
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    """Wrap a line at words, with its indentation."""
     blanks = line[: len(line) - len(line.lstrip())]
     words = wrap(line.strip(), max(INDENT, width - len(blanks)), break_long_words=False, break_on_hyphens=False)
     return [blanks + part for part in words] or [""]

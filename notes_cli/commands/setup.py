@@ -334,7 +334,6 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
 
 
 def _current_shell() -> str:
-    """Return the user's shell. Raises UsageError for an unsupported one."""
     name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         raise click.UsageError(f"name your shell: {', '.join(SHELLS)}. The variable SHELL is {name or 'nothing'!r}")

@@ -269,7 +269,6 @@ def _question(case: Case) -> str:
 
 
 def _describe_parting(case: Case, parting: Parting) -> str:
-    """Return the line about two answers that diverge."""
     where = f"{_question(case)}: both answers are the same up to token {parting.at}"
     gap = f"{parting.gap:.2f} nats between the two tokens there, and rounding moves that by {parting.noise:.2f}"
     if parting.near:
@@ -280,7 +279,6 @@ def _describe_parting(case: Case, parting: Parting) -> str:
 
 
 def _next_step(report: Report) -> str:
-    """Return the first step after a failure."""
     if broken := [name for name, check in report.rows if not check.right]:
         return f"compile {broken[0]} again: notes compile --from {broken[0]} --force"
     if not any(case.spliced for case in report.cases):
@@ -319,7 +317,6 @@ def _print_composition(composed: Composed) -> None:
 
 
 def _verdict(summary: str, failures: Sequence[Notice]) -> None:
-    """Print the failures, then the verdict."""
     for failure in failures:
         output.result(f"missed: {worded(failure)}")
     output.result(f"{'FAIL' if failures else 'pass'}: {summary}")
@@ -366,7 +363,6 @@ def _print_edits(edits: Edits, model: str) -> None:
 
 
 def _describe_position(entries: Sequence[Entry], position: int) -> str:
-    """Describe a position of a session by its entry."""
     for entry in entries:
         if entry.position <= position < entry.position + entry.tokens:
             return f"position {position}, {entry.kind} {entry.name}".rstrip()
