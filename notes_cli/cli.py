@@ -52,11 +52,11 @@ COMMANDS = {
 
 # Commands that share a module, where they are called `NAME_command`; others are `command` in a module of their name.
 MODULES = {
-    **dict.fromkeys(("rm", "prune", "fsck"), "maintain"),
-    **dict.fromkeys(("export", "import"), "share"),
+    **dict.fromkeys(("compile", "watch"), "compile"),
+    **dict.fromkeys(("rm", "prune", "fsck", "export", "import"), "maintain"),
     **dict.fromkeys(("ls", "inspect"), "ls"),
     **dict.fromkeys(("models", "pull"), "models"),
-    **dict.fromkeys(("init", "paths", "doctor"), "setup"),
+    **dict.fromkeys(("init", "paths", "completion", "doctor"), "setup"),
     **dict.fromkeys(("calibrate", "profile"), "calibrate"),
 }
 
@@ -289,7 +289,7 @@ def run(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> Any:
     """Run the command and return its result. `click.Command.main` would print an empty line on an interrupt."""
     if "_NOTES_COMPLETE" in os.environ:  # a shell completes a command line
-        from notes_cli.commands.completion import register
+        from notes_cli.commands.setup import register
 
         register()
         return cli.main(arguments, prog_name="notes", standalone_mode=False)

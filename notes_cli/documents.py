@@ -1,6 +1,6 @@
 """Reads YAML from users and untrusted files: front matter, config.yaml, wordings, batteries.
 
-Scalars stay text (a date, or 012) unless types are asked for. Duplicate keys, deep nesting and aliases that expand to
+Scalars stay text (a date, or 012). Duplicate keys, deep nesting and aliases that expand to
 too many values are refused with the line. Files that are too large are refused unread: PyYAML takes 10 seconds for a
 megabyte.
 """
@@ -18,11 +18,10 @@ from notes_cli.errors import NotesError
 MAX_BYTES = 1 << 20  # of a file: 5,000 decisions of a battery
 MAX_DEPTH = 50
 MAX_ALIASED = 100_000  # values that all aliases together may expand to
-MAX_TYPED = 100  # characters of a scalar that is no text: converting a number takes quadratic time
 
 
-class Untyped(yaml.BaseLoader):
-    """YAML loader that reads all scalars as text."""
+class _Loader(yaml.BaseLoader):
+    """Reads all scalars as text, within the limits."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -67,16 +66,6 @@ class Untyped(yaml.BaseLoader):
         return node
 
 
-class Typed(Untyped, yaml.SafeLoader):
-    """YAML loader that reads numbers, booleans and dates as such."""
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
-        if len(node.value) > MAX_TYPED and node.tag != "tag:yaml.org,2002:str":
-            raise _problem(f"a value that is no text has more than {MAX_TYPED} characters", node)
-        return node
-
-
 def _problem(text: str, where: Any) -> ComposerError:
     return ComposerError(problem=text, problem_mark=where.start_mark)
 
@@ -87,7 +76,7 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 
-def read_yaml(path: Path, loader: type[Untyped] = Untyped) -> Any:
+def read_yaml(path: Path) -> Any:
     """Return the value in a YAML file. Raises NotesError, in one line, for a file that is missing or cannot be read."""
     try:
         with path.open("rb") as file:
@@ -99,23 +88,23 @@ def read_yaml(path: Path, loader: type[Untyped] = Untyped) -> Any:
     if len(data) > MAX_BYTES:
         raise NotesError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Is it the file that you meant?")
     try:
-        return parse_yaml(text, loader)
+        return parse_yaml(text)
     except ValueError as error:
         raise NotesError(f"{path} is not valid YAML: {error}") from error
 
 
-def parse_yaml(text: str, loader: type[Untyped] = Untyped) -> Any:
+def parse_yaml(text: str) -> Any:
     """Return the value in a YAML text. Raises ValueError, in one line, for invalid YAML and beyond the limits."""
     try:
-        return yaml.load(text, Loader=loader)
+        return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = error.problem or error.context or ""
         problem = f"{error.context}, {problem}" if error.context and problem.startswith("but ") else problem
         raise ValueError(where + _line(problem)) from error
-    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(_line(str(error))) from error  # as PyYAML raises for a value that does not fit its tag
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(_line(str(error))) from error
 
 
 def _line(text: str) -> str:

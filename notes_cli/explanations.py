@@ -71,7 +71,6 @@ def why(piece: Piece | Origin) -> str:
 
 
 def _selection(piece: Piece | Origin) -> list[str]:
-    """Describe how the tokens to recompute were selected."""
     from notes_cli.editing.methods import record_of
 
     parts = []

@@ -218,9 +218,20 @@ def _json(value: Any, indent: int | None = None) -> None:
     _run.printed = True
 
 
-def confirm(question: str) -> bool:
-    """Ask a yes/no question on stderr; the default is no."""
-    return click.confirm(clean(question), err=True)
+def asks() -> bool:
+    """True if a question can be answered: stdin is a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def confirmed(question: str, refusal: str, unchanged: str) -> bool:
+    """Ask a yes/no question on stderr; the default is no, which prints `unchanged`. Raises UsageError with the
+    `refusal` if stdin is not a terminal."""
+    if not asks():
+        raise click.UsageError(f"there is no terminal to ask on{refusal}")
+    yes = click.confirm(clean(question), err=True)
+    if not yes:
+        say(unchanged)
+    return yes
 
 
 def _coloured(on_terminal: bool) -> bool:
@@ -353,7 +364,8 @@ class _Bar:
             self.show()
         assert _Bar._display is not None and self._task is not None
         speed = next(task.speed for task in _Bar._display.tasks if task.id == self._task)
-        state = f"{amount(done, self._unit)}/{amount(total, self._unit)} {self._unit}"
+        scale = 1_000_000 if self._unit == "MB" else 1
+        state = f"{done / scale:,.0f}/{total / scale:,.0f} {self._unit}"
         state += f" {speed:,.0f}/s" if speed and self._unit == "tokens" else ""
         _Bar._display.update(self._task, completed=done, total=total, state=state)
 
@@ -391,19 +403,12 @@ def progress(
         bar.hide()
 
 
-def amount(count: int, unit: str) -> str:
-    return f"{count / 1e6:,.0f}" if unit == "MB" else f"{count:,}"
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """Return a number with its noun: "1 file", "2 files"."""
+    return f"1 {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
 
 
 def line(text: str, length: int | None = None) -> str:
     """Return an untrusted text on one line, escaped and cut to `length`."""
-    return _cut(clean(" ".join(text.split())), length)
-
-
-def without_controls(text: str, length: int) -> str:
-    """Return a text cut to `length`, with line breaks as \\n and "." for control characters, which SVG forbids."""
-    return _cut("".join(part if part.isprintable() else "." for part in text.replace("\n", "\\n")), length)
-
-
-def _cut(text: str, length: int | None) -> str:
+    text = clean(" ".join(text.split()))
     return text if length is None or len(text) <= length else text[: length - 1] + "…"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notes_cli.documents import Typed, Untyped, parse_yaml, read_yaml
+from notes_cli.documents import parse_yaml, read_yaml
 from notes_cli.errors import NotesError
 
 
@@ -35,31 +35,21 @@ def bomb(levels: int) -> str:
         ("\x00", "unacceptable character"),
     ],
 )
-@pytest.mark.parametrize("loader", [Untyped, Typed])
-def test_beyond_the_bounds_in_one_line(loader: type[Untyped], text: str, says: str) -> None:
+def test_beyond_the_bounds_in_one_line(text: str, says: str) -> None:
     """The error has place and reason; no text takes long, fills the memory or causes a traceback."""
     with pytest.raises(ValueError) as caught:
-        parse_yaml(text, loader)
+        parse_yaml(text)
     assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("text", ["a: " + "1:" * 200_000 + "1", "a: " + "9" * 100_000, "a: 2026-13-45", "!!int x"])
-def test_numbers_that_are_none(text: str) -> None:
-    """With types, values that take long to convert or cannot be converted are refused."""
-    with pytest.raises(ValueError):
-        parse_yaml(text, Typed)
 
 
 def test_scalars_stay_as_written() -> None:
     """YAML would make a truth value, an octal number, minutes and a date of them."""
     assert parse_yaml("[on, 012, 1:30, 2026-06-01, 1e6]") == ["on", "012", "1:30", "2026-06-01", "1e6"]
-    assert parse_yaml("[true, 12]", Typed) == [True, 12]
 
 
 def test_few_aliases_are_none_of_them() -> None:
     """Anchors are allowed in small numbers."""
     assert parse_yaml("a: &a [1, 2]\nb: *a\nc: [*a]") == {"a": ["1", "2"], "b": ["1", "2"], "c": [["1", "2"]]}
-    assert parse_yaml("a: &a {k: v}\nb:\n  <<: *a\n  k: w", Typed)["b"] == {"k": "w"}
 
 
 def test_a_file_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
@@ -72,9 +62,7 @@ def test_a_file_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
 
 @given(st.text("ab:&*[]{}-? !|>'\"\n#,<", max_size=60))
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
-    """By both loaders."""
-    for loader in (Untyped, Typed):
-        try:
-            parse_yaml(text, loader)
-        except ValueError as error:
-            assert str(error) and "\n" not in str(error)
+    try:
+        parse_yaml(text)
+    except ValueError as error:
+        assert str(error) and "\n" not in str(error)

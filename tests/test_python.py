@@ -6,7 +6,6 @@ import asyncio
 import pydoc
 import rlcompleter
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -112,11 +111,9 @@ def test_sampling_by_its_options(model: notes.Model, returns: notes.Segment) -> 
     ("word", "named"),
     [
         ("max_token", "Did you mean max_tokens"),
-        ("max_new_tokens", "Did you mean max_tokens"),
         ("n_predict", "Did you mean max_tokens"),
         ("temp", "Did you mean temperature"),
         ("erratum", "Did you mean errata"),
-        ("skills", "Did you mean splice"),
         ("xyz", "Its options: questions?, splice, errata"),
     ],
 )
@@ -455,15 +452,15 @@ def test_stopping_one_thread_stops_no_other(model: notes.Model, returns: notes.S
         assert str(model.ask(QUESTION, splice=[returns])) == str(other.ask(QUESTION, splice=["returns"])) == "accepted"
 
 
-def test_a_users_awaits_pass_mypy_strict(tmp_path: Path) -> None:
-    """An unknown option is a type error."""
+def test_a_users_files_pass_mypy_strict(tmp_path: Path) -> None:
+    """README's example and asyncio, with the package installed as from a wheel; misuse is an error."""
     package, site, folder = Path(notes.__file__).parent, tmp_path / "site", tmp_path / "user"
     folder.mkdir()
     shutil.copytree(package, site / "notes_cli", ignore=lambda _, names: [n for n in names if n in ("lib", "models")])
-    example = """import notes_cli as notes
+    (example,) = readme.examples()
+    example += """
 
-
-async def main(model: notes.Model) -> str:
+async def awaits(model: notes.Model) -> str:
     answer = await model.aask("Why?", temperature=0.7, seed=1, max_tokens=20)
     async for piece in model.astream("Why?", sampling=notes.SamplerOptions(0.7)):
         print(piece.strip())
@@ -475,16 +472,11 @@ async def main(model: notes.Model) -> str:
     return answer.text
 
 
-notes.open(n_ctx=4096, n_threads=2, n_gpu_layers=0)
+model = notes.open(n_ctx=4096, n_threads=2, n_gpu_layers=0)
 """
     assert readme.check(sys.executable, example, folder, site) == []
-    for wrong in ("model.ask('Why?', max_token=3)", "model.aask('Why?', seed='x')", "notes.open(n_contexts=3)"):
-        found = readme.check(sys.executable, f"{example}model = notes.open()\n{wrong}\n", folder, site)
-        assert found and "example.py:18: error" in found[0], wrong
-
-
-def test_awaiting_needs_no_running_loop_to_be_loaded() -> None:
-    """Importing asyncio takes long, and synchronous code does not import it."""
-    script = "import sys, notes_cli; notes_cli.Model; print('asyncio' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    wrongs = ("model.ask('Why?', choices=3)", "model.aask('Why?', seed='x')", "notes.open(n_contexts=3)")
+    found = readme.check(sys.executable, example + "\n".join(wrongs), folder, site)
+    last = example.count("\n")
+    assert all(any(f"example.py:{last + number}: error" in line for line in found) for number in (1, 2, 3)), found
+    assert (package / "py.typed").is_file()  # without it a wheel's types are not believed: make wheel

@@ -273,7 +273,10 @@ def alter_model(
             writer.add_key_value(name, value, types[name][0], types[name][1] if len(types[name]) > 1 else None)
     for name, value in (keys or {}).items():
         kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
-        writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
     if part:
         writer.add_key_value("split.no", number, gguf.GGUFValueType.UINT16)
         writer.add_key_value("split.count", count, gguf.GGUFValueType.UINT16)

@@ -16,7 +16,6 @@ from notes_cli.commands.options import Number, model_options, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError
-from notes_cli.output import without_controls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +80,7 @@ def command(tokens: tuple[int, ...], runs: int, question: int, json_: bool, plot
 
 
 def _print(speed: Speed) -> None:
-    threads = "1 thread" if speed.threads == 1 else f"{speed.threads} threads"
+    threads = output.counted(speed.threads, "thread")
     output.result(f"{speed.model}: {threads}, K/V {speed.cache}, flash attention {speed.flash_attention}\n")
     lines: list[tuple[str, Callable[[Length], str]]] = [
         ("prefill / splice", lambda length: f"{length.prefill.over(length.splice):,.0f}"),
@@ -96,7 +95,6 @@ def _print(speed: Speed) -> None:
 
 
 def _times(times: Times) -> str:
-    """Format median, shortest and longest time in one unit."""
     if times.median < 1:
         return f"{1000 * times.median:.1f} ms ({1000 * times.low:.1f} to {1000 * times.high:.1f})"
     return f"{times.median:.1f} s ({times.low:.1f} to {times.high:.1f})"
@@ -168,5 +166,5 @@ def write_speed(path: Path, speed: Speed) -> None:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-        axes.set_title(f"{without_controls(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
+        axes.set_title(f"{output.line(speed.model, 60)}, {speed.cache}, {speed.threads} threads", parse_math=False)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)

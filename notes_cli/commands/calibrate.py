@@ -157,7 +157,6 @@ def print_profile(profile: Profile) -> None:
 
 
 def _print_composition(profile: Profile) -> None:
-    """Print the figures of each way of composing two skills, and the conclusion."""
     from notes_cli.commands.remedies import advice
     from notes_cli.runtime.settings import repair
 

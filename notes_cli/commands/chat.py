@@ -144,11 +144,11 @@ class Chat:
             output.result(f"{'*' if name in used else ' '} {name}")
 
     def _show(self, _: str) -> None:
-        from notes_cli.commands.transcript import show
+        from notes_cli.commands.session import print_conversation
 
         if self._session.empty:
             raise NotesError("there is no turn yet")
-        show(self._model.sessions.find(self._session.name).state)
+        print_conversation(self._model.sessions.find(self._session.name).state)
 
     def _undo(self, _: str) -> None:
         undone = self._session.undo()

@@ -14,6 +14,7 @@ import click
 from notes_cli import output
 from notes_cli.commands.options import SkillName, library, model_option, named
 from notes_cli.explanations import entry_as_json, storage_type
+from notes_cli.text.sizes import human_age, human_time
 
 if TYPE_CHECKING:
     from notes_cli.library.info import SegmentInfo
@@ -126,11 +127,14 @@ def ls_command(long: bool, sort: str, quiet: bool, json_: bool, model: str | Non
         output.as_json([_facts(row) for row in rows])
     elif rows:
         _table(rows, long)
-        count = "1 file" if len(rows) == 1 else f"{len(rows)} files"
         size = output.human_size(sum(row.nbytes for row in rows))
         most = "" if store.max_size is None else f" of {output.human_size(store.max_size)}"
-        output.sentence(f"{count}, {size}{most} in {store.folder}")
-        _total([row.spliced for row in rows])
+        output.sentence(f"{output.counted(len(rows), 'file')}, {size}{most} in {store.folder}")
+        spliced = [row.spliced for row in rows]
+        times, seconds = sum(count.times for count in spliced), sum(count.seconds for count in spliced)
+        if times:
+            saved = f": {human_time(seconds)} of prefill saved" if seconds else ""
+            output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{saved}")
         for reason, names in _reasons(rows).items():
             output.sentence(f"{', '.join(names)}: {reason}")
     else:
@@ -199,16 +203,6 @@ def _facts(row: _Row) -> dict[str, Any]:
     }
 
 
-def _total(counts: Sequence[Spliced]) -> None:
-    """Print how often the skills were spliced, and the prefill time saved as far as it is known."""
-    from notes_cli.text.sizes import human_time
-
-    times, seconds = sum(count.times for count in counts), sum(count.seconds for count in counts)
-    if times:
-        saved = f": {human_time(seconds)} of prefill saved" if seconds else ""
-        output.sentence(f"spliced {times:,} time{'s' * (times != 1)}{saved}")
-
-
 def _table(rows: Sequence[_Row], long: bool) -> None:
     """Print the table: in a pipe all columns with a line per file, on a terminal the columns that fit."""
     from notes_cli.library.store import source_text
@@ -249,7 +243,6 @@ def _table(rows: Sequence[_Row], long: bool) -> None:
 
 
 def _width(name: str, cells: Sequence[str]) -> int:
-    """Return the width of a column of the table."""
     return max(map(output.cells, (name, *cells)))
 
 
@@ -262,10 +255,8 @@ def _cut(fields: str, most: int) -> str:
 
 
 def _cell(row: _Row, name: str) -> str:
-    """Return the text of a cell."""
     from notes_cli.commands.remedies import worded
     from notes_cli.library.store import source_text
-    from notes_cli.text.sizes import human_age
 
     info, uses = row.entry.info, row.kept.uses if row.kept else 0
     if name == "name":
@@ -333,7 +324,8 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             output.data(info.text)
         elif tokens:
             output.result("\n".join(str(int(token)) for token in info.tokens))
-        facts: dict[str, object] = {
+        prefill = info.prefill
+        facts: dict[str, Any] = {
             "name": info.name,
             "description": info.description,
             "path": str(path),
@@ -347,16 +339,18 @@ def inspect_command(name: str, text: bool, tokens: bool, json_: bool) -> None:
             + ("" if info.carried else ", and fits there only" if info.prefix_only else ""),
             "blocks": list(info.blocks),
             "created": f"{info.created} by {info.writer}",
-            "prefill": _prefill(info),
+            "prefill": prefill
+            and {"ms": round(1000 * prefill.seconds, 3), "tokens": prefill.tokens, "threads": prefill.threads},
             "fields": [
                 {"name": s.name, "value": s.value, "characters": [s.start, s.end], "tokens": [s.first, s.last]}
                 for s in info.fields
             ],
             "identity": info.identity.as_dict(),
+            "text": info.text,
         }
-        shown.append({**facts, "text": info.text})
+        shown.append(facts)
         if not (text or tokens or json_):
-            _print(facts, info.text)
+            _print(facts)
     if json_:
         output.as_json(shown)
 
@@ -369,55 +363,31 @@ def _left_out(info: SegmentInfo) -> list[str]:
     return front + (linked_files(info.text, Path(info.source).parent) if info.source not in ("", "-") else [])
 
 
-def _prefill(info: SegmentInfo) -> dict[str, float] | None:
-    """Return time, tokens and threads of the compile, if known."""
-    if info.prefill is None:
-        return None
-    return {
-        "ms": round(1000 * info.prefill.seconds, 3),
-        "tokens": info.prefill.tokens,
-        "threads": info.prefill.threads,
-    }
-
-
 def _describe_entries(info: SegmentInfo) -> str:
-    rows = [f"{_layers(info.layers)}, {storage_type(info)}"] if info.layers else []
-    states = [f"recurrent state of {_layers(info.states)}"] if info.states else []
+    rows = [f"{output.counted(info.layers, 'layer')}, {storage_type(info)}"] if info.layers else []
+    states = [f"recurrent state of {output.counted(info.states, 'layer')}"] if info.states else []
     carried = [f"{output.human_size(info.carried)} to carry it elsewhere, after a seam of {info.seam} tokens"]
     return "; ".join(rows + states + (carried if info.carried else []))
 
 
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
-
-
-def _print(facts: dict[str, object], text: str) -> None:
-    from notes_cli.text.sizes import human_time
-
+def _print(facts: Mapping[str, Any]) -> None:
     for key, value in facts.items():
         if key == "fields":
-            assert isinstance(value, list)
             for span in value:
                 first, last = span["tokens"]
                 output.result(f"field        {span['name']} = {span['value']} (tokens {first} to {last - 1})")
-        elif key == "identity":
-            assert isinstance(value, dict)
-            for part, content in value.items():
-                if content:
-                    output.result(f"{part:<12} {content}")
-        elif key == "prefill":
-            if isinstance(value, dict):
-                threads = f"{value['threads']} thread{'s' * (value['threads'] != 1)}"
-                took = human_time(value["ms"] / 1000)
-                output.result(f"{key:<12} {value['tokens']:,} tokens in {took}, on {threads}")
-        elif key == "blocks":
-            assert isinstance(value, list)
-            if value:
-                output.result(f"{key:<12} {len(value)}, from tokens {', '.join(map(str, value))} on")
+            continue
+        shown = {key: value}
+        if key == "identity":
+            shown = value
         elif key == "left_out":
-            assert isinstance(value, list)
-            if value:
-                output.result(f"{'left out':<12} {output.line(', '.join(value))}")
-        elif key != "kv" and value not in ("", None):  # `rows` has the type with sizes
-            output.result(f"{key:<12} {value}")
-    output.result(f"\n{text}")
+            shown = {"left out": output.line(", ".join(value))}
+        elif key == "blocks":
+            shown = {key: value and f"{len(value)}, from tokens {', '.join(map(str, value))} on"}
+        elif key == "prefill" and value:
+            threads = output.counted(value["threads"], "thread")
+            shown = {key: f"{value['tokens']:,} tokens in {human_time(value['ms'] / 1000)}, on {threads}"}
+        for name, text in shown.items():
+            if text and name not in ("kv", "text"):  # `rows` has the type with sizes
+                output.result(f"{name:<12} {text}")
+    output.result(f"\n{facts['text']}")

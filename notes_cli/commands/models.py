@@ -135,9 +135,8 @@ def _table(rows: list[_Row]) -> None:
             reasons.setdefault(reason, []).append(row.model.name)
     output.table(("name", "size", "weights", "context", "architecture", "skills"), cells, right=("size", "context"))
     sizes = {file_key(row.model.path): row.header.size for row in rows if row.header}
-    count = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
     star = "; * is used without -m" if any(row.default for row in rows) else ""
-    output.result(f"{count}, {output.human_size(sum(sizes.values()))}{star}")
+    output.result(f"{output.counted(len(sizes), 'file')}, {output.human_size(sum(sizes.values()))}{star}")
     for reason, names in reasons.items():
         output.result(f"{', '.join(names)}: {reason}")
 
@@ -182,7 +181,6 @@ def pull_command(name: str, dry_run: bool, quiet: bool, json_: bool) -> None:
 
 
 def _pull_smollm2(dry_run: bool, quiet: bool, json_: bool) -> None:
-    """Download SmolLM2 unless it is installed."""
     from notes_cli import config
     from notes_cli.library.download import is_genuine, pull_smollm2
     from notes_cli.library.model_stores import SMOLLM2

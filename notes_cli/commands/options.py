@@ -6,7 +6,7 @@ Each can also be set by a NOTES_* variable or in config.yaml (cli.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,83 +78,80 @@ class Level(click.ParamType):  # type: ignore[type-arg]  # generic in newer clic
         return int(click.BOOL.convert(value, param, ctx))
 
 
-class ModelName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A model by file or name; completes names, else files."""
+class _Completed(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+    """A text that a shell completes: from known texts, else as the name of a file if it may be one."""
 
-    name = "model"
+    or_file = False
+
+    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
+        """Return all texts. Opens as few files as possible. May raise NotesError."""
+        raise NotImplementedError
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
+        from notes_cli.errors import NotesError
+
+        items: list[CompletionItem] = []
+        with suppress(NotesError):
+            known = dict.fromkeys(self.known(ctx, incomplete))
+            items = [CompletionItem(text) for text in known if text.startswith(incomplete)]
+        return items or ([CompletionItem(incomplete, type="file")] if self.or_file else [])
+
+
+class ModelName(_Completed):
+    """A model by file or name."""
+
+    name, or_file = "model", True
+
+    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from notes_cli.runtime.naming import models
 
-        names = [model.name for model in models().all if not model.problem and model.name.startswith(incomplete)]
-        return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+        return [model.name for model in models().all if not model.problem]
 
 
-class SkillName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A compiled skill by name, or a segment file; completes names, else files."""
+class SkillName(_Completed):
+    """A compiled skill by name, or a segment file."""
 
-    name = "name"
+    name, or_file = "name", True
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
-        known = [name for name in dict.fromkeys(self.known()) if name.startswith(incomplete)]
-        return [*map(CompletionItem, known)] or [CompletionItem(incomplete, type="file")]
-
-    def known(self) -> list[str]:
-        """Return all names, without opening a file."""
+    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from notes_cli import config
-        from notes_cli.errors import NotesError
         from notes_cli.library.segment_files import segment_files
 
-        with suppress(NotesError):
-            return [name for name, _ in segment_files(config.paths().library)]
-        return []
+        return [name for name, _ in segment_files(config.paths().library)]
 
 
 class SkillSource(SkillName):
-    """A text, a compiled skill or an Agent Skill; completes files, else names."""
+    """A text, a compiled skill or an Agent Skill; files are completed first."""
 
     name = "source"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from glob import escape, glob
 
-        from click.shell_completion import CompletionItem
-
-        if incomplete and glob(f"{escape(incomplete)}*"):
-            return [CompletionItem(incomplete, type="file")]
-        return super().shell_complete(ctx, param, incomplete)
-
-    def known(self) -> list[str]:
         from notes_cli import config
         from notes_cli.errors import NotesError
         from notes_cli.text.skill import find_skills
 
+        if incomplete and glob(f"{escape(incomplete)}*"):
+            return
+        yield from super().known(ctx, incomplete)
         with suppress(NotesError):
-            agent_skills = [skill.name for skill in find_skills(config.skill_folders())]
-            return [*super().known(), *agent_skills, *config.sample_names()]
-        return super().known()
+            yield from (skill.name for skill in find_skills(config.skill_folders()))
+        yield from config.sample_names()
 
 
-class SessionName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """A session by name; completes names."""
+class SessionName(_Completed):
+    """A session by name."""
 
     name = "name"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
+    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from notes_cli import config
-        from notes_cli.errors import NotesError
         from notes_cli.sessions.listing import session_names
 
-        with suppress(NotesError):
-            names = session_names(config.paths().sessions)
-            return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-        return []
+        return session_names(config.paths().sessions)
 
 
 class Target(click.Path):
@@ -170,29 +167,22 @@ class Target(click.Path):
         return super().convert(value, param, ctx)
 
 
-class FieldValue(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
+class FieldValue(_Completed):
     """A field and its new value; completes the fields of the skills on the command line, else of the library, and after
     the = the text's value."""
 
     name = "field=value"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from click.shell_completion import CompletionItem
-
+    def known(self, ctx: click.Context, incomplete: str) -> Iterable[str]:
         from notes_cli import config
-        from notes_cli.errors import NotesError
         from notes_cli.library.segment_files import fields_in, segment_files
 
         values = [ctx.params.get(parameter) for parameter in ("splice", "names", "name")]
         skills = {word for value in values if value for word in ([value] if isinstance(value, str) else value)}
-        try:
-            files = segment_files(config.paths().library)
-        except NotesError:
-            return []
+        files = segment_files(config.paths().library)
         paths = [path for name, path in files if name in skills] or [path for _, path in files]
         fields = {name: value for path in paths for name, value in fields_in(path).items()}
-        known = [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
-        return [CompletionItem(word) for word in known if word.startswith(incomplete)]
+        return [f"{name}={value}" if "=" in incomplete else f"{name}=" for name, value in fields.items()]
 
 
 class ServerName(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only

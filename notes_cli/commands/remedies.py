@@ -32,30 +32,16 @@ _FLAGS = {
 }
 
 
-def _compile_again(values: Mapping[str, Any]) -> str:
-    """Return the command that compiles the text in a segment."""
-    return _compile_command(["--from", str(values["name"])], values)
-
-
-def _compile_edited(values: Mapping[str, Any]) -> str:
-    """Return the command that compiles the current text of a skill's file."""
-    return _compile_command([str(values["name"])], values)
-
-
-def _compile_command(source: Sequence[str], values: Mapping[str, Any]) -> str:
-    words = ["notes", "compile", *source]
+def _compile_again(values: Mapping[str, Any], *, edited: bool = False) -> str:
+    """Return the command that compiles the text in a segment, or the text of its `edited` file."""
+    words = ["notes", "compile", *([] if edited else ["--from"]), str(values["name"])]
     if "model" in values:
-        words += ["-m", _model_argument(values["model"])]
+        from notes_cli.runtime.naming import model_argument
+
+        words += ["-m", model_argument(Path(str(values["model"])))]
     for option, value in values["options"].items():
         words += [_FLAGS[option]] if value is True else [_FLAGS[option], str(value)]
     return f"Run: {join(words)}"
-
-
-def _model_argument(path: object) -> str:
-    """Return a model's name for -m, if it has one, else its file."""
-    from notes_cli.runtime.naming import model_argument
-
-    return model_argument(Path(str(path)))
 
 
 def _repeat_option(option: str, names: Sequence[str]) -> str:
@@ -90,7 +76,7 @@ _WORDS: dict[Help, str | Callable[[Mapping[str, Any]], str]] = {
     Help.COMPILE_OTHERWISE: _compile_again,
     Help.COMPILE_BY_FORCE: "Compile it again: notes compile --force FILE",
     Help.COMPILE_AGAIN: _compile_again,
-    Help.COMPILE_EDITED: _compile_edited,
+    Help.COMPILE_EDITED: lambda values: _compile_again(values, edited=True),
     Help.OTHER_NAME: "Give it another: --name NAME",
     Help.OTHER_NAME_OR_FORCE: "Give this one another name (--name NAME), or replace that one (--force)",
     Help.OTHER_FILE_OR_FORCE: "Choose another file, or write over it with -f",

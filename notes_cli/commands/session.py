@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from notes_cli import output
 from notes_cli.commands.options import SessionName, model_options, open_model
 from notes_cli.commands.terminal import standard_input
+from notes_cli.engine.pieces import Reason
 from notes_cli.explanations import entry_why
+from notes_cli.output import counted
+from notes_cli.sessions.state import TRACE, Entry, State
 from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
@@ -23,8 +27,9 @@ if TYPE_CHECKING:
     from notes_cli.sessions.lines import Line
     from notes_cli.sessions.state import Entry
 
+
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
-SHORT = 50  # characters of a text in a table
+SHORT = 50  # characters of a text in a table, or of a skill's text
 _OPS = {"turn": "turn", "edit": "edit", "compact": "compaction", "forget": "cut"}
 
 
@@ -96,8 +101,6 @@ def ls(quiet: bool, json_: bool) -> None:
 @_JSON
 def show(name: str, pieces: bool, json_: bool) -> None:
     """Show a session turn by turn: questions, answers, what tools returned, corrections and edits."""
-    from notes_cli.commands.transcript import show
-
     stored = _sessions().find(name)
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
@@ -108,13 +111,13 @@ def show(name: str, pieces: bool, json_: bool) -> None:
     if pieces:
         _table(state.entries)
     else:
-        show(state)
+        print_conversation(state)
     for field, value in state.fields.items():
         output.result(output.line(f"field {field} = {value}"))
     for correction in state.pending.values():
         output.result(output.line(f"correction before the next question: {correction}"))
     output.result(
-        f"{_count(facts['turns'], 'turn')}, {_count(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
+        f"{counted(facts['turns'], 'turn')}, {counted(facts['tokens'], 'token')}, {output.human_size(facts['bytes'])}, "
         f"{_model(facts)}"
     )
     if facts["whole"]:
@@ -125,7 +128,6 @@ def show(name: str, pieces: bool, json_: bool) -> None:
 
 
 def _table(entries: Sequence[Entry]) -> None:
-    """Print the pieces of the prompt."""
     rows = [
         (
             *(str(entry.turn), str(entry.position), str(entry.tokens)),
@@ -153,12 +155,9 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
 
     sessions = _sessions()
     names = tuple(sessions.known(*names))
-    if not yes:
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask on. Repeat with -y to remove without asking")
-        if not output.confirm(f"Remove {_count(len(names), 'session')}: {', '.join(names)}?"):
-            output.say("nothing was removed")
-            return 1
+    question = f"Remove {counted(len(names), 'session')}: {', '.join(names)}?"
+    if not yes and not output.confirmed(question, ". Repeat with -y to remove without asking", "nothing was removed"):
+        return 1
     raise_file_limit()  # all are locked at once
     removed = list(map(str, sessions.remove(*names)))
     _print({"removed": removed}, "\n".join(removed), json_)
@@ -203,9 +202,9 @@ def compact(name: str, json_: bool, **model: Any) -> None:
 
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome, tokens = session.compact(), session.tokens
-    errata = f"{_count(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"
+    errata = f"{counted(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"
     line = (
-        f"took out {errata}: {_count(tokens, 'token')} are left, {outcome.removed} fewer; {outcome.decoded} of them "
+        f"took out {errata}: {counted(tokens, 'token')} are left, {outcome.removed} fewer; {outcome.decoded} of them "
         "were decoded again"
         if outcome.fields
         else f"nothing to take out: no erratum in session {name} is superseded by another"
@@ -248,11 +247,8 @@ def forget(name: str, parts: tuple[str, ...], method: str, dry_run: bool, yes: b
       notes session forget mine --method suffix
     """
     if method != "cut" and not (yes or dry_run):
-        if sys.stdin is None or not sys.stdin.isatty():
-            raise click.UsageError("there is no terminal to ask on, and no undo. Repeat with -y to forget for good")
-        named = " ".join(parts) or "what was cut before"
-        if not output.confirm(f"Forget {named} of session {name}, and its history, for good?"):
-            output.say("nothing was forgotten")
+        question = f"Forget {' '.join(parts) or 'what was cut before'} of session {name}, and its history, for good?"
+        if not output.confirmed(question, ", and no undo. Repeat with -y to forget for good", "nothing was forgotten"):
             return 1
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome = session.forget(*parts, method=method, dry=dry_run)
@@ -267,7 +263,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
     """Yield lines on the removed parts and on traces of them that remain."""
     parts = ", ".join(outcome.parts.names) or "what was cut before"
     yield (
-        f"{'would forget' if dry else 'forgot'} {parts}: {_count(outcome.removed, 'token')} fewer, {outcome.tokens} "
+        f"{'would forget' if dry else 'forgot'} {parts}: {counted(outcome.removed, 'token')} fewer, {outcome.tokens} "
         f"are left; {outcome.moved} moved, {outcome.decoded} decoded"
     )
     if outcome.skills:
@@ -276,7 +272,7 @@ def _describe_forgotten(outcome: Forgotten, name: str, dry: bool) -> Iterator[st
         yield f"corrections repeated before the next question: {', '.join(outcome.said_again)}"
     if outcome.remembering:
         yield (
-            f"{_count(outcome.remembering, 'token')} after it {'were' if outcome.remembering > 1 else 'was'} computed "
+            f"{counted(outcome.remembering, 'token')} after it {'were' if outcome.remembering > 1 else 'was'} computed "
             f"with it and may carry notes of it. To measure that: notes verify --session {name}. To decode them again: "
             f"notes session forget {name} --method suffix"
         )
@@ -346,7 +342,6 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
 
 
 def _print(facts: dict[str, Any], text: str, json_: bool) -> None:
-    """Print facts as JSON, or the text."""
     if json_:
         output.as_json({"version": 1, **facts})
     else:
@@ -390,10 +385,87 @@ def _model(facts: dict[str, Any]) -> str:
     return output.line(f"{facts['identity']['model']} {facts['identity']['quantization']}")
 
 
-def _count(count: int, noun: str, nouns: str = "") -> str:
-    return f"1 {noun}" if count == 1 else f"{count} {nouns or noun + 's'}"
-
-
 def _age(time: str) -> str:
     changed = datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
     return human_age((datetime.now(timezone.utc) - changed).total_seconds())
+
+
+INDENT = 12  # columns before a text, for its label
+
+
+class Part(NamedTuple):
+    """A part of a conversation: its label, such as "user", and its text."""
+
+    label: str
+    text: str
+
+
+def print_conversation(state: State) -> None:
+    """Print the conversation, a heading for each turn. On a terminal long lines are wrapped."""
+    width = output.width(0)
+    for number in range(state.turns + 1):
+        parts = [*parts_of_turn(state, number)]
+        if parts and number:
+            output.styled([(f"turn {number}", "bold")])
+        for part in parts:
+            first, *rest = _lines(part, width)
+            output.styled([(first[:INDENT], "dim"), (first[INDENT:], "")])
+            for line in rest:
+                output.result(line)
+        if parts:
+            output.result("")
+
+
+def parts_of_turn(state: State, number: int) -> Iterator[Part]:
+    """Yield the parts of a turn, then the edits after it; turn 0 has the edits before turn 1."""
+    entries = [entry for entry in state.entries if entry.turn == number]
+    if number == 1 and state.system:
+        yield Part("system", state.system)
+    if any(entry.kind == "result" for entry in entries):
+        yield Part("tool", state.questions[number - 1])
+    pieces_of_turn = (entry for entry in entries if entry.kind not in ("edit", TRACE))
+    for (kind, name), group in groupby(pieces_of_turn, _merge_key):
+        pieces = [*group]
+        if kind == "splice":
+            yield Part("skill", _skill(state, name, pieces))
+        elif kind == "erratum":
+            yield from (Part("correction", piece.text.strip()) for piece in pieces)
+        elif kind in ("answer", "thought"):
+            label = "assistant" if kind == "answer" else "thought"
+            yield Part(label, "".join(piece.text for piece in pieces).strip())
+        elif kind == "question":
+            yield Part("user", state.questions[number - 1])
+    for entry in entries:
+        if entry.kind == "edit":
+            yield Part("edit", f"{entry.text} ({entry.how}): {entry_why(entry)}".removesuffix(": "))
+        elif entry.kind == TRACE:
+            yield Part("forgotten", f"{entry.text}: {entry_why(entry)}")
+
+
+def _merge_key(entry: Entry) -> tuple[str, str]:
+    if entry.origin.reason is Reason.THOUGHT_END:
+        return "", ""
+    return "thought" if entry.thought else entry.kind, entry.name
+
+
+def _skill(state: State, name: str, pieces: list[Entry]) -> str:
+    tokens = sum(piece.tokens for piece in pieces)
+    spliced = sum(piece.tokens for piece in pieces if piece.how == "spliced")
+    text = next((skill.text for skill in state.skills if skill.name == name), "")
+    summary = f"{name}, {counted(tokens, 'token')}, {spliced} of them spliced"
+    return f"{summary}: {output.line(text, SHORT)}" if text else summary
+
+
+def _lines(part: Part, width: int) -> list[str]:
+    """Return a part as indented lines, with its label before the first."""
+    lines = output.clean(part.text).splitlines() or [""]
+    if width > 2 * INDENT:
+        lines = [piece for line in lines for piece in _wrap(line, width - INDENT)]
+    before = [part.label.ljust(INDENT), *[" " * INDENT] * len(lines)]
+    return [f"{head}{line}".rstrip() for head, line in zip(before, lines, strict=False)]
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    blanks = line[: len(line) - len(line.lstrip())]
+    words = wrap(line.strip(), max(INDENT, width - len(blanks)), break_long_words=False, break_on_hyphens=False)
+    return [blanks + part for part in words] or [""]

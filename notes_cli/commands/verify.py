@@ -126,7 +126,14 @@ def command(
       notes verify returns --field date=2026-07-01 --method all
       notes verify --session mine --question "May I return this?"
     """
-    _check_usage(names, session, errata, fields, methods, system, seam)
+    if bool(names) == bool(session):
+        raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
+    if session and (errata or fields or methods or system is not None or seam is not None):
+        raise click.UsageError("a session is verified as it is: only --question, --choices and --wording go with it")
+    if fields and errata:
+        raise click.UsageError("--field and --erratum do not go together: --method erratum states the new value")
+    if methods and not fields:
+        raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
     answers = answers_of(choices)
     questions += _read_questions(file)
 
@@ -176,25 +183,6 @@ def _read_questions(file: Path | None) -> tuple[str, ...]:
     if not questions:
         raise NotesError(f"{file} has no questions", "Write one a line")
     return questions
-
-
-def _check_usage(
-    names: Sequence[str],
-    session: str | None,
-    errata: Sequence[str],
-    fields: Sequence[str],
-    methods: Sequence[str],
-    system: str | None,
-    seam: int | None,
-) -> None:
-    if bool(names) == bool(session):
-        raise click.UsageError("give the NAMEs of skills, or --session NAME, and not both")
-    if session and (errata or fields or methods or system is not None or seam is not None):
-        raise click.UsageError("a session is verified as it is: only --question, --choices and --wording go with it")
-    if fields and errata:
-        raise click.UsageError("--field and --erratum do not go together: --method erratum states the new value")
-    if methods and not fields:
-        raise click.UsageError("--method is how a new value changes the cache: give --field NAME=VALUE, too")
 
 
 def _as_json(report: Report) -> dict[str, Any]:
@@ -281,7 +269,6 @@ def _question(case: Case) -> str:
 
 
 def _describe_parting(case: Case, parting: Parting) -> str:
-    """Return the line about two answers that diverge."""
     where = f"{_question(case)}: both answers are the same up to token {parting.at}"
     gap = f"{parting.gap:.2f} nats between the two tokens there, and rounding moves that by {parting.noise:.2f}"
     if parting.near:
@@ -292,7 +279,6 @@ def _describe_parting(case: Case, parting: Parting) -> str:
 
 
 def _next_step(report: Report) -> str:
-    """Return the first step after a failure."""
     if broken := [name for name, check in report.rows if not check.right]:
         return f"compile {broken[0]} again: notes compile --from {broken[0]} --force"
     if not any(case.spliced for case in report.cases):
@@ -331,7 +317,6 @@ def _print_composition(composed: Composed) -> None:
 
 
 def _verdict(summary: str, failures: Sequence[Notice]) -> None:
-    """Print the failures, then the verdict."""
     for failure in failures:
         output.result(f"missed: {worded(failure)}")
     output.result(f"{'FAIL' if failures else 'pass'}: {summary}")
@@ -378,7 +363,6 @@ def _print_edits(edits: Edits, model: str) -> None:
 
 
 def _describe_position(entries: Sequence[Entry], position: int) -> str:
-    """Describe a position of a session by its entry."""
     for entry in entries:
         if entry.position <= position < entry.position + entry.tokens:
             return f"position {position}, {entry.kind} {entry.name}".rstrip()

@@ -1,24 +1,26 @@
-"""`notes ask`: sources of the question, spliced skills, keys and token counts of the JSON."""
+"""`notes ask`: sources of the question, spliced skills, constraints, keys and token counts of the JSON."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from samples import SAMPLES
 
+from notes_cli import config
 from notes_cli.engine.context import Context
-from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.library.container import open_segment, peek
+from notes_cli.library.container import peek
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.runtime.workspace import Workspace
 
-from .conftest import TEXT, Notes, snapshot, without_uses
+from .conftest import TEXT, Notes, snapshot
+from .test_batch import answers, lines
 
 CUT = "the answer was cut after {} tokens. Let it have more: -n {}\n"
 SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
@@ -88,21 +90,6 @@ def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
     assert pieces[2]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
 
 
-def test_placed_late_the_skill_stands_before_the_question(notes: Notes, compiled: Path) -> None:
-    """--place late: after the system text and the user message's opening, with its errata; early is the default."""
-    ask = ("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-s", "Be kind.", "-n", 1, "--json")
-    early, late = notes(*ask).json, notes(*ask, "--place", "late").json
-    assert (early["place"], late["place"]) == ("early", "late")
-    assert early["pieces"] == notes(*ask, "--place", "early").json["pieces"]
-    kinds = ["text", "splice", "splice", "erratum", "question", "answer"]
-    assert [piece["kind"] for piece in late["pieces"]] == kinds == [piece["kind"] for piece in early["pieces"]]
-    # The end of one message and the opening of the other, 8 tokens, are in the place of an empty line.
-    assert late["pieces"][1]["position"] == early["pieces"][1]["position"] + 8 - len("\n\n")
-    assert late["tokens"]["spliced"] == early["tokens"]["spliced"]
-    wrong = notes("ask", "Why?", "--place", "middle")
-    assert wrong.code == 2 and "'early', 'late'" in wrong.err
-
-
 def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Path) -> None:
     """Skills are where the first turn put them; a later turn cannot move them."""
     ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
@@ -111,48 +98,6 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
     assert later["place"] is None and later["pieces"][1]["position"] == begun["pieces"][1]["position"]
     refused = notes(*ask, "--place", "early")
     assert refused.code == 1 and "--exact and --decode belong" in refused.err and refused.err.count("\n") == 1
-
-
-def test_settings_do_not_bar_a_session(notes: Notes, compiled: Path, home: Path) -> None:
-    """Settings of config.yaml for first turns, and for --field, are ignored where they do not apply; flags are
-    refused."""
-    (home / "config.yaml").write_text("place: late\nsystem: Be kind.\nseam: 2\nmethod: suffix\nsplice: [returns]\n")
-    ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
-    begun = notes(*ask).json
-    assert (begun["place"], begun["seam"], begun["method"]) == ("late", 2, None)
-    assert notes(*ask).json["place"] is None
-    for named in (("--place", "late"), ("-s", ""), ("--field", "tier=basic")):
-        refused = notes(*ask, *named)
-        assert refused.code == 1 and "belong to its first turn" in refused.err, named
-    unused = notes("ask", "Why?", "--method", "suffix")
-    assert unused.code == 2 and "give --erratum or --field" in unused.err
-
-
-def test_methods_and_wordings_that_are_none(notes: Notes, compiled: Path) -> None:
-    """One line with those that exist, `auto` among them; a wording is looked at where nothing is worded, too."""
-    ask = ("ask", "Why?", "--splice", "returns")
-    for name in ("magic", "auto@3", "selective@" + "9" * 5000):
-        refused = notes(*ask, "--field", "tier=basic", "--method", name)
-        assert refused.code == 2 and "recompute, auto (selective@K" in refused.err and refused.err.count("\n") == 1
-    refused = notes(*ask, "--wording", "nonsense")
-    assert refused.code == 1 and "no erratum wording 'nonsense'" in refused.err
-
-
-def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
-    """--explain and --json show the method chosen for --field and the reason; an explicit method has none."""
-    ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)
-    line = notes(*ask, "--explain").out.splitlines()[-1]
-    assert line.startswith("method field+erratum: the default for a model that calibrate has not measured")
-    for extra in ((), ("--explain",)):
-        found = notes(*ask, "--json", *extra).json
-        assert (found["method"], found["wording"], found["seam"]) == ("field+erratum", "now", 1)
-        assert found["method_why"] == line.removeprefix("method ")
-    assert notes(*ask, "--method", "auto", "--json").json["method"] == "field+erratum"
-    named = notes(*ask, "--method", "selective@4", "--json").json
-    assert (named["method"], named["method_why"]) == ("selective@4", None)
-    full = notes(*ask, "--recompute", "--json").json
-    assert full["method"] == "recompute" and full["tokens"]["erratum"] == 0
-    assert "method" not in notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()[-1]
 
 
 def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path) -> None:
@@ -186,24 +131,6 @@ def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
     assert twice.code == 1 and "spliced twice" in twice.err
 
 
-def test_errata_of_a_field_and_in_free_words(notes: Notes, compiled: Path) -> None:
-    """An erratum of a field is a sentence after the skill, one in free words before the question; --wording chooses the
-    words of the former."""
-    one = notes("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "-n", 1, "--json").json
-    two = notes(
-        *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--erratum", "All goods count.", "-n", 1),
-        "--json",
-    ).json
-    noted = notes("ask", "Why?", "--splice", "returns", "--erratum", "return limit=5", "-n", 1).err
-    assert "no skill has a field 'return limit': 'return limit=5' is added as free text" in noted
-    free = len("Correction: All goods count.")
-    assert two["tokens"]["erratum"] == one["tokens"]["erratum"] + free
-    line = notes(
-        *("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--wording", "line", "-n", 1, "--json")
-    ).json
-    assert line["tokens"]["erratum"] == len("\n\nCorrection. tier: basic")
-
-
 def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled: Path) -> None:
     """As --field does: the value's own KV entries and a sentence after the skill; the same prompt decoded in full has
     the same tokens. --method erratum leaves all entries, --exact too, and states it before the question, like free
@@ -221,21 +148,12 @@ def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled:
         left = notes(*ask, *more).json
         assert (left["method"], left["tokens"]["rewritten"]) == ("erratum", 0) and left["tokens"]["erratum"] > 0
         assert [one["kind"] for one in left["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
+    assert "'return limit=5' is added as free text" in notes(*ask, "--erratum", "return limit=5").err
     free = notes(*ask, "--erratum", "All goods count.").json
     assert [one["kind"] for one in free["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
     assert (free["method"], free["tokens"]["rewritten"]) == (None, 0)
     both = notes(*ask, "--field", "date=2026-07-02", "--erratum", "date=2026-07-01")
     assert both.code == 2 and "date is given the new value '2026-07-02'" in both.err
-
-
-def test_an_erratum_changes_the_prompt_and_not_the_skill(notes: Notes, compiled: Path, home: Path) -> None:
-    """With an erratum the distribution is another one; the segment on disk is as before."""
-    before = snapshot(home / "library")
-    ask = ("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json")
-    plain, corrected = notes(*ask).json, notes(*ask, "--erratum", "date=2026-07-01").json
-    assert plain["probabilities"] != corrected["probabilities"]
-    assert plain["tokens"]["spliced"] == corrected["tokens"]["spliced"]
-    assert without_uses(snapshot(home / "library")) == before
 
 
 @pytest.mark.parametrize("choices", ["yes,no", "no,not sure", " no , not sure,no one"])
@@ -310,14 +228,6 @@ def test_explain_computes_nothing(
     assert told.json["pieces"] == done["pieces"][:-1]
 
 
-def test_explain_is_a_table_for_people(notes: Notes, compiled: Path) -> None:
-    """Without --json the dry run is one line a piece and a sum."""
-    lines = notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()
-    assert lines[0].split() == ["position", "tokens", "piece", "name", "how", "why"]
-    assert "reused at the position where it was compiled" in lines[2]
-    assert f"{SKILL_TOKENS} spliced" in lines[-1]
-
-
 def test_a_seed_reproduces(notes: Notes) -> None:
     """The same seed gives the same text, another one another; without one the JSON shows which was drawn."""
     ask = ("ask", "Why?", "-n", 20, "--temp", 9, "--top-k", 0, "--top-p", 1, "--min-p", 0, "--json")
@@ -326,27 +236,6 @@ def test_a_seed_reproduces(notes: Notes) -> None:
     assert first["sampling"]["seed"] == 5
     drawn = notes(*ask).json
     assert notes(*ask, "--seed", drawn["sampling"]["seed"]).json["answer"] == drawn["answer"]
-
-
-def test_the_answer_ends_at_the_limit(notes: Notes) -> None:
-    """-n counts tokens of the answer, and a shorter one is the beginning of a longer one."""
-    short, long = (notes("ask", "Why?", "-n", n, "--json").json for n in (3, 6))
-    assert (short["tokens"]["answer"], long["tokens"]["answer"]) == (3, 6)
-    assert [piece["tokens"] for piece in (short["pieces"][-1], long["pieces"][-1])] == [3, 6]
-
-
-def test_a_huge_limit_makes_no_huge_context(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-n far beyond the model's own context asks for no more room than that context has."""
-    sizes: list[int] = []
-    make = Context.__init__
-
-    def made(self: Context, *arguments: Any, **more: Any) -> None:
-        make(self, *arguments, **more)
-        sizes.append(self.n_ctx)
-
-    monkeypatch.setattr(Context, "__init__", made)
-    assert notes("ask", "Why?", "-n", 2**31 - 1, "--choices", "a,b").code == 0
-    assert max(sizes) <= 8192  # that of the tiny model
 
 
 def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,43 +266,6 @@ def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
     assert notes(*ask).json["tokens"]["spliced"] == 1
 
 
-def test_a_place_that_rows_cannot_move_to(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a model whose K/V moves by some distances only: compile prints that, ask warns, --strict refuses."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("mistral3")))
-    assert "It can be spliced at some distances, and is decoded at others: " in notes("compile", skill).err
-    ask = ("ask", "Why?", "--splice", "returns", "-n", 1)
-    near, far = notes(*ask, "-s", "x", "--strict"), notes(*ask, "-s", "x" * 200)
-    assert near.code == 0 and "warning" not in near.err
-    assert far.code == 0 and f"its {SKILL_TOKENS} tokens are decoded" in far.err
-    assert notes(*ask, "-s", "x" * 200, "--strict").code == 1
-
-
-def test_context_too_small(notes: Notes, compiled: Path) -> None:
-    """A prompt that does not fit the size asked for: one line with a size that would do."""
-    outcome = notes("ask", "Why? " * 60, "--splice", "returns", "-c", 256)
-    assert (outcome.code, outcome.out) == (1, "")
-    assert "the context is too small" in outcome.err and outcome.err.count("\n") == 1
-    size = outcome.err.split("-c ")[1].split()[0]
-    assert notes("ask", "Why? " * 60, "--splice", "returns", "-c", size, "-n", 1).code == 0
-
-
-def test_the_context_grows_with_the_prompt(notes: Notes, compiled: Path) -> None:
-    """Without -c a prompt of any length finds room, and the skill is still spliced."""
-    result = notes("ask", "Why? " * 900, "--splice", "returns", "-n", 1, "--json").json
-    assert result["tokens"]["total"] > 4096 and result["tokens"]["spliced"] == SKILL_TOKENS
-
-
-def test_a_text_is_compiled_on_the_way(notes: Notes, skill: Path, home: Path) -> None:
-    """--splice of a text compiles it into the library, with a line on stderr, once."""
-    first = notes("ask", "Why?", "--splice", skill, "-n", 4)
-    assert first.code == 0 and "compiled" in first.err and "as returns" in first.err
-    assert "compiled" not in first.out and notes("ls", "-q").out == "returns\n"
-    second = notes("ask", "Why?", "--splice", skill, "-n", 4)
-    assert (second.out, second.err) == (first.out, CUT.format(4, 8))
-
-
 def test_a_segment_file_is_spliced(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
     """A path to a segment works as its name does, wherever the file lies."""
     elsewhere = tmp_path / "moved.gguf"
@@ -423,25 +275,6 @@ def test_a_segment_file_is_spliced(notes: Notes, skill: Path, compiled: Path, tm
     assert (by_path["answer"], by_path["pieces"]) == (by_name["answer"], by_name["pieces"])
 
 
-def test_f32_cache_has_segments_of_its_own(notes: Notes, skill: Path, compiled: Path) -> None:
-    """-ctk/-ctv f32 need f32 rows: the f16 segment is refused, a compile with the same options mends it."""
-    kv = ("-ctk", "f32", "-ctv", "f32")
-    refused = notes("ask", "Why?", "--splice", "returns", *kv)
-    assert refused.code == 1 and "f16/f16 K/V cache" in refused.err
-    path = notes("compile", skill, *kv).out.strip()
-    assert open_segment(Path(path)).layers[0].k.dtype == "float32"
-    assert notes("ask", "Why?", "--splice", "returns", "-n", 1, *kv).code == 0
-
-
-def test_the_models_template_is_honoured(notes: Notes, compiled: Path, model: Path) -> None:
-    """The skill is inside the system message, the erratum after it, the question in the user's."""
-    with Model(model) as loaded:
-        left = loaded.tokenize("<|im_start|>system\n", special=True)
-        ask = loaded.tokenize("<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n", special=True)
-    result = notes("ask", "Why?", "--splice", "returns", "--json", "-n", 1).json
-    assert [piece["tokens"] for piece in result["pieces"]][:3] == [len(left), SKILL_TOKENS, len(ask)]
-
-
 def test_special_tokens_in_a_question_are_text(notes: Notes) -> None:
     """`<|im_end|>` in a question is ten characters, never the token that ends a message."""
     plain = notes("ask", "x" * len("<|im_end|>"), "-n", 1, "--json").json
@@ -449,11 +282,64 @@ def test_special_tokens_in_a_question_are_text(notes: Notes) -> None:
     assert special["tokens"]["total"] == plain["tokens"]["total"]
 
 
-def test_a_model_without_template(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A base model gets a plain prompt; compile and splice work as with any other."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("llama", template=None)))
-    assert notes("compile", skill).code == 0
-    result = notes("ask", "Why?", "--splice", "returns", "-n", 2, "--json").json
-    assert result["tokens"]["spliced"] >= SKILL_TOKENS - 1
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["name", "age"],
+}
+WORDS = 'root ::= "accepted" | "refused"'
+
+
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model that ships, in place of the random one."""
+    monkeypatch.setenv("NOTES_MODEL", str(config.shipped_model()))
+
+
+def test_json_that_is_valid(notes: Notes, tmp_path: Path, shipped: None) -> None:
+    """A file or the schema itself; greedy, drawn, and the same with the same seed."""
+    path = tmp_path / "answer.schema.json"
+    path.write_text(json.dumps(SCHEMA))
+    ask = ("ask", "Who?", "-n", 120)
+    found = [notes(*ask, "--json-schema", path), notes(*ask, "-j", json.dumps(SCHEMA))]
+    drawn = [notes(*ask, "-j", path, "--temp", 1, "--seed", seed) for seed in (1, 1, 2)]
+    for outcome in (*found, *drawn):
+        assert outcome.code == 0, outcome.err
+        jsonschema.validate(json.loads(outcome.out), SCHEMA)
+        assert "cut" not in outcome.err
+    assert found[0].out == found[1].out and drawn[0].out == drawn[1].out
+
+
+def test_the_thought_is_free(notes: Notes, shipped: None) -> None:
+    """Only the answer is constrained, not the reasoning."""
+    found = notes("ask", "May I return this?", "--think", "--grammar", WORDS, "--json").json
+    assert found["answer"] in ("accepted", "refused") and found["stopped"] == "end"
+    assert len(found["reasoning"].split()) > 3
+    told = notes("ask", "May I return this?", "--think", "--grammar", WORDS)
+    assert told.out.strip() == found["answer"]
+
+
+def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:
+    """A line has its own form, or that of the command; a bad one spoils no other."""
+    asked = lines(
+        '"Which?"',
+        {"question": "Which?", "json_schema": {"enum": ["x"]}},
+        {"question": "Which?", "grammar": 'root ::= "y"'},
+        {"question": "Which?", "choices": ["no", "yes"]},
+        {"question": "Which?", "json_schema": {"not": {}}},
+        {"question": "Which?", "grammar": "answer.gbnf"},
+        {"question": "Which?", "json_schema": "answer.json"},
+        {"question": "Which?", "grammar": "root ::= nothing"},
+        {"question": "Which?", "grammar": 'root ::= "y"', "choices": ["no", "yes"]},
+    )
+    found = notes("ask", "--grammar", 'root ::= "z"', "--batch", "-", stdin=asked)
+    assert found.code == 1
+    got = answers(found)
+    assert [line["answer"] for line in got[:4]][:3] == ["z", '"x"', "y"] and got[3]["choice"] in ("no", "yes")
+    told = [line["error"]["message"] for line in got[4:]]
+    for message, says in zip(
+        told,
+        ("uses 'not'", "not the name of a file", "must be an object, or true", "there is no rule nothing", "one of:"),
+        strict=True,
+    ):
+        assert says in message

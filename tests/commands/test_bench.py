@@ -75,17 +75,10 @@ def test_lengths_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_cannot_be_measured_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No length, nonsense for one, a model whose rows cannot move, a folder that cannot be written in."""
+    """No length that fits, a model whose rows cannot move, a folder that cannot be written in."""
     outcome = run_here(*SHORT, "--tokens", "5000")
-    assert (
-        outcome.code == 1
-        and outcome.out == ""
-        and outcome.err.splitlines()[-1].startswith("notes: 5,000 tokens cannot")
-    )
-    for wrong in ("0", "", "8,", "8,x", "1e3", "-5"):
-        outcome = run_here(*SHORT, "--tokens", wrong)
-        assert outcome.code == 2 and len(outcome.err.splitlines()) == 1 and "'--tokens'" in outcome.err, wrong
-    assert run_here(*SHORT, "--plot", "speed.txt").code == 2
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.splitlines()[-1].startswith("notes: 5,000 tokens cannot")
     model = write_model(tmp_path / "gpt2.gguf", "gpt2")
     outcome = run_here("bench", "-m", model, "--tokens", "8", "--json")
     assert outcome.code == 1 and "there is no splice to measure" in json.loads(outcome.out)["error"]["message"]

@@ -14,7 +14,7 @@ import pytest
 
 from notes_cli import output
 from notes_cli.library import container
-from notes_cli.library.container import open_segment, peek
+from notes_cli.library.container import open_segment
 
 from .conftest import TEXT, Notes, snapshot
 
@@ -50,19 +50,6 @@ def test_standard_input_with_a_name(notes: Notes) -> None:
     assert open_segment(Path(outcome.out.strip())).name == "policy"
 
 
-def test_names_in_any_script(notes: Notes, tmp_path: Path) -> None:
-    """規則.txt and 方針.txt are two skills, as they are called: listed, asked with, inspected and removed by name."""
-    for name in ("規則", "方針", "rückgabe"):
-        (tmp_path / f"{name}.txt").write_text(f"The rule of {name}.")
-        outcome = notes("compile", tmp_path / f"{name}.txt")
-        assert outcome.code == 0 and "warning" not in outcome.err, outcome.err
-    assert notes("ls", "-q").out.split() == ["rückgabe", "方針", "規則"]
-    assert notes("inspect", "規則", "--text").out == "The rule of 規則.\n"
-    assert notes("inspect", "ru\u0308ckgabe", "--text").out == "The rule of rückgabe.\n"
-    assert notes("ask", "x", "-n", 1, "--splice", "規則", "--splice", "方針").code == 0
-    assert notes("rm", "方針").code == 0 and notes("ls", "-q").out.split() == ["rückgabe", "規則"]
-
-
 def test_another_text_of_the_same_name(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
     """Refused in one line with both files and advice; --name makes it another skill."""
     (tmp_path / "b").mkdir()
@@ -96,15 +83,6 @@ def test_output_goes_to_a_file_and_not_into_the_library(notes: Notes, skill: Pat
     assert not (home / "library").exists()
 
 
-def test_output_never_destroys_what_is_no_segment(notes: Notes, skill: Path, model: Path) -> None:
-    """A text or a model given as output by mistake is not overwritten."""
-    for target in (skill, model):
-        before = target.read_bytes()
-        outcome = notes("compile", skill, "-o", target)
-        assert outcome.code == 1 and "is not a sound segment" in outcome.err
-        assert target.read_bytes() == before
-
-
 def test_unchanged_is_not_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
     """The second compile prints the same path, with a line, and does not touch the file."""
     before = compiled.stat().st_mtime_ns, compiled.stat().st_ino
@@ -112,14 +90,6 @@ def test_unchanged_is_not_compiled_again(notes: Notes, skill: Path, compiled: Pa
     assert (outcome.code, outcome.out) == (0, f"{compiled}\n")
     assert "up to date" in outcome.err
     assert (compiled.stat().st_mtime_ns, compiled.stat().st_ino) == before
-
-
-def test_force_compiles_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """-f writes the file again although nothing has changed."""
-    inode = compiled.stat().st_ino
-    outcome = notes("compile", skill, "-f")
-    assert outcome.code == 0 and "it was asked for" in outcome.err
-    assert compiled.stat().st_ino != inode
 
 
 @pytest.mark.parametrize(
@@ -140,17 +110,6 @@ def test_a_change_is_compiled_and_said(notes: Notes, skill: Path, compiled: Path
     assert notes("compile", skill).err.strip().endswith("(up to date)")
 
 
-def test_another_model_has_a_file_of_its_own(
-    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
-) -> None:
-    """Segments of both models exist."""
-    outcome = notes("compile", skill, "-m", make_model("qwen2"))
-    other = Path(outcome.out.strip())
-    assert outcome.code == 0 and other != compiled
-    assert open_segment(compiled).identity.architecture == "llama"
-    assert open_segment(other).identity.architecture == "qwen2"
-
-
 def test_in_blocks(notes: Notes, skill: Path) -> None:
     """A number or headings; unchanged blocks are reused; references to another block cause a warning."""
     skill.write_text("# One\n\ndate: 2026-06-01\n\n# Two\n\nBefore the date.\n\n# Three\n\nElse not.\n")
@@ -158,6 +117,7 @@ def test_in_blocks(notes: Notes, skill: Path) -> None:
     assert first.code == 0 and "(3 of 3 blocks compiled)" in first.err
     assert "whose value is in block 1" in first.err
     assert open_segment(Path(first.out.strip())).blocks == (0, 25, 50)
+    assert "blocks       3, from tokens 0, 25, 50 on" in notes("inspect", "returns").out
     assert "(up to date; in blocks)" in notes("compile", skill, "--blocks", "headings").err
     skill.write_text(skill.read_text().replace("Else", "Or else"))
     again = notes("compile", skill, "--blocks", "headings")
@@ -167,54 +127,12 @@ def test_in_blocks(notes: Notes, skill: Path) -> None:
     assert "blocks)" in notes("compile", skill).err and open_segment(Path(first.out.strip())).blocks == ()
 
 
-def test_inspect_shows_blocks(notes: Notes, skill: Path) -> None:
-    """Where each begins; nothing of one block."""
-    assert notes("compile", skill, "--blocks", 2).code == 0
-    blocks = notes("inspect", "returns", "--json").json[0]["blocks"]
-    assert f"blocks       2, from tokens 0, {blocks[1]} on" in notes("inspect", "returns").out and blocks[0] == 0
-    assert notes("compile", skill).code == 0
-    assert notes("inspect", "returns", "--json").json[0]["blocks"] == []
-    assert "\nblocks" not in notes("inspect", "returns").out
-
-
-@pytest.mark.parametrize("blocks", ["1", "65", "0", "-3", "x", "2.5", "Headings"])
-def test_no_such_blocks(notes: Notes, skill: Path, blocks: str) -> None:
-    """2 to 64, or headings: else wrong usage, in a line."""
-    outcome = notes("compile", skill, "--blocks", blocks)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert "is neither a whole number from 2 to 64 nor" in outcome.err
-
-
-def test_blocks_without_headings(notes: Notes, skill: Path) -> None:
-    """Refused, with advice."""
-    skill.write_text("date: 1\n\nNo headings.")
-    outcome = notes("compile", skill, "--blocks", "headings")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert "there are no headings to cut it at" in outcome.err
-
-
 def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
     """A damaged segment is replaced, with the reason."""
     compiled.write_bytes(compiled.read_bytes()[:500])
     outcome = notes("compile", skill)
     assert outcome.code == 0 and "damaged" in outcome.err
     assert open_segment(compiled).name == "returns"
-
-
-def test_what_is_not_text_is_refused(notes: Notes, tmp_path: Path, model: Path) -> None:
-    """No such file, a folder without SKILL.md, a binary: one line each, exit 1."""
-    for source, message in ((tmp_path / "no.txt", "no such file"), (tmp_path, "no SKILL.md"), (model, "GGUF")):
-        outcome = notes("compile", source)
-        assert outcome.code == 1 and message in outcome.err and outcome.err.count("\n") == 1
-
-
-def test_too_long_for_the_context(notes: Notes, skill: Path, home: Path) -> None:
-    """An explicit context size is kept: the error has a sufficient size; nothing is written."""
-    skill.write_text("word " * 100)
-    outcome = notes("compile", skill, "-c", 256)
-    assert outcome.code == 1 and "the context is too small" in outcome.err and "-c 512" in outcome.err
-    assert not list((home / "library").glob("*.gguf"))
-    assert notes("compile", skill, "-c", 512).code == 0
 
 
 def test_interrupted_compile_leaves_nothing(
@@ -247,27 +165,6 @@ def test_interrupted_writing_keeps_the_old_file(
     monkeypatch.setattr(container, "_seal", interrupted)
     assert notes("compile", skill).code == 130
     assert snapshot(home / "library") == before
-
-
-def test_braces_of_others_are_compiled_as_they_are(notes: Notes, skill: Path) -> None:
-    """Text about Helm or Jinja compiles unchanged; one line lists the braces and how to silence it."""
-    skill.write_text("tier: gold\nWrite {{name}} and {{ .Values.x }} there.")
-    outcome = notes("compile", skill)
-    assert outcome.code == 0 and "{{name}} stays as it is" in outcome.err
-    assert r"write \{{name}} if it is meant literally" in outcome.err
-    assert peek(Path(outcome.out.strip())).text == skill.read_text()
-
-
-def test_keys_as_people_write_them(notes: Notes, skill: Path) -> None:
-    """They are fields, usable as they are written."""
-    skill.write_text("Delivery time: 3 days\nRückgabefrist: 30 Tage\n日期\uff1a2026-06-01\n")
-    outcome = notes("compile", skill)
-    assert outcome.code == 0 and "kB, 3 fields" in outcome.err
-    ask = ("ask", "Why?", "--splice", skill, "-n", 1, "--json")
-    for edit in ("Delivery time=5 days", "Ru\u0308ckgabefrist=14 Tage", "日期=2026-07-01", "Delivery  time = 4 days"):
-        for option in (("--erratum",), ("--method", "erratum", "--field")):
-            (said,) = [piece for piece in notes(*ask, *option, edit).json["pieces"] if piece["kind"] == "erratum"]
-            assert said["tokens"] > len("Correction: ")
 
 
 def test_several_sources_and_folders_of_skills(notes: Notes, tmp_path: Path) -> None:
@@ -304,21 +201,3 @@ def test_a_folder_of_texts(notes: Notes, tmp_path: Path) -> None:
     assert [one["up_to_date"] for one in notes("compile", folder, "--json").json["compiled"]] == [True, True]
     (folder / "more" / "SKILL.md").write_text("date: 2026-06-01")
     assert [one["name"] for one in notes("compile", folder, "--json").json["compiled"]] == ["more"]
-
-
-@pytest.mark.parametrize("extra", [("--name", "x"), ("-o", "x.gguf"), ("-",)])
-def test_what_is_for_one_skill_alone(notes: Notes, skill: Path, tmp_path: Path, extra: tuple[str, ...]) -> None:
-    """A name, a file and standard input: usage."""
-    other = tmp_path / "other.txt"
-    other.write_text("plan: solo")
-    outcome = notes("compile", skill, other, *extra)
-    assert (outcome.code, outcome.out) == (2, "") and "are for one skill" in outcome.err
-
-
-def test_a_taken_name_stops_no_other(notes: Notes, tmp_path: Path) -> None:
-    """Two texts of one name: the second is refused as ever, the third compiled."""
-    for name in ("x/a.txt", "y/a.txt", "y/b.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"name: {name[0]}")
-    outcome = notes("compile", *(tmp_path / name for name in ("x/a.txt", "y/a.txt", "y/b.txt")))
-    assert outcome.code == 1 and len(outcome.out.splitlines()) == 2 and "--name" in outcome.err

@@ -66,46 +66,6 @@ def test_tokens_are_counted_by_what_was_done(
         assert line[-1].endswith(f"{rewritten} in place of spliced ones)")
 
 
-def test_a_model_that_was_not_measured_gets_an_erratum(notes: Notes, compiled: Path) -> None:
-    """--field alone is --erratum then: the same tokens, the same probabilities but for the rounding of other passes; it
-    may be worded and repeated."""
-    ask = (*ASK, "--choices", "a,b", "--wording", "line", "--json")
-    field = notes(*ask, *FIELD, "--field", "tier=basic").json
-    erratum = notes(*ask, "--erratum", "date=2026-07-01", "--erratum", "tier=basic").json
-    assert field["probabilities"] == pytest.approx(erratum["probabilities"], abs=1e-6)
-    assert field["pieces"] == erratum["pieces"]
-
-
-def test_both_kinds_of_changes(notes: Notes, influenced: Path) -> None:
-    """A free-text erratum follows an edit; the last value of a field applies."""
-    ask = (*ASK, "--method", "field+erratum", "--erratum", "It snows.", "--json", "-n", 1)
-    twice = notes(*ask, "--field", "date=1 May", *FIELD).json
-    assert twice["pieces"] == notes(*ask, *FIELD).json["pieces"]
-    assert [piece["kind"] for piece in twice["pieces"]].count("erratum") == 2
-    assert twice["tokens"]["erratum"] > len("2026-07-01 It snows.")
-
-
-def test_recompute_is_the_reference_of_each(notes: Notes, influenced: Path) -> None:
-    """Full prefill has the tokens of the method: corrected where it touches the skill, else the old ones."""
-    for method in METHODS:
-        ask = (*ASK, *FIELD, "--method", method, "--choices", "a,b", "--json")
-        edited, full = notes(*ask).json, notes(*ask, "--recompute").json
-        assert full["tokens"]["spliced"] == full["tokens"]["rewritten"] == 0
-        assert full["tokens"]["total"] == edited["tokens"]["total"]
-        if method in ("stale", "erratum", "suffix", "recompute"):
-            assert edited["probabilities"] == pytest.approx(full["probabilities"], rel=0.05, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "also",
-    [("--erratum", "date=9 May", "--erratum", "date = 2026-07-01"), ("--field", "returns.date=2026-07-01")],
-    ids=["erratum", "field"],
-)
-def test_what_says_the_same_twice_is_no_contradiction(notes: Notes, compiled: Path, also: tuple[str, ...]) -> None:
-    """Of several errata of a field it is the last that counts."""
-    assert notes(*ASK, *FIELD, *also, "--explain").code == 0
-
-
 def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
     """Nothing is edited."""
     ask = (*ASK, "--explain", "--json")
@@ -130,12 +90,6 @@ def test_what_everybody_is_told_is_listed(notes: Notes, compiled: Path, skill: P
     assert notes("edit", "mine").code == notes("edit", "--all", "--method", "erratum").code == 2
 
 
-def test_a_field_without_a_skill(notes: Notes) -> None:
-    """No skill has the field."""
-    outcome = notes("ask", "Why?", *FIELD)
-    assert (outcome.code, outcome.out) == (1, "") and "Known fields: none" in outcome.err
-
-
 def test_compile_measures_the_influence(notes: Notes, compiled: Path, skill: Path) -> None:
     """Prints a line per field; compiles the segment again, once; a plain compile keeps the influence."""
     assert not peek(compiled).influence
@@ -149,18 +103,6 @@ def test_compile_measures_the_influence(notes: Notes, compiled: Path, skill: Pat
     for extra in ((), ("--influence",)):
         assert "(up to date)" in notes("compile", skill, *extra).err
     assert compiled.read_bytes() == before
-
-
-@pytest.mark.parametrize("method", ["selective@3", "blend@3"])
-def test_what_a_ranking_costs(notes: Notes, compiled: Path, method: str) -> None:
-    """Without measured influence the extra pass is shown, by --explain and by the answer; both recompute as many
-    tokens."""
-    ask = (*ASK, *FIELD, "--method", method, "--json")
-    told, done = notes(*ask, "--explain").json, notes(*ask, "-n", 1).json
-    reasons = [piece["why"] for piece in done["pieces"] if piece["rewritten"]]
-    assert len(reasons) == 1 and "selected by a pass over" in reasons[0]
-    assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
-    assert done["tokens"]["rewritten"] == 13
 
 
 def test_a_block_is_computed_anew(notes: Notes, skill: Path) -> None:
@@ -197,16 +139,6 @@ def test_recurrent_models(
             assert "Use --method erratum or recompute" in outcome.err
 
 
-def test_blocks_of_recurrent_models(
-    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, skill: Path
-) -> None:
-    """Nothing can be moved: one line, and nothing is written."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
-    outcome = run_here("compile", skill, "--blocks", 2)
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert "returns cannot be compiled in blocks" in outcome.err
-
-
 # ---- the model that ships: it must really decide by the new value
 
 CASES: dict[str, Any] = {
@@ -229,37 +161,6 @@ def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, questio
             assert run_here(*ask, method, *system).out.strip() == old
         for method in ("erratum", "field+erratum", "suffix", "recompute"):
             assert run_here(*ask, method, *system).out.strip() == new
-
-
-HOISTED = "---\nname: returns\nfields:\n  {}: {{value: {}, hoist: true}}\n---\n{}"
-SECTIONS = {  # a field and a consequence of it, in one block
-    "date": "If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.",
-    "tier": "If the tier is gold then the shipping is free.\n- If the tier is silver then the shipping is reduced.",
-    "amount": "If the amount is over 500 then the approval is manual, otherwise the approval is automatic.",
-}
-
-
-@pytest.mark.parametrize("question", CASES)
-def test_decisions_by_blocks_and_hoisted_fields(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, question: str) -> None:
-    """The block with the field and its rule computed again, or the value at the end of the text decoded: the new
-    decision, with most of the text spliced."""
-    field, old, new = CASES[question]
-    name = field.partition("=")[0]
-    text = (SAMPLES / "returns" / "SKILL.md").read_text()
-    values = {key: text.partition(f"\n{key}: ")[2].partition("\n")[0] for key in SECTIONS}
-    hoisted, blocks = tmp_path / "hoisted.md", tmp_path / "blocks.md"
-    hoisted.write_text(HOISTED.format(name, values[name], text.split("---\n", 2)[2]))
-    sections = "\n\n".join(f"# The {key}\n\n{key}: {values[key]}\n\n- {SECTIONS[key]}" for key in SECTIONS)
-    blocks.write_text(f"---\nname: returns\n---\n{sections}\n")
-    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
-    for method, compiling in (("block", (blocks, "--blocks", "headings")), ("suffix", (hoisted, "-f"))):
-        assert run_here("compile", *compiling).code == 0
-        ask = ("ask", question, "--splice", "returns", "--choices", f"{old},{new}", "--json")
-        for system in ((), ("-s", "You work for Harbor Books.")):
-            assert run_here(*ask, *system).json["choice"] == old
-            edited = run_here(*ask, "--field", field, "--method", method, *system).json
-            assert edited["choice"] == new and edited["tokens"]["spliced"] > 80
-            assert edited["tokens"]["rewritten"] < 60
 
 
 # ---- two skills with one field
@@ -300,38 +201,3 @@ def test_values_that_contradict_each_other_are_of_one_skill(notes: Notes, two: t
         assert outcome.code == 2 and "returns.date is given" in outcome.err and "'2 May'" in outcome.err
     both = ("--field", "returns.date=1 May", "--field", "*.date=2 May")
     assert notes("verify", "returns", "fees", "--question", "x", *both).code == 2
-
-
-def test_a_field_in_place_is_that_of_its_skill(notes: Notes, two: tuple[str, ...]) -> None:
-    """Only the value of the named skill is recomputed."""
-    ask = ("ask", "Why?", *two, "--method", "field", "-n", 1, "--json")
-    for field, names in (("returns.date", {"returns"}), ("fees.date", {"fees"}), ("*.date", {"returns", "fees"})):
-        pieces = notes(*ask, "--field", f"{field}=2026-08-01").json["pieces"]
-        assert {piece["name"] for piece in pieces if piece["rewritten"]} == names
-
-
-def test_a_session_tells_fields_apart(notes: Notes, two: tuple[str, ...]) -> None:
-    """An edit applies to the named skill; a skill that is added later does not change that."""
-    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 1).code == 0
-    assert notes("edit", "mine", "--field", "date=2026-07-01").out.startswith("date=2026-07-01: ")
-    assert notes("ask", "And?", "--splice", "fees", "--session", "mine", "-n", 1).code == 0
-    shown = notes("session", "show", "mine", "--json").json["fields"]
-    assert (shown["returns.date"], shown["fees.date"]) == ("2026-07-01", "2026-07-01")
-    outcome = notes("edit", "mine", "--field", "date=2026-08-01")
-    assert outcome.code == 1 and "name one of returns.date" in outcome.err
-    outcome = notes("edit", "mine", "--field", "fees.date=2026-07-01")
-    assert outcome.code == 1 and "fees.date is 2026-07-01 already" in outcome.err
-    assert notes("edit", "mine", "--field", "fees.date=2026-08-01", "--method", "erratum").code == 0
-    outcome = notes("edit", "mine", "--field", "*.date=2026-08-01", "--method", "erratum", "--json")
-    assert [edit["field"] for edit in outcome.json["edits"]] == ["returns.date"]
-    assert outcome.err == "*.date is returns.date, fees.date\n"
-    outcome = notes("ask", "Why?", "--session", "mine", "-n", 1, "--erratum", "date=x")
-    assert outcome.code == 1 and "returns.date, fees.date" in outcome.err
-
-
-def test_questions_of_two_skills_with_one_field(notes: Notes, two: tuple[str, ...]) -> None:
-    """Each is asked for its own."""
-    cases = notes("verify", "returns", "fees", "--json").json["cases"]
-    asked = [case["question"] for case in cases]
-    assert "What is the date of returns?" in asked and "What is the date of fees?" in asked
-    assert "What is the tier?" in asked

@@ -94,33 +94,9 @@ def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     assert broken.code == 1 and "photo.png is no image that can be read" in broken.err and broken.out == ""
 
 
-def test_watching_a_text_watches_its_images(photo: Path, tmp_path: Path) -> None:
-    """One that changes, and one that the text shows later, has the text compiled again, once."""
-    text = tmp_path / "report.md"
-    text.write_text("Read this: ![a photo](photo.png)")
-    command = command_line("watch", text, "--interval", "0.1", "--json", "-q", *SEES)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stderr
-
-        def event() -> tuple[str, str]:
-            assert process.stdout
-            line = json.loads(process.stdout.readline())
-            return line["event"], Path(line["source"]).name
-
-        assert event() == ("compiled", "report.md")
-        photo.write_bytes(image_bytes(48, 48, seed=2))
-        assert event() == ("compiled", "photo.png")
-        (tmp_path / "new.png").write_bytes(image_bytes(48, 48, seed=3))
-        text.write_text("Read this: ![a photo](photo.png) ![new](new.png)")
-        assert event() == ("compiled", "report.md")
-        (tmp_path / "new.png").write_bytes(image_bytes(48, 48, seed=4))
-        assert event() == ("compiled", "new.png")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130 and not process.stdout.read()
-
-
-def test_an_image_in_two_texts(photo: Path, tmp_path: Path) -> None:
-    """When it changes both are compiled again, also where one of them changes at the same time."""
+def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> None:
+    """When one changes both texts that show it are compiled again, also where one of them changes at the same time; a
+    text may show another one later."""
     texts = [tmp_path / name for name in ("a.md", "b.md")]
     for text in texts:
         text.write_text("Read this: ![a photo](photo.png)")
@@ -141,6 +117,11 @@ def test_an_image_in_two_texts(photo: Path, tmp_path: Path) -> None:
         photo.write_bytes(image_bytes(48, 48, seed=3))
         texts[0].write_text("Look at this: ![a photo](photo.png)")
         assert compiled() == {"a", "b"}
+        for seed in (4, 5):
+            (tmp_path / "new.png").write_bytes(image_bytes(48, 48, seed=seed))
+            for text in texts if seed == 4 else ():
+                text.write_text("Look at these: ![a photo](photo.png) ![new](new.png)")
+            assert compiled() == {"a", "b"}
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
 
@@ -208,13 +189,3 @@ def test_an_image_is_not_quantized(notes: Notes, photo: Path) -> None:
         assert "Take --kv f16" in outcome.err
     assert notes("ls", "--json").json == []
     assert notes("compile", photo, "--kv", "f16", *SEES).code == 0
-
-
-def test_an_image_takes_the_place_of_a_quantized_text(notes: Notes, photo: Path) -> None:
-    """The K/V type of an earlier text of that name does not apply to the image."""
-    text = photo.with_suffix(".txt")
-    text.write_text("The total is twelve. " * 8)
-    assert notes("compile", text, "--kv", "f16/q8_0", *SEES).code == 0
-    assert notes("compile", photo, "-f", *SEES).code == 0
-    (entry,) = notes("ls", "--json").json
-    assert entry["kv"] == "f16"

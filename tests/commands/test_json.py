@@ -194,18 +194,6 @@ def test_a_failure_that_was_told_is_told_once(notes: Notes) -> None:
     assert notes("ask", "--splice", "nothing", "--", "--json").out == ""
 
 
-def test_keys_of_the_issue(notes: Notes, compiled: Path) -> None:
-    """The keys that were promised first are there."""
-    ask = notes("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json").json
-    assert ask.keys() >= {"answer", "choice", "probabilities", "tokens", "ms", "pieces"}
-    assert ask["tokens"].keys() >= {"total", "spliced", "seam", "decoded", "erratum"}
-    assert ask["ms"].keys() == {"load", "splice", "prompt", "first_token", "total", "saved"}
-    assert ask["pieces"][0].keys() >= {"kind", "name", "tokens", "position", "how", "why"}
-    verify = notes("verify", "returns", "--choices", "a,b", "--json").json
-    assert verify.keys() >= {"cosine", "kl", "same_top", "same_decision", "rows", "pass"}
-    assert verify["rows"]["returns"].keys() >= {"tokens", "layers", "farthest", "wrong"}
-
-
 def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
     """version, server, tokens without the answer's, settings and pieces; nothing else."""
     found = notes("ask", "Why?", "--splice", "returns", "--explain", "--json").json

@@ -1,27 +1,26 @@
-"""The library for its user: Agent Skills, stale segments, pruning, damage, imports."""
+"""The library: Agent Skills, ls, inspect, rm, prune, fsck, export, import, watch and doctor."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from notes_cli.commands.options import SkillName, SkillSource
+from notes_cli.engine.model import Model
 from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
-from notes_cli.runtime.compile import compile_skill
 
 from ..text.test_skill import put
-from .conftest import TEXT, Notes, command_line, snapshot
+from . import conftest
+from .conftest import TEXT, Notes, command_line, run_here, snapshot
 
 
 @pytest.fixture
@@ -130,21 +129,6 @@ def test_stale_compiles_what_has_changed_and_nothing_else(
 # notes ls
 
 
-def test_ls_says_what_is_out_of_date_and_why(
-    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A word in the table and a line below it; no model is loaded for it."""
-    monkeypatch.setattr("notes_cli.engine.model.Model.__init__", None)  # no permission for anyone
-    assert notes("ls").out.splitlines()[1].split()[-3:-1] == ["ready", "date=2026-06-01,"]
-    assert notes("ls", "--json").json[0]["stale"] == []
-    skill.write_text("date: 2026-06-02\n")
-    assert notes("ls", "--json").json[0]["stale"] == ["text"]
-    assert f"returns: the text has changed: {skill}" in notes("ls").out
-    skill.unlink()
-    (entry,) = notes("ls", "--json").json
-    assert entry["stale"] == ["gone"] and entry["why"] == [f"its file is gone: {skill}"]
-
-
 def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, skill: Path, compiled: Path) -> None:
     """The compiled text is spliced, with a warning and a command: by ask, --explain, a batch, and a new session. A file
     that was only touched, or is gone, causes none."""
@@ -163,61 +147,6 @@ def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, ski
     assert notes(*shlex.split(command)).code == 0 and "changed" not in notes(*ask).err
     skill.unlink()
     assert "changed" not in notes(*ask).err
-
-
-@pytest.mark.parametrize("settled", [True, False])
-@pytest.mark.parametrize("way", ["link", "folder", "meanwhile"])
-def test_an_older_file_in_the_place_of_a_text_is_told(
-    notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settled: bool
-) -> None:
-    """The file's identity counts, not its age: a link to an older file, a replaced folder, an edit during the
-    compile."""
-    old, new, at = tmp_path / "old", tmp_path / "new", tmp_path / "at"
-    for folder, date in ((old, "2026-06-01"), (new, "2026-09-01")):
-        folder.mkdir()
-        (folder / "returns.txt").write_text(TEXT.replace("2026-06-01", date))
-    at.symlink_to(new)
-    if settled:
-        monkeypatch.setattr("notes_cli.text.skill.SETTLED", 0)
-
-    def meanwhile(*given: Any, **how: Any) -> Any:
-        if way == "meanwhile":
-            (new / "returns.txt").write_text(TEXT)
-        return compile_skill(*given, **how)
-
-    monkeypatch.setattr("notes_cli.runtime.recompile.compile_skill", meanwhile)
-    assert notes("compile", at / "returns.txt").code == 0
-    if way == "link":
-        at.unlink()
-        at.symlink_to(old)
-    elif way == "folder":
-        new.rename(tmp_path / "away")
-        old.rename(new)
-    ask = ("ask", "x", "-n", 1, "--splice", "returns")
-    assert "warning: returns: the text has changed" in notes(*ask).err
-    assert notes("compile", "returns").code == 0 and "changed" not in notes(*ask).err
-
-
-def test_ls_knows_the_model_in_use(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its digest, if that is remembered: a skill that is not compiled for it is out of date."""
-    other, mine = skill.with_name("other.gguf"), skill.with_name("mine.gguf")
-    for path, kind in ((other, "qwen2"), (mine, "llama")):
-        shutil.copy(make_model(kind), path)
-        os.utime(path, (1, 1))  # a digest is remembered of files that were left alone
-    monkeypatch.setenv("NOTES_MODEL", str(mine))
-    assert notes("compile", skill).code == 0
-    assert notes("ls", "-m", other, "--json").json[0]["stale"] == []  # never hashed, so unknown
-    notes("compile", "-", "--name", "more", "-m", other, stdin="x")
-    assert {one["name"]: one["stale"] for one in notes("ls", "-m", other, "--json").json} == {
-        "more": [],
-        "returns": ["model"],
-    }
-    assert {one["name"]: one["stale"] for one in notes("ls", "--json").json} == {"more": ["model"], "returns": []}
-    monkeypatch.setenv("NOTES_MODEL", "nowhere.gguf")
-    assert notes("ls").code == 0
-    assert notes("ls", "-m", "nowhere.gguf").code == 1
 
 
 def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
@@ -257,7 +186,7 @@ def test_a_library_that_is_read_only(
 
 
 def test_the_budget_of_the_settings(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
-    """A compile above it removes the least recently used, in one line; a setting that is none is refused."""
+    """A compile above it removes the least recently used, in one line; prune without a rule keeps it, too."""
     size = compiled.stat().st_size
     (home / "config.yaml").write_text(f"cache:\n  max_size: {size + 100}\n")
     other = skill.with_name("other.txt")
@@ -265,15 +194,8 @@ def test_the_budget_of_the_settings(notes: Notes, skill: Path, compiled: Path, h
     outcome = notes("compile", other)
     assert outcome.code == 0 and outcome.err.count("removed returns (") == 1 and not compiled.exists()
     assert notes("ls", "-q").out == "other\n" and " of " in notes("ls").out.splitlines()[-1]
-    for text, message in (
-        ("max_size: much", "'much' is not a size"),
-        ("max_sise: 1GB", "no setting 'max_sise' under cache"),
-        ("- 1", "must hold"),
-        ("max_size:", "must hold"),
-    ):
-        (home / "config.yaml").write_text(f"cache:\n  {text}\n")
-        outcome = notes("ls")
-        assert (outcome.code, outcome.err.count("\n")) == (1, 1) and message in outcome.err, outcome.err
+    (home / "config.yaml").write_text("cache:\n  max_size: 1kB\n")
+    assert notes("prune", "-y").out == outcome.out
 
 
 def test_prune_asks_and_a_dry_run_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
@@ -302,20 +224,13 @@ def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes,
     assert piped.exists() and not compiled.exists()
 
 
-def test_prune_follows_the_settings(notes: Notes, compiled: Path, home: Path) -> None:
-    (home / "config.yaml").write_text("cache:\n  max_size: 1kB\n")
-    assert notes("prune", "-y").out == f"{compiled}\n"
-
-
 def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists files and size before asking; "no" and "yes" both work."""
-    answers, asked = [False, True], list[str]()
-    monkeypatch.setattr("notes_cli.commands.maintain.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
-    monkeypatch.setattr("notes_cli.output.confirm", lambda question: asked.append(question) or answers.pop(0))
-    outcome = notes("prune", "--older-than", "0s")
-    assert outcome.code == 1 and "returns (" in outcome.err and "nothing was removed" in outcome.err
-    assert compiled.exists() and asked[0].startswith("Remove 1 file, ")
-    assert notes("prune", "--older-than", "0s").code == 0 and not compiled.exists()
+    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: self is sys.stdin)
+    outcome = notes("prune", "--older-than", "0s", stdin="n\n")
+    assert outcome.code == 1 and "returns (" in outcome.err and "Remove 1 file, " in outcome.err
+    assert "nothing was removed" in outcome.err and compiled.exists()
+    assert notes("prune", "--older-than", "0s", stdin="y\n").code == 0 and not compiled.exists()
 
 
 # notes fsck
@@ -339,15 +254,6 @@ def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
     assert notes("ls", "-q").out == "" and notes("fsck").code == 0
     aside = compiled.parent / ".damaged" / compiled.name
     assert notes("compile", "--from", aside).out == f"{compiled}\n"
-
-
-def test_fsck_of_folders_that_are_not_ours_alone(notes: Notes, compiled: Path) -> None:
-    """A finding; other checks continue."""
-    compiled.parent.chmod(0o777)
-    outcome = notes("fsck", "--repair")
-    assert outcome.code == 1 and "permission" in outcome.out and "chmod 700" in outcome.out
-    assert compiled.parent.stat().st_mode & 0o777 == 0o777
-    compiled.parent.chmod(0o700)
 
 
 # notes export, notes import
@@ -378,19 +284,12 @@ def test_a_skill_goes_to_another_library(
 
 
 def test_exports_that_cannot_be(notes: Notes, compiled: Path, skill: Path, tmp_path: Path) -> None:
-    """Several files into one, a name that is nothing, a text, a folder that is not there, a file that is."""
+    """Several files into one, and a text."""
     notes("compile", "-", "--name", "piped", stdin="x")
-    (tmp_path / "letter").write_text("Dear")
-    for arguments, message in (
-        (("returns", "piped", tmp_path / "a.gguf"), "these are 2 files"),
-        (("nothing", tmp_path / "a.gguf"), "no compiled skill"),
-        ((skill, tmp_path / "a.gguf"), "is a text"),
-        (("returns", tmp_path / "no" / "a.gguf"), "there is no folder"),
-        (("returns", tmp_path / "letter"), "is another file"),
-    ):
-        outcome = notes("export", *arguments)
+    for names, message in ((("returns", "piped"), "these are 2 files"), ((skill,), "is a text")):
+        outcome = notes("export", *names, tmp_path / "a.gguf")
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1) and message in outcome.err
-    assert (tmp_path / "letter").read_text() == "Dear" and not (tmp_path / "a.gguf").exists()
+    assert not (tmp_path / "a.gguf").exists()
     assert notes("export", "returns", "piped", f"{tmp_path}/new/").code == 0
 
 
@@ -404,21 +303,16 @@ def test_imports_that_cannot_be(
     notes("export", "returns", "piped", share)
     segment = open_segment(share / compiled.name)
     layers = [LayerRows(one.layer, one.k[::-1].copy(), one.v, one.part) for one in segment.layers]
-    write_segment(share / compiled.name, segment.__class__(**{**_parts(segment), "layers": tuple(layers)}))
+    write_segment(share / compiled.name, replace(segment, layers=tuple(layers)))
     other_home()
     outcome = notes("import", share)
-    assert (
-        outcome.code == 1 and outcome.out.count("\n") == 1 and "does not hold what this model computes" in outcome.err
-    )
+    assert outcome.code == 1 and outcome.out.count("\n") == 1
+    assert "does not hold what this model computes" in outcome.err
     assert notes("ls", "-q").out == "piped\n"
     outcome = notes("import", share, "-m", make_model("qwen2"), "--json")
     assert {one["how"] for one in outcome.json["imported"]} == {"text"} and outcome.code == 0
     assert notes("import", tmp_path / "empty").code == 1
     assert notes("import", share, "--name", "x").code == 2
-
-
-def _parts(segment: object) -> dict[str, object]:
-    return {name: getattr(segment, name) for name in segment.__slots__}  # type: ignore[attr-defined]
 
 
 # notes watch
@@ -452,25 +346,6 @@ def test_watch(model: Path, skill: Path, home: Path) -> None:
     assert not list((home / "library").glob(".*.tmp"))
 
 
-def test_watch_of_a_file_with_two_names(notes: Notes, compiled: Path, skill: Path) -> None:
-    """Both are compiled again."""
-    assert notes("compile", skill, "--name", "second").code == 0
-    command = command_line("watch", "--interval", "0.1", "--json")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout and process.stderr
-        while "watching 1 file" not in process.stderr.readline():
-            pass
-        skill.write_text("date: 2026-07-01\n")
-        events = [json.loads(process.stdout.readline()) for _ in range(2)]
-        assert sorted((one["event"], one["name"]) for one in events) == [
-            ("compiled", "returns"),
-            ("compiled", "second"),
-        ]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130 and not process.stdout.read()
-    assert notes("ls", "--json").json[0]["stale"] == notes("ls", "--json").json[1]["stale"] == []
-
-
 def test_watch_means_the_skills_of_the_library(
     notes: Notes, compiled: Path, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,7 +357,7 @@ def test_watch_means_the_skills_of_the_library(
     def ended(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("notes_cli.commands.watch.time.sleep", ended)
+    monkeypatch.setattr("notes_cli.commands.compile.time.sleep", ended)
     outcome = notes("watch", "--json", "-q")
     assert outcome.code == 130 and outcome.json["event"] == "compiled", outcome
     assert outcome.json["source"] == str(skill) and "2026-09-01" in peek(compiled).text
@@ -499,14 +374,97 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 # completion
 
 
-def test_names_are_completed_without_opening_a_file(compiled: Path, project: Path) -> None:
-    """Names of the library, and for compile of Agent Skills and samples; files if some match."""
-    compiled.write_bytes(b"broken")
-    words = SkillName().shell_complete(None, None, "ret")  # type: ignore[arg-type]
-    assert [word.value for word in words] == ["returns"]
-    words = SkillSource().shell_complete(None, None, "")  # type: ignore[arg-type]
-    samples = ["api-reference", "store-handbook", "style-guide"]
-    assert [word.value for word in words] == ["returns", "mail", "pdf", *samples]
-    (project / "deep" / "pdf.txt").touch()
-    (word,) = SkillSource().shell_complete(None, None, "pd")  # type: ignore[arg-type]
-    assert (word.type, word.value) == ("file", "pd")
+def test_ls_shows_name_size_model_and_fields(notes: Notes, compiled: Path) -> None:
+    """One line per segment and a total."""
+    lines = notes("ls").out.splitlines()
+    assert lines[1].split()[:2] == ["returns", str(len(TEXT.strip()))]
+    assert "tiny llama F32" in lines[1] and "date=2026-06-01, tier=gold" in lines[1]
+    assert lines[-1].startswith("1 file, ")
+
+
+def test_rm_removes_all_files_of_a_name(
+    notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
+) -> None:
+    """-y removes without asking, for all models, prints the paths, and leaves the text and other skills."""
+    other = notes("compile", skill, "-m", make_model("qwen2")).out.strip()
+    kept = Path(notes("compile", skill, "--name", "kept").out.strip())
+    outcome = notes("rm", "-y", "returns")
+    assert outcome.code == 0
+    assert set(outcome.out.splitlines()) == {str(compiled), other}
+    assert not compiled.exists() and not Path(other).exists() and kept.exists() and skill.exists()
+
+
+def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
+    """A typing error among several names: exit 1, all stay."""
+    before = snapshot(home)
+    outcome = notes("rm", "-y", "returns", "retruns")
+    assert outcome.code == 1 and "'retruns'" in outcome.err and outcome.err.count("\n") == 1
+    assert snapshot(home) == before
+
+
+def test_rm_dry_run(notes: Notes, compiled: Path) -> None:
+    """--dry-run lists files and removes nothing, without asking."""
+    outcome = notes("rm", "--dry-run", "returns")
+    assert (outcome.code, outcome.out) == (0, f"{compiled}\n") and compiled.exists()
+
+
+def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> None:
+    """--text is the text as compiled, --tokens its ids one a line; both alone on stdout, by name or by path."""
+    with Model(model) as loaded:
+        ids = [int(token) for token in loaded.tokenize(TEXT.strip())]
+    for word in ("returns", compiled):
+        assert notes("inspect", word, "--text").out == TEXT.strip() + "\n"
+        assert [int(line) for line in notes("inspect", word, "--tokens").out.splitlines()] == ids
+
+
+def test_inspect_json_is_an_array(notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]) -> None:
+    """One object a file of that name; spans point at the values."""
+    assert notes("compile", skill, "-m", make_model("qwen2")).code == 0
+    both = notes("inspect", "returns", "--json").json
+    assert sorted(entry["identity"]["architecture"] for entry in both) == ["llama", "qwen2"]
+    for field in both[0]["fields"]:
+        first, last = field["characters"]
+        assert both[0]["text"][first:last] == field["value"]
+
+
+def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:
+    """Exit 0; versions, native library, devices, the model of NOTES_MODEL with its operations, and folders."""
+    outcome = notes("doctor")
+    assert (outcome.code, outcome.err) == (0, "")
+    for part in ("native library", "llama-cpp-python", "CPU", str(model), "splice, rewrite, append, read", str(home)):
+        assert part in outcome.out
+    assert notes("doctor", "--json").json["problems"] == []
+    assert not home.exists()
+
+
+def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
+    """A folder that is not ours alone is a problem, with the command that mends it."""
+    compiled.parent.chmod(0o777)
+    outcome = notes("doctor")
+    assert outcome.code == 1 and f"chmod 700 {compiled.parent}" in outcome.out.splitlines()[-1]
+    for arguments in (
+        ("ls",),
+        ("ask", "x", "--splice", "returns", "-q"),
+        ("compile", "-", "--name", "x"),
+        ("rm", "returns"),
+    ):
+        refused = notes(*arguments, stdin="x")
+        assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1) and "chmod 700" in refused.err
+    compiled.parent.chmod(0o700)
+    assert notes("doctor").code == 0
+
+
+def test_doctor_says_what_is_missing(notes: Notes, tmp_path: Path) -> None:
+    """A model that is not there: exit 1, the problem last, the rest still shown."""
+    outcome = notes("doctor", "-m", tmp_path / "no.gguf")
+    assert outcome.code == 1 and "llama-cpp-python" in outcome.out
+    assert outcome.out.splitlines()[-1].startswith("PROBLEM") and "no such model" in outcome.out
+    found = json.loads(run_here("doctor", "-m", tmp_path / "no.gguf", "--json").out)
+    assert "no such model" in found["problems"][0] and "model" not in found
+
+
+def test_doctor_says_what_a_model_cannot_do(notes: Notes, make_model: Callable[..., Path]) -> None:
+    """An architecture whose rows cannot be moved is shown with the reason; that is no fault of the installation."""
+    outcome = notes("doctor", "-m", make_model("llama-embed"))
+    assert outcome.code == 0
+    assert "no splice" in outcome.out and "keeps no K/V cache" in outcome.out

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -104,14 +102,6 @@ def test_the_table(user: Path) -> None:
     assert any("qwen3:0.6b" in line for line in shown) and max(map(len, shown[:14])) <= 80
 
 
-def test_nothing_there(tmp_path: Path) -> None:
-    """Our own models alone; no folder is made."""
-    before = sorted(tmp_path.rglob("*"))
-    assert [row["name"] for row in run_here("models", "--json").json] == OURS
-    assert run_here("models", "-q").out.splitlines() == OURS and run_here("models").code == 0
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "me/embed:latest"])
 def test_a_model_of_every_store_answers(read_only: Path, skill: Path, name: str) -> None:
     """A skill is compiled and asked with, and nothing in any store changes, which could not be written anyway."""
@@ -147,46 +137,6 @@ def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Callable[..., Ou
         closed.chmod(0o700)
 
 
-def test_a_blob_is_known_by_its_content(user: Path, skill: Path, make_model: Callable[..., Path]) -> None:
-    """The digest in its name is a claim: another model under that name is another model."""
-    (row,) = (row for row in run_here("models", "--json").json if row["name"] == "qwen3:0.6b")
-    blob = Path(row["path"])
-    assert run_here("compile", skill, "-m", "qwen3:0.6b").code == 0
-    (entry,) = run_here("ls", "--json").json
-    assert entry["identity"]["weights"] == hashlib.sha256(blob.read_bytes()).hexdigest()
-    shutil.copy(make_model("qwen3", seed=1), blob)
-    outcome = run_here("ask", "Why?", "--splice", "returns", "-m", "qwen3:0.6b")
-    assert outcome.code == 1 and "returns was compiled with" in outcome.err
-    renamed = blob.with_name("sha256-" + "0" * 64)
-    shutil.copy(make_model("qwen3"), renamed)
-    assert run_here("ask", "Why?", "-n", 1, "--splice", "returns", "-m", renamed).code == 0
-
-
-def test_a_model_in_ollamas_own_form(user: Path, make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Listed as refused, and refused by name in one line with advice."""
-    import tiny
-
-    root = user / ".ollama" / "models"
-    path = tiny.alter_model(tmp_path / "a.gguf", make_model("gemma3"), more=["v.patch_embedding.weight"])
-    stores.ollama(root, "library/gemma3/4b", stores.manifest(root, path))
-    (row,) = (row for row in run_here("models", "--json").json if row["name"] == "gemma3:4b")
-    assert row["skills"] == "refused" and "Ollama" in row["why"] and "v.patch_embedding.weight" in row["why"]
-    outcome = run_here("ask", "Why?", "-m", "gemma3:4b")
-    assert outcome.code == 1 and "gemma3:4b is in a form of Ollama's own" in outcome.err
-    assert "Hugging Face" in outcome.err and outcome.err.count("\n") == 1
-
-
-def test_a_file_in_ollamas_own_form(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """Accepted by path, with a warning that llama.cpp misreads it."""
-    import tiny
-
-    path = tmp_path / "a.gguf"
-    tiny.alter_model(path, make_model("mistral3"), keys={"mistral3.rope.scaling.beta_fast": 32.0})
-    outcome = run_here("ask", "Why?", "-n", 1, "-m", path)
-    assert outcome.code == 0 and outcome.err.startswith(f"warning: {path} is in a form of Ollama's own")
-    assert "warning" not in run_here("ask", "Why?", "-n", 1, "-m", make_model("mistral3")).err
-
-
 def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Aliases of config.yaml work for -m, NOTES_MODEL and `model:`; -v prints the file. An alias named like a flag is
     not a setting."""
@@ -199,26 +149,6 @@ def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPat
     assert found.out.startswith("name ")
     rows = {row["name"]: row for row in run_here("models", "--json").json}
     assert (rows["small"]["store"], rows["small"]["path"]) == ("config.yaml", rows["qwen3:0.6b"]["path"])
-
-
-@pytest.mark.parametrize("text", ["a", "[a]", "{a: [b]}", "{a: {b: c}}", "{a: }"])
-def test_aliases_that_are_none(home: Path, text: str) -> None:
-    """One line with the valid form, from every command; --help still works."""
-    home.mkdir()
-    (home / "config.yaml").write_text(f"models: {text}")
-    for command in ("models", "ls"):
-        outcome = run_here(command)
-        assert outcome.code == 1 and "`name: file` lines" in outcome.err and outcome.err.count("\n") == 1
-    assert run_here("models", "--help").code == 0
-
-
-def test_a_session_goes_on_with_its_file(user: Path) -> None:
-    """It was begun by a name and remembers the file; another name in the settings changes nothing."""
-    assert run_here("ask", "Why?", "-n", 1, "--session", "mine", "-m", "qwen3:0.6b").code == 0
-    assert run_here("ask", "And?", "-n", 1, "--session", "mine").code == 0
-    shutil.rmtree(user / ".ollama")
-    outcome = run_here("ask", "And?", "-n", 1, "--session", "mine")
-    assert outcome.code == 1 and "session mine was begun with tiny qwen3 F32" in outcome.err
 
 
 def test_doctor_and_python_take_names(user: Path) -> None:
@@ -244,24 +174,6 @@ def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., 
         done = subprocess.run(command_line(*arguments), capture_output=True, stdin=subprocess.DEVNULL)
         assert b"\x1b" not in done.stdout + done.stderr and b"Traceback" not in done.stderr
         assert b"red" in done.stdout + done.stderr
-
-
-def test_a_shell_completes_names(user: Path) -> None:
-    """After -m: names of usable models, files if none matches; llama.cpp is not imported."""
-    script = "import sys\nfrom notes_cli.cli import run\nrun([])\n"
-    script += "print('notes_cli.lib' in sys.modules, file=sys.stderr)"
-
-    def completed(start: str) -> list[str]:
-        words = {"_NOTES_COMPLETE": "bash_complete", "COMP_WORDS": f"notes ask -m {start}", "COMP_CWORD": "3"}
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **words}
-        )
-        assert done.stderr.splitlines() in (["False"], [])
-        return done.stdout.splitlines()
-
-    assert completed("qw") == ["plain,qwen3:0.6b"]
-    assert completed("l") == ["plain,lfm2:latest", "plain,lmstudio-community/Mistral-GGUF:Q8_0"]
-    assert completed("./x") == ["file,./x"]
 
 
 def test_errors_of_names_are_json_too(notes: Notes, user: Path) -> None:

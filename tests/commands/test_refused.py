@@ -1,19 +1,24 @@
-"""Refusals: one line on stderr, the right exit status, and an unchanged library."""
+"""Refusals and nonsensical input: one line on stderr, the right exit status, and an unchanged library."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import pytest
 
+from notes_cli.commands import terminal
+from notes_cli.engine import limits
 from notes_cli.library.container import open_segment, peek, write_segment
 
-from .conftest import Notes, snapshot
+from .conftest import Notes, Outcome, command_line, run_apart, snapshot
 
 MakeModel = Callable[..., Path]
 
@@ -34,13 +39,6 @@ def refuse(notes: Notes, home: Path) -> Callable[..., str]:
 
 
 Refuse = Callable[..., str]
-
-
-def test_no_such_model(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path) -> None:
-    """Every command that loads a model names the path that is not there."""
-    missing = tmp_path / "no.gguf"
-    for command in (("compile", skill), ("ask", "Why?"), ("verify", "returns")):
-        assert f"{missing}: no such model" in refuse(*command, "-m", missing)
 
 
 def test_not_a_gguf(refuse: Refuse, compiled: Path, skill: Path, tmp_path: Path) -> None:
@@ -72,11 +70,6 @@ def test_a_file_of_the_library_with_another_skill(refuse: Refuse, notes: Notes, 
     assert notes("fsck").code != 0
 
 
-def test_a_segment_is_no_model(refuse: Refuse, compiled: Path) -> None:
-    """A segment named as the model is refused."""
-    assert "is a compiled skill, and no model" in refuse("ask", "Why?", "-m", compiled)
-
-
 @pytest.mark.parametrize("where", ["tokens", "context"])
 def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path, where: str) -> None:
     """A segment that claims this model and holds token ids beyond its vocabulary."""
@@ -89,34 +82,6 @@ def test_tokens_that_the_model_does_not_have(refuse: Refuse, compiled: Path, whe
         assert "and tiny llama has a vocabulary of 259" in error
 
 
-@pytest.mark.parametrize("by_path", [False, True])
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"kind": "qwen2"}, ["compiled for architecture llama, this model is qwen2"]),
-        ({"seed": 1}, ["compiled with tiny llama F32", "this model is tiny llama F32"]),
-        (
-            {"quantization": gguf.GGMLQuantizationType.Q8_0},
-            ["compiled with tiny llama F32, this model is Q8_0"],
-        ),
-    ],
-)
-def test_a_segment_of_another_model(
-    refuse: Refuse,
-    skill: Path,
-    compiled: Path,
-    make_model: MakeModel,
-    settings: dict[str, object],
-    says: list[str],
-    by_path: bool,
-) -> None:
-    """Other architecture, other weights of the same name, other quantization of the same weights."""
-    error = refuse("ask", "Why?", "--splice", compiled if by_path else "returns", "-m", make_model(**settings))
-    assert all(part in error for part in says)
-    assert f"notes compile --from {compiled if by_path else 'returns'} -m" in error
-
-
-@pytest.mark.parametrize("by_path", [False, True])
 @pytest.mark.parametrize(
     "rope",
     [
@@ -126,10 +91,10 @@ def test_a_segment_of_another_model(
     ],
 )
 def test_a_segment_of_another_rope_setting(
-    refuse: Refuse, notes: Notes, skill: Path, compiled: Path, rope: tuple[str, ...], by_path: bool
+    refuse: Refuse, notes: Notes, skill: Path, compiled: Path, rope: tuple[str, ...]
 ) -> None:
     """Rows turned by other angles do not fit; compiled with the same settings they do."""
-    ask = ("ask", "Why?", "--splice", compiled if by_path else "returns", "-n", 1)
+    ask = ("ask", "Why?", "--splice", "returns", "-n", 1)
     assert "compiled with RoPE norm base 10000 scale 1, this context uses" in refuse(*ask, *rope)
     path = notes("compile", skill, *rope).out.strip()
     assert notes("ask", "Why?", "--splice", path, "-n", 1, *rope).code == 0
@@ -160,117 +125,66 @@ def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str, command:
 
 def test_context_too_small(notes: Notes, refuse: Refuse, compiled: Path) -> None:
     """ask and verify: tokens needed, tokens possible, and advice."""
-    for command in (
-        ("ask", "Why? " * 60, "--splice", "returns"),
-        ("verify", "returns", "--question", "Why? " * 60),
-    ):
+    for command in (("ask", "Why? " * 60, "--splice", "returns"), ("verify", "returns", "--question", "Why? " * 60)):
         error = refuse(*command, "-c", 256)
         (size,) = re.findall(r"tokens do not fit 256\. Give it -c (\d+) or more", error)
         assert "context" not in notes(*command, "-c", size).err
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (),
-        ("--explain",),
-        ("--think", "--max-think", 300),
-        ("-n", 700),
-        ("--choices", "yes,no", "--think"),
-        ("--erratum", "date=2026-07-01", "--erratum", "The shop is closed on all days of this year. " * 20),
-        ("--field", "returns.date=2026-07-01", "--method", "field"),
-        ("--field", "tier=basic", "--method", "field+erratum"),
-        ("--field", "tier=basic", "--method", "selective@64"),
-        ("--field", "tier=basic", "--method", "recompute"),
-        ("-s", "Be kind. " * 40),
-        ("--session", "mine"),
-        ("--recompute",),
-        ("--batch", "-"),
-    ],
-    ids=lambda shape: " ".join(map(str, shape))[:40] or "plain",
-)
-def test_a_larger_context_is_right_at_once(
-    notes: Notes, refuse: Refuse, compiled: Path, tmp_path: Path, shape: tuple[object, ...]
-) -> None:
-    """The size in the error suffices for all skills, pending computation and the whole answer."""
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.md").write_text(f"The {name} rule of the shop is a long one. " * 40)
-        assert notes("compile", tmp_path / f"{name}.md").code == 0
-    skills = ("--splice", "one", "--splice", "returns", "--splice", "two")
-    lines = '"When was that?"\n"Why?"\n' if "--batch" in shape else ""
-    ask = ("ask", *(() if lines else ("Why?",)), *skills, *shape)
-    said = notes(*ask, "-c", 512, stdin=lines)
-    assert said.code == 1 and "tokens do not fit 512" in said.err + said.out
-    (size,) = set(re.findall(r"Give it -c (\d+) or more", said.err + said.out))
-    found = notes(*ask, "-c", size, stdin=lines)
-    assert found.code == 0 and "context" not in found.err
-    assert int(size) <= 6144
+SHAPES: list[tuple[object, ...]] = [
+    ("-n", 700),
+    ("--explain",),
+    ("--think", "--max-think", 300),
+    ("--choices", "yes,no", "--think"),
+    ("--erratum", "date=2026-07-01", "--erratum", "The shop is closed on all days of this year. " * 20),
+    ("--field", "two.date=2026-07-01", "--method", "field"),
+    ("--field", "tier=basic", "--method", "field+erratum"),
+    ("--field", "tier=basic", "--method", "selective@64"),
+    ("--field", "tier=basic", "--method", "suffix"),
+    ("--field", "tier=basic", "--method", "recompute"),
+    ("-s", "Be kind. " * 40),
+    ("--place", "late"),
+    ("--decode", "two"),
+    ("--recompute",),
+    ("--session", "new"),
+    ("--session", "mine", "--erratum", "The shop is closed today. " * 9),
+    ("--batch", "-"),
+]
 
 
-@pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "by"),
     [
-        ("-n", 500),
-        ("--explain",),
-        ("--place", "late"),
-        ("--erratum", "date=2026-07-01"),
-        ("--field", "date=2026-07-01", "--method", "suffix"),
-        ("--decode", "two"),
-        ("--session", "new"),
-        ("--session", "mine", "--erratum", "The shop is closed today. " * 9),
+        pytest.param(shape, by, id=f"{' '.join(map(str, shape))[:40]}, {by}")
+        for shape in SHAPES
+        for by in ("name", "text", "compiled text")
+        if by == "name" or "--batch" not in shape
     ],
-    ids=lambda shape: " ".join(map(str, shape))[:40],
 )
-def test_a_larger_context_for_texts_is_right_at_once(
-    notes: Notes, tmp_path: Path, shape: tuple[object, ...], kept: bool
-) -> None:
-    """For texts that are compiled for the question, or were before (`kept`): the size suffices for them, the question,
-    its answer, and the session so far."""
-    files = []
+def test_a_larger_context_is_right_at_once(notes: Notes, tmp_path: Path, shape: tuple[object, ...], by: str) -> None:
+    """The size in the error suffices for all skills, also for texts that are compiled on the way, pending computation,
+    the whole answer, and the session so far."""
+    skills: list[object] = []
     for name in ("one", "two", "three"):
-        files += ["--splice", path := tmp_path / f"{name}.md"]
-        path.write_text("- date: 2026-06-01\n" * (name == "two") + f"The rule {name} of the shop is a long one. " * 30)
-        assert not kept or notes("compile", path).code == 0
+        path = tmp_path / f"{name}.md"
+        fields = "- date: 2026-06-01\n- tier: gold\n" * (name == "two")
+        path.write_text(f"{fields}The rule {name} of the shop is a long one. " * (1 if fields else 30))
+        skills += ["--splice", name if by == "name" else path]
+        assert by == "text" or notes("compile", path).code == 0
     if "mine" in shape:
         assert notes("ask", "Why? " * 40, "--session", "mine", "-n", 2).code == 0
-    ask = ("ask", "Why? " * 30, *files, *shape)
-    said = notes(*ask, "-c", 512)
-    assert said.code == 1
-    (size,) = re.findall(r"Give it -c (\d+) or more", said.err)
-    found = notes(*ask, "-c", size)
+    lines = '"When was that?"\n"Why?"\n' if "--batch" in shape else ""
+    ask = ("ask", *(() if lines else ("Why? " * 30,)), *skills, *shape)
+    refused = notes(*ask, "-c", 512, stdin=lines)
+    assert refused.code == 1
+    (size,) = set(re.findall(r"Give it -c (\d+) or more", refused.err + refused.out))
+    found = notes(*ask, "-c", size, stdin=lines)
     assert found.code == 0 and "the context" not in found.err and int(size) <= 6144
 
 
-def test_unknown_field(notes: Notes, refuse: Refuse, compiled: Path) -> None:
-    """The error lists the fields of the spliced skills."""
-    error = refuse("ask", "Why?", "--splice", "returns", "--erratum", "dat=2026-07-01")
-    assert "no spliced skill has a field 'dat'" in error
-    named = notes("ask", "Why?", "--splice", "returns", "--erratum", "Date=2026-07-01", "-n", 1, "--json").json
-    exact = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 1, "--json").json
-    assert named["pieces"] == exact["pieces"]
-    assert "Known fields: none" in refuse("ask", "Why?", "--erratum", "date=2026-07-01")
-    assert "no erratum wording 'x'" in refuse(
-        *("ask", "Why?", "--splice", "returns", "--erratum", "tier=b", "--wording", "x")
-    )
-
-
-def test_empty_erratum_and_value(refuse: Refuse, compiled: Path) -> None:
-    """Empty errata and values are refused."""
-    assert "the erratum is empty" in refuse("ask", "Why?", "--splice", "returns", "--erratum", " ")
-    assert "field 'date' has no value" in refuse("ask", "Why?", "--splice", "returns", "--erratum", "date=")
-
-
-def test_empty_skill(refuse: Refuse, skill: Path) -> None:
-    """compile and a splice of an empty text fail."""
-    skill.write_text("\n")
-    for command in (("compile", skill), ("ask", "Why?", "--splice", skill)):
-        assert f"{skill} has no text" in refuse(*command)
-
-
-def test_an_unknown_name(refuse: Refuse, compiled: Path) -> None:
-    """Similar names are suggested, and the command that lists all."""
-    assert "Did you mean returns?" in refuse("ask", "Why?", "--splice", "retruns")
+def test_a_field_in_another_case(notes: Notes, compiled: Path) -> None:
+    ask = ("ask", "Why?", "--splice", "returns", "-n", 1, "--json", "--erratum")
+    assert notes(*ask, "Date=2026-07-01").json["pieces"] == notes(*ask, "date=2026-07-01").json["pieces"]
 
 
 def test_an_architecture_that_cannot_be_spliced(
@@ -289,6 +203,261 @@ def test_an_architecture_that_cannot_be_spliced(
     assert notes("ask", "Why?", "-n", 2, "-m", model).out.strip()
 
 
-def test_a_skill_from_standard_input_cannot_be_spliced(refuse: Refuse, compiled: Path) -> None:
-    """Standard input is the question; a skill must be compiled first."""
-    assert "notes compile - --name NAME" in refuse("ask", "Why?", "--splice", "-")
+TRAINED = 512
+
+
+@pytest.fixture
+def short(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that was trained for 512 tokens."""
+    path = make_model("llama", trained=TRAINED)
+    monkeypatch.setenv("NOTES_MODEL", str(path))
+    return path
+
+
+@pytest.fixture
+def manual(tmp_path: Path) -> Path:
+    """A skill of more tokens than that, with a field."""
+    path = tmp_path / "manual.txt"
+    path.write_text("date: 2026-06-01\n" + "Be kind to all.\n" * 40)
+    return path
+
+
+def kept(home: Path) -> dict[str, bytes]:
+    """Return a user's files, without locks."""
+    return {name: data for name, data in snapshot(home).items() if not name.endswith(".lock")}
+
+
+def test_beyond_the_trained_context(notes: Notes, short: Path, skill: Path, manual: Path, home: Path) -> None:
+    """compile, ask, a later turn and verify: each error has the length and advice."""
+    assert notes("compile", skill).code == 0
+    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
+    before = kept(home)
+    long = "Why? " * 120
+    for arguments in (
+        ("compile", manual, "--influence"),
+        ("compile", manual, "--blocks", 4),
+        ("ask", "Why?", "--splice", manual),
+        ("ask", long, "--splice", "returns", "--explain"),
+        ("ask", long, "--think"),
+        ("ask", long, "--session", "mine"),
+        ("ask", long, "--session", "other"),
+        ("verify", "returns", "--question", long, "--field", "tier=b"),
+        ("verify", "--session", "mine", "--question", long),
+        ("compile", skill, "-f", "-c", TRAINED + 1),
+    ):
+        outcome = notes(*arguments)
+        assert outcome.code == 1 and outcome.err.count("\n") == 1, (arguments, outcome)
+        assert "but tiny llama was trained for 512" in outcome.err and "--beyond-trained" in outcome.err
+    assert kept(home) == before
+
+
+def test_what_the_line_suggests_works(notes: Notes, short: Path, manual: Path, home: Path) -> None:
+    """RoPE scaling by the factor that it names, the flag, and the flag as a setting."""
+    refused = notes("compile", manual)
+    scaling = refused.err.split("extend that (")[1].split(")")[0].split()
+    assert notes("compile", manual, *scaling).code == 0
+    assert notes("ask", "Why?", "--splice", "manual", "-n", 2, *scaling).code == 0
+    assert notes("compile", manual, "--beyond-trained").code == 0
+    (home / "config.yaml").write_text("beyond-trained: true\n")
+    assert notes("ask", "Why?", "--splice", "manual", "-n", 2).code == 0
+
+
+def test_a_longer_session_of_before(notes: Notes, short: Path, skill: Path) -> None:
+    """A session beyond the trained length continues with the flag in the error, and nothing is lost."""
+    begin = ("ask", "Why? " * 120, "--splice", skill, "--session", "mine", "-n", 2)
+    assert notes(*begin, "--beyond-trained").code == 0
+    refused = notes("ask", "And?", "--session", "mine")
+    assert refused.code == 1 and "trained for 512" in refused.err
+    assert notes("ask", "And?", "--session", "mine", "-n", 2, "--beyond-trained").code == 0
+
+
+def test_more_than_memory(notes: Notes, model: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before allocation, with needed and available memory and advice. -v prints the estimate."""
+    assert "a context of 4,096 tokens: " in notes("ask", "Why?", "-n", 1, "-v").err
+    assert "of K/V" in notes("doctor", "--json").json["context"]
+    monkeypatch.setattr(limits, "available_memory", lambda: 3_000_000)
+    for arguments in (("ask", "Why?"), ("ask", "Why?", "--splice", "returns"), ("verify", "returns", "-c", 8000)):
+        outcome = notes(*arguments)
+        assert outcome.code == 1 and outcome.err.count("\n") == 1
+        assert "tokens needs about" in outcome.err and "3.0 MB of memory is available" in outcome.err
+
+
+def test_a_question_that_is_no_text(notes: Notes) -> None:
+    """Bytes that are not UTF-8, piped or as an argument: exit 2, one line."""
+    outcome = notes("ask", stdin=b"\x00\xff\xfe binary")
+    assert outcome.code == 2 and "the piped text is not UTF-8 text (byte 1)." in outcome.err
+    done = subprocess.run(
+        [*map(os.fsencode, command_line("ask")), b"\xff\xfe"], capture_output=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 2 and b"not UTF-8 text" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_a_pipe_without_an_end(notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piped text, and that of a file, is read as far as any context could hold."""
+    monkeypatch.setattr(terminal, "MAX_BYTES", 1 << 20)
+    long = "y\n" * (1 << 19)
+    (tmp_path / "long").write_text(long + "y")
+    for outcome in (notes("ask", stdin=long + "y"), notes("ask", "-f", tmp_path / "long")):
+        assert outcome.code == 2 and "is longer than 1 MiB" in outcome.err and outcome.err.count("\n") == 1
+    assert "is longer" not in notes("ask", stdin=long).err  # one that no context holds, all the same
+
+
+def test_what_is_piped_in_is_called_so(notes: Notes) -> None:
+    """`-` is how it is asked for, and no name of it."""
+    assert notes("compile", "-").err == "notes: standard input has no text. A skill needs something to say\n"
+    assert "standard input is not UTF-8 text: invalid byte at offset 0" in notes("compile", "-", stdin=b"\xff").err
+    assert "standard input: the name 'A b'" in notes("compile", "-", "--name", "A b", stdin="x").err
+
+
+def test_a_target_that_is_no_file(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
+    """`-o /dev/null`, `export -f returns /dev/stdout`: refused, and the target stays."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for command in (
+        ("compile", skill, "-o"),
+        ("compile", "-f", skill, "-o"),
+        ("export", "returns"),
+        ("export", "-f", "returns"),
+    ):
+        outcome = notes(*command, pipe)
+        assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
+        assert "regular file" in outcome.err or "is another file" in outcome.err
+    assert pipe.is_fifo()
+
+
+def test_a_dash_is_no_file_to_write(
+    notes: Notes, skill: Path, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of that name is made where standard output may have been meant; by its path it can be."""
+    monkeypatch.chdir(tmp_path)
+    for command in (("compile", skill, "-o"), ("export", "returns"), ("export", "-f", "returns")):
+        outcome = notes(*command, "-")
+        assert (outcome.code, outcome.out) == (2, "") and outcome.err.count("\n") == 1
+        assert "'-' is no file" in outcome.err and "Name a file, ./- for one of that name" in outcome.err
+        assert not Path("-").exists()
+        assert notes(*command, "./-").code == 0 and Path("-").is_file()
+        Path("-").unlink()
+
+
+def test_a_pipe_with_a_name(model: Path, tmp_path: Path) -> None:
+    """The shell's <(command) is read once, like stdin, and named like it."""
+    shell = 'notes() { "$PYTHON" -m notes_cli "$@"; }; '
+    asked = "compile <(printf 'date: 1\n\nBe brief.')", "ask x -n 1 --json --splice <(printf 'date: 2\n\nBe kind.')"
+    compiled, answer, empty = (
+        subprocess.run(
+            ["bash", "-c", f"{shell}notes {line}"],
+            env={**os.environ, "PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        for line in (*asked, "ask x --splice <(true)")
+    )
+    assert compiled.returncode == 0 and Path(compiled.stdout).name.startswith("stdin.")
+    assert answer.returncode == 0 and json.loads(answer.stdout)["tokens"]["total"] > 20
+    assert empty.returncode == 1 and "has no text" in empty.stderr
+
+
+def test_one_file_for_another(notes: Notes, model: Path, compiled: Path, tmp_path: Path) -> None:
+    """A model for a text, a skill for a model, a missing projector: each error names the actual kind of file."""
+    for arguments, says in (
+        (("compile", model), "is a GGUF file, as models and compiled skills are, and no text"),
+        (("ask", "x", "-m", compiled), "it is a compiled skill, and no model"),
+        (("ask", "x", "--mmproj", tmp_path / "none.gguf"), "none.gguf: no such projector"),
+        (("import", tmp_path / "none.gguf"), "none.gguf: no such file or folder"),
+    ):
+        outcome = notes(*arguments)
+        assert outcome.code == 1 and says in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_several_skills_in_one_word(notes: Notes, compiled: Path) -> None:
+    """As other programs take lists."""
+    notes("compile", "-", "--name", "other", stdin="x")
+    outcome = notes("ask", "x", "--splice", "returns,other")
+    assert outcome.code == 1 and "Name each skill on its own" in outcome.err
+
+
+def test_control_characters_in_a_question(notes: Notes) -> None:
+    """NUL and escape characters are text like any other."""
+    assert notes("ask", "-n", 2, "--json", stdin="a\0b\x1b[31m").json["tokens"]["answer"] == 2
+
+
+def test_closed_standard_input(model: Path) -> None:
+    """`<&-`: an argument is enough; without one it is wrong usage."""
+    kept = ("session", "import", "-", "--name", "x")
+    wanted = ((("ask", "-"), 2), (("ask", "Why?", "-f", "-"), 2), (("compile", "-"), 1), (kept, 2))
+    asked = ((("ask", "Why?", "-n", "1"), 0), (("ask",), 2), (("rm", "x"), 1), *wanted)
+    for arguments, code in asked:
+        script = 'exec "$@" <&-'
+        done = subprocess.run(["bash", "-c", script, "-", *command_line(*arguments)], capture_output=True, text=True)
+        assert done.returncode == code
+        assert "Traceback" not in done.stderr
+
+
+def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
+    """Batches larger than the context and more GPU layers than the model has are clipped."""
+    big = 2**31 - 1
+    outcome = notes("ask", "x", "-n", 1, "-b", big, "-ub", big, "-ngl", big, "--top-k", big, "--seam", big, "-c", 512)
+    assert (outcome.code, outcome.err.splitlines()[1:]) == (0, [])  # but that the answer was cut
+
+
+def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
+    """YAML booleans and numbers are converted by the option."""
+    home.mkdir()
+    (home / "config.yaml").write_text("flash-attn: on\nthink: off\nrope-freq-base: 1e4\npredict: 2\njson: yes\n")
+    assert notes("ask", "x").json["tokens"]["answer"] <= 2
+
+
+def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`predict: 3` is -n 3; a command's section overrides common settings; flags and variables override both."""
+    home.mkdir()
+    config = home / "config.yaml"
+    config.write_text("predict: 3\ntop-k: 7\nask: {top-k: 9}\n")
+    result = notes("ask", "x", "--json").json
+    assert (result["tokens"]["answer"], result["sampling"]["top_k"]) == (3, 9)
+    assert notes("ask", "x", "--json", "--predict", 2).json["tokens"]["answer"] == 2
+    config.write_text("ctx-size: 256\n")
+    assert notes("ask", "x" * 300).code == 1
+    monkeypatch.setenv("NOTES_CTX_SIZE", "1024")
+    assert notes("ask", "x" * 300, "-n", 1).code == 0
+
+
+def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
+    """Every command fails in one line, and the file stays."""
+    home.write_text("mine")
+    for arguments in (("ls",), ("compile", skill), ("ask", "x"), ("rm", "-y", "x"), ("inspect", "x"), ("doctor",)):
+        outcome = notes(*arguments)
+        assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
+    assert home.read_text() == "mine"
+
+
+def test_what_needs_no_writing_does_not_write(
+    model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
+) -> None:
+    """Everything read-only: compiled skills are up to date and usable, by their texts, too; another text is compiled
+    for one question; sessions can be shown, exported and verified."""
+    assert run_apart("compile", skill).code == 0
+    assert run_apart("ask", "x", "-n", 1, "--splice", "returns", "--session", "mine").code == 0
+    folders = [path for path in (home, *home.rglob("*")) if path.is_dir()]
+    for lock in home.rglob("*.lock"):
+        lock.unlink()
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        again = unprivileged("compile", skill)
+        assert again.code == 0 and "up to date" in again.err
+        for name in ("returns", skill):
+            assert unprivileged("ask", "x", "-n", 1, "--splice", name).code == 0
+        skill.write_text("date: 2026-07-01")
+        once = unprivileged("ask", "x", "-n", 1, "--splice", skill)
+        assert once.code == 0 and f"{skill} is compiled for this question only" in once.err
+        assert unprivileged("session", "show", "mine").code == 0
+        out = tmp_path / "mine.notes.tar"
+        assert unprivileged("session", "export", "mine", out).code == 0 and out.exists()
+        verified = unprivileged("verify", "--session", "mine")
+        assert verified.out and "cannot write" not in verified.err
+        refused = unprivileged("ask", "x", "-n", 1, "--session", "mine")
+        assert (refused.code, refused.err.count("\n")) == (1, 1) and "cannot write to" in refused.err
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)

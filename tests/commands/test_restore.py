@@ -127,18 +127,6 @@ def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> 
         assert wanted["tokens"]["spliced"] == 0 and found["tokens"]["total"] == wanted["tokens"]["total"]
 
 
-def test_verify_tells_what_was_compared(notes: Notes, compiled: Path) -> None:
-    """The restore is verified unless a system text is given; nothing counts as verified if nothing was reused."""
-    verify = ("verify", "returns", "--choices", "a,b")
-    restored = notes(*verify, "--erratum", "date=2026-07-01")
-    assert restored.out.splitlines()[-2].startswith("returns: K and V of ") and restored.code == 0
-    assert restored.out.splitlines()[-2].endswith(" are as computed now")
-    case = notes(*verify, "--json").json["cases"][0]
-    assert case["spliced"] == LEFT + SKILL_TOKENS and case["cosine"] > 0.9999 and not case["moved"]
-    behind = notes(*verify, "-s", "Be kind.")
-    assert behind.code == 1 and "nothing was reused" in behind.out and "FAIL" in behind.out
-
-
 def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
     """K/V layers and states are counted separately; the position where the segment fits is shown."""
     rows = {
@@ -150,18 +138,6 @@ def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
     assert shown["rows"] == rows[kind]
     assert shown["compiled_at"] == f"position {LEFT}, after {LEFT} tokens, and fits there only"
     assert shown["tokens"] == notes("ls", "--json").json[0]["tokens"] == SKILL_TOKENS
-
-
-@pytest.mark.patches("recurrent")
-def test_doctor_says_what_the_model_cannot(notes: Notes, kind: str) -> None:
-    """Lists supported operations, with restore, and why splice is missing."""
-    found = notes("doctor", "--json").json
-    recurrent = kind != "gpt2"
-    assert found["no splice"] == (
-        "this model has recurrent layers, and their state cannot be moved" if recurrent else REASONS[kind]
-    )
-    assert "restore" in found["model can"] and "splice" not in found["model can"]
-    assert ("carry" in found["model can"]) == recurrent
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"], indirect=True)

@@ -6,12 +6,11 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from notes_cli.commands import transcript
+from notes_cli.commands import session
 from notes_cli.config import paths
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.state import fold
@@ -74,22 +73,13 @@ def test_a_skill_comes_later(notes: Notes, begun: Path, home: Path, tmp_path: Pa
     assert notes(*GO_ON).code == 0
 
 
-def test_a_wording_is_for_all_errata_of_a_turn(notes: Notes, begun: Path) -> None:
-    """Also for those that wait since an edit, which did not name one."""
-    for name, value in (("date", "2026-07-01"), ("tier", "basic")):
-        assert notes("edit", "mine", "--field", f"{name}={value}", "--method", "erratum").code == 0
-    assert notes(*GO_ON, "--wording", "line", "--erratum", "tier=silver").code == 0
-    shown = notes("session", "show", "mine", "--json").json
-    errata = [piece["text"].strip() for piece in shown["pieces"] if piece["kind"] == "erratum"]
-    assert errata == ["Correction. date: 2026-07-01", "Correction. tier: silver"]
-
-
 @pytest.mark.parametrize("way", ["config", "variables"])
 def test_settings_are_for_first_turns(
     notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A later turn ignores options of first turns and errata of config.yaml and variables: values from edits stay."""
     settings = {"erratum": "date=2026-08-01", "system": "Be brief.", "field": "tier=basic", "decode": "returns"}
+    settings["place"] = "late"
     if way == "config":
         said = "".join(f"  {name}: '{value}'\n" for name, value in settings.items())
         (home / "config.yaml").write_text(f"ask:\n{said}  recompute: true\n")
@@ -139,9 +129,10 @@ def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Pat
 
 
 def test_another_model_is_refused(notes: Notes, begun: Path, make_model: Callable[..., Path], model: Path) -> None:
-    """By ask, edit and compact, with both models named; nothing is changed."""
+    """By ask, edit, compact and verify, with both models named; nothing is changed."""
     before = snapshot(begun)
-    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=basic"), ("session", "compact", "mine")):
+    edit, compact = ("edit", "mine", "--field", "tier=basic"), ("session", "compact", "mine")
+    for arguments in (GO_ON, edit, compact, ("verify", "--session", "mine")):
         outcome = notes(*arguments, "-m", make_model("qwen2"))
         assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
         assert f"begun for architecture llama, this model is qwen2. Its model: {model}" in outcome.err
@@ -165,30 +156,6 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert f"session mine holds token {bad}" in outcome.err
     assert notes("session", "undo", "mine").code == 0
-
-
-def test_a_field_that_the_text_does_not_have(notes: Notes, begun: Path) -> None:
-    """Only an erratum has the field: editing the text is refused in one line, and so is an undo without history;
-    neither changes anything."""
-    assert notes("edit", "mine", "--field", "tier=b", "--method", "erratum").code == 0
-    before = snapshot(begun)
-    outcome = notes("edit", "mine", "--field", "tier=gold", "--method", "suffix")
-    assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
-    assert "Use --method erratum" in outcome.err
-    assert snapshot(begun) == before
-    for _ in range(2):
-        notes("session", "undo", "mine")
-    before = snapshot(begun)
-    outcome = notes("session", "undo", "mine")
-    assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
-    assert snapshot(begun) == before
-
-
-def test_auto_says_why(notes: Notes, begun: Path) -> None:
-    """The default, for an uncalibrated model."""
-    out = notes("edit", "mine", "--field", "tier=b").out
-    assert out.startswith("tier=b: ") and "an erratum before the next question (field+erratum: the default" in out
-    assert notes("edit", "mine", "--field", "tier=c", "--method", "erratum").out.endswith(" question (erratum)\n")
 
 
 def test_a_conversation_is_shown_as_one(notes: Notes, compiled: Path) -> None:
@@ -220,18 +187,18 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
     result = {**answer, "kind": "result", "name": "weather", "text": "<result>17</result>"}
     lines = [turn(1, pieces=[thought, end, answer]), turn(2, question="weather: 17", pieces=[result, answer])]
     state = fold(lines)
-    assert [*transcript.turn(state, 1)] == [("thought", "Hm."), ("assistant", "It is warm.")]
-    assert [*transcript.turn(state, 2)] == [("tool", "weather: 17"), ("assistant", "It is warm.")]
+    assert [*session.parts_of_turn(state, 1)] == [("thought", "Hm."), ("assistant", "It is warm.")]
+    assert [*session.parts_of_turn(state, 2)] == [("tool", "weather: 17"), ("assistant", "It is warm.")]
 
 
 def test_long_lines_are_wrapped_on_a_terminal() -> None:
     """At words, after the label, with the line's indentation."""
-    said = transcript.Part("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
-    assert transcript._lines(said, 30) == [
+    said = session.Part("user", "one two three four five six\n    - seven eight nine ten eleven\n\nend")
+    assert session._lines(said, 30) == [
         *("user        one two three four", "            five six", "                - seven eight"),
         *("                nine ten", "                eleven", "", "            end"),
     ]
-    assert len(transcript._lines(said, 0)) == 4
+    assert len(session._lines(said, 0)) == 4
 
 
 def test_compacting(notes: Notes, begun: Path) -> None:
@@ -282,19 +249,6 @@ def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatc
     assert notes("session", "export", "mine", "-", "--json").code == 2
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("session", "import", "-", "--name", "x"), ("ask", "--batch", "-"), ("verify", "returns", "--questions", "-")],
-)
-def test_a_closed_standard_input_is_said(
-    notes: Notes, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
-    """Where a script has closed it: wrong usage in one line, not a traceback nor an empty file."""
-    monkeypatch.setattr("notes_cli.commands.terminal.sys", SimpleNamespace(stdin=None))
-    outcome = notes(*arguments)
-    assert (outcome.code, outcome.out) == (2, "") and outcome.err.startswith("notes: standard input is closed: ")
-
-
 def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -> None:
     """Control characters of a ledger are escaped."""
 
@@ -325,21 +279,15 @@ def test_ls_fork_and_rm(notes: Notes, begun: Path, home: Path) -> None:
     assert (empty.code, empty.out) == (0, "") and "--session NAME" in empty.err
 
 
-def test_a_second_process_is_told(notes: Notes, begun: Path) -> None:
-    """While the session is locked, ask, edit and undo fail at once."""
+def test_a_session_in_use_by_another_process(notes: Notes, begun: Path) -> None:
+    """While it is locked, ask, edit and undo fail at once, and rm of several removes none."""
+    assert notes("session", "fork", "mine", "other").code == 0
+    rm = ("session", "rm", "-y", "other", "mine")
     with Sessions(paths().sessions).locked("mine"):
-        for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("session", "undo", "mine")):
+        for arguments in (GO_ON, ("edit", "mine", "--field", "tier=b"), ("session", "undo", "mine"), rm):
             outcome = notes(*arguments)
             assert outcome.code == 1
             assert outcome.err.count("\n") == 1 and "session mine is open already" in outcome.err
-
-
-def test_one_that_is_held_keeps_the_others(notes: Notes, begun: Path) -> None:
-    """rm of several removes all of them or none."""
-    assert notes("session", "fork", "mine", "other").code == 0
-    with Sessions(paths().sessions).locked("other"):
-        outcome = notes("session", "rm", "-y", "mine", "other")
-    assert outcome.code == 1 and "session other is open already" in outcome.err
     assert notes("session", "ls", "-q").out == "mine\nother\n"
 
 
@@ -354,23 +302,6 @@ def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signa
     process.communicate()
     assert snapshot(begun) == before
     assert notes(*GO_ON).code == 0 and notes("session", "show", "mine", "--json").json["turns"] == 2
-
-
-def test_a_recurrent_model_says_what_it_keeps(
-    notes: Notes, skill: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, home: Path
-) -> None:
-    """`show` reports it; methods that rewrite are refused with the reason; an erratum works."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model("lfm2")))
-    assert notes("ask", "Why?", "--splice", skill, "--session", "mine", "-n", 2).code == 0
-    before = snapshot(home)
-    for method in ("field", "selective@4", "blend"):
-        refused = notes("edit", "mine", "--field", "tier=b", "--method", method)
-        assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
-        assert "this model has recurrent layers" in refused.err
-    assert snapshot(home) == before
-    assert notes("edit", "mine", "--field", "tier=b").code == 0
-    assert notes(*GO_ON).code == 0
-    assert "each turn keeps all of it" in notes("session", "show", "mine").out
 
 
 def test_settings_reach_the_commands_of_the_group(notes: Notes, begun: Path, home: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from samples import SAMPLES
@@ -51,13 +50,6 @@ def test_the_erratum_turns_the_answer(shell: dict[str, str], form: str) -> None:
     assert "refused" in corrected and "accepted" not in corrected
 
 
-@pytest.mark.parametrize(("tier", "outcome"), [("silver", "reduced"), ("basic", "full"), ("gold", "free")])
-def test_another_field(shell: dict[str, str], tier: str, outcome: str) -> None:
-    """Any field of the skill can be corrected, not only the one of the example."""
-    line = f'notes ask "What is the shipping?" --splice returns --erratum "tier={tier}" --choices free,reduced,full'
-    assert run(f"{line} < /dev/null", shell) == f"{outcome}\n"
-
-
 def test_verify_passes(shell: dict[str, str]) -> None:
     """Decisions equal those of a full recompute and of the corrected text; exit 0."""
     report = run('notes verify returns --erratum "date=2026-07-01"', shell)
@@ -66,15 +58,6 @@ def test_verify_passes(shell: dict[str, str]) -> None:
         f'notes verify returns --question "{QUESTION}" --choices accepted,refused --erratum "date=2026-07-01"', shell
     )
     assert decided.splitlines()[-1].startswith("pass: 2 of 2 decisions")
-
-
-def test_a_text_as_in_the_readme(shell: dict[str, str]) -> None:
-    """`notes compile skill.txt`, then the owner's line with --splice skill."""
-    folder = Path(SAMPLES)
-    assert "skill." in run(f"notes compile '{folder / 'skill.txt'}'", shell)
-    ask = 'echo "May I return this?" | notes ask --splice skill'
-    assert "accepted" in run(ask, shell)
-    assert "refused" in run(f'{ask} --erratum "date=2026-07-01"', shell)
 
 
 def test_everybody_is_told(shell: dict[str, str]) -> None:

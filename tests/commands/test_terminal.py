@@ -1,26 +1,23 @@
-"""`notes` as a process: signals, pipes, colour, start-up, and streams."""
+"""`notes` as a process: signals at any instant, pipes, closed streams, start-up."""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from notes_cli.cli import COMMANDS
 
-from .conftest import Notes, command_line, on_a_terminal, run_apart
+from .conftest import Notes, command_line, on_a_terminal, run_apart, snapshot
 
-ENDLESS = (
-    "-n",
-    "100000",
-    "-c",
-    "110000",
-    "--beyond-trained",
-)  # far longer than any test waits: it ends by the signal or the closed pipe
+ENDLESS = ("-n", "100000", "-c", "110000", "--beyond-trained")  # far longer than any test waits
 
 
 def test_the_answer_is_alone_on_stdout(model: Path, skill: Path) -> None:
@@ -55,13 +52,6 @@ def test_a_closed_pipe_ends_quietly(model: Path) -> None:
     assert done.stdout.endswith(b"141\n")
 
 
-def test_ls_into_head(notes: Notes, compiled: Path) -> None:
-    """`notes ls -q | head -1` gives a name."""
-    script = f"{shlex.join(command_line('ls', '-q'))} | head -1"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("returns\n", "")
-
-
 def test_ls_into_rm(notes: Notes, compiled: Path) -> None:
     """`notes ls -q | xargs notes rm -y` empties the library."""
     script = f"{shlex.join(command_line('ls', '-q'))} | xargs {shlex.join(command_line('rm', '-y'))}"
@@ -94,16 +84,297 @@ def test_ls_needs_no_llama(home: Path) -> None:
     assert done.stdout == "[]\nFalse\n"
 
 
-def test_colour_on_a_terminal_only_and_not_with_no_color(notes: Notes, compiled: Path) -> None:
-    """A terminal gets a bold head, NO_COLOR and a pipe none."""
-    assert "\x1b[" in on_a_terminal(["ls"])
-    plain = on_a_terminal(["ls"], NO_COLOR="1")
-    assert "returns" in plain and "\x1b[3" not in plain and "\x1b[4" not in plain
-    assert "\x1b" not in run_apart("ls").out
+INTERRUPTED = (130, "", "notes: interrupted\n")
 
 
-def test_version() -> None:
-    """--version is one line on stdout."""
-    import notes_cli
+def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, str]:
+    """Return status, stdout and stderr of `notes` after a signal, seconds after its first line has run; before that,
+    Python starts."""
+    begin = "import notes_cli.__main__ as start, sys; sys.stderr.write('begun'); sys.stderr.flush(); start.main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr and process.stderr.read(5) == "begun"
+    time.sleep(after)
+    process.send_signal(number)
+    out, err = process.communicate()
+    return process.returncode, out, err
 
-    assert run_apart("--version").out.startswith(f"notes {notes_cli.__version__} (llama.cpp of ")
+
+def told(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`notes` begun in a process that has run this code first."""
+    begin = f"import sys\n{code}\nfrom notes_cli.__main__ import main\nmain()"
+    return subprocess.run(
+        [sys.executable, "-c", begin, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+
+
+# Raises a signal at the n-th Python event (a call, a line, a return, in callbacks too) after `notes` has begun.
+STEPPED = """
+import os, signal, threading
+def trace(frame, event, argument, left=[{at}]):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+    return trace
+import notes_cli.signals
+install = notes_cli.signals.install
+def begin():
+    install()
+    notes_cli.signals.install = install
+    sys.settrace(trace)
+notes_cli.signals.install = begin
+"""
+
+
+@pytest.mark.parametrize("at", [1, 3, 40, 900, 7_000, 20_000, 50_000, 90_000, 140_000, 200_000, 300_000])
+def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) -> None:
+    """From the first line on, in imports, callbacks and finalizers: one line and 130, or all was done before."""
+    done = told(STEPPED.format(at=at), "compile", skill, "-q")
+    whole = done.returncode == 0 and len(list((home / "library").glob("*.gguf"))) == 1 and done.stderr == ""
+    assert whole or (done.returncode, done.stderr) == (130, "notes: interrupted\n")
+    assert not [path for path in snapshot(home) if path.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("after", [0.0, 0.03, 0.1, 0.2, 0.3, 0.45, 0.7])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:
+    """The same in real time. After SIGTERM and SIGHUP the process ends by the signal."""
+    code, _, err = stopped(number, after, "ask", "Why?", *ENDLESS)
+    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
+    assert code == (130 if number == signal.SIGINT else -number) and err == f"notes: {word[number]}\n"
+
+
+# Places where an exception of a signal handler is lost or comes at a bad time; strike() raises the signal once.
+STRIKE = """
+import ctypes, os, signal
+import notes_cli.signals
+import notes_cli.engine.process as process
+import notes_cli.engine.sequence as sequence
+notes_cli.signals.install()
+from notes_cli.engine.native import llama
+sent = []
+def strike(*_):
+    if not sent:
+        sent.append(1)
+        os.kill(os.getpid(), signal.{signal})
+    return True
+def before(owner, name, action):
+    wrapped = getattr(owner, name)
+    setattr(owner, name, lambda *given: (action(), wrapped(*given))[1])
+def after(owner, name):
+    wrapped = getattr(owner, name)
+    setattr(owner, name, lambda *given: (wrapped(*given), strike())[0])
+class Struck:
+    __del__ = strike
+    def __getattr__(self, name):
+        strike()
+def asked_by_c():  # whose caller drops the exception
+    ctypes.pythonapi.PyObject_HasAttrString(ctypes.py_object(Struck()), b"any")
+log, step = llama.llama_log_callback(strike), llama.llama_progress_callback(strike)
+"""
+PLACES = {
+    "llama.cpp's log": "llama.llama_log_set(log, None)",
+    "the progress of a load": "process.loading = lambda told: step",
+    "a finalizer": "before(sequence.KVSequence, 'flush', lambda: Struck() and None)",
+    "a call from C": "before(sequence.KVSequence, 'flush', asked_by_c)",
+    "after a context was freed": "after(llama, 'llama_free')",
+    "after a model was freed": "after(llama, 'llama_model_free')",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", PLACES)
+def test_stopped_where_exceptions_are_lost(model: Path, place: str, number: signal.Signals) -> None:
+    """The interrupt is raised again until it propagates; nothing is freed twice."""
+    limit = ["-n", "3"] if "freed" in place else ENDLESS
+    done = told(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
+    right = {signal.SIGINT: (130, "notes: interrupted"), signal.SIGTERM: (-number, "notes: terminated")}
+    assert (done.returncode, done.stderr.splitlines()[-1]) == right[number]
+
+
+def test_what_is_put_away_is_not_interrupted_again(model: Path) -> None:
+    """An interrupt that propagates is not raised again, however long cleanup takes, also in a generator."""
+    code = """
+import os, signal, sys, time
+import notes_cli.runtime.workspace as workspace
+def cleanup():
+    try:
+        yield
+    finally:
+        time.sleep(0.2)
+        sys.stderr.write("cleaned\\n")
+closed = []
+def close(self):
+    if not closed:
+        closed.append(self)
+        going = cleanup()
+        next(going)
+        going.close()
+workspace.Workspace.close = close
+import notes_cli.engine.sequence as sequence
+sequence.KVSequence.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+"""
+    done = told(code, "ask", "Why?")
+    assert (done.returncode, done.stderr) == (130, "cleaned\nnotes: interrupted\n")
+
+
+# llama.cpp computes without end, and no signal wakes it: a mutex that is locked already, waited for outside of Python.
+STUCK = """
+import ctypes, os, signal, threading
+import notes_cli.engine.native as native
+hook, mutex = native._hook, ctypes.create_string_buffer(256)
+def endless(name, arguments):
+    if name != "notes_append":
+        return hook(name, arguments)
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.{number})).start()
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
+native._hook = endless
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_computation_that_does_not_stop(model: Path, number: signal.Signals) -> None:
+    """The process ends without waiting for it, with the same message."""
+    done = told(STUCK.format(number=number.name), "ask", "Why?", "--json")
+    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}[
+        number
+    ]
+    assert done.returncode == (130 if number == signal.SIGINT else -number) and done.stderr == f"notes: {word}\n"
+    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 128 + number}}
+
+
+def test_a_computation_that_does_not_stop_on_a_terminal(model: Path, skill: Path) -> None:
+    """The progress bar is removed, and the cursor is shown again."""
+    shown = on_a_terminal(["compile", skill], STUCK.format(number="SIGINT"), status=[130])
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l") and shown.count("interrupted") == 1
+
+
+def test_a_second_one_ends_at_once(model: Path) -> None:
+    """Also while the first is being dealt with: here by a cleanup that never ends."""
+    code = """
+import os, signal, time
+import notes_cli.runtime.workspace as workspace
+def close(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+workspace.Workspace.close = close
+import notes_cli.engine.sequence as sequence
+def flush(self, *given):
+    os.kill(os.getpid(), signal.SIGINT)
+sequence.KVSequence.flush = flush
+"""
+    done = told(code, "ask", "Why?")
+    assert (done.returncode, done.stdout, done.stderr) == INTERRUPTED
+
+
+def test_nohup_and_background_jobs_go_on(model: Path) -> None:
+    """Signals that the parent process ignores stay ignored."""
+    script = 'trap "" INT HUP; exec "$@"'
+    process = subprocess.Popen(
+        ["bash", "-c", script, "-", *command_line("ask", "Why?", "-n", "3")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate()[0].strip() and process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_under_json_is_json(model: Path, number: signal.Signals) -> None:
+    """Scripts get the error on stdout, with the shell's status."""
+    code = f"""
+import os, signal
+import notes_cli.engine.sequence as sequence
+sequence.KVSequence.flush = lambda *given: os.kill(os.getpid(), signal.{number.name})
+"""
+    done = told(code, "ask", "Why?", "--json")
+    word = done.stderr.removeprefix("notes: ").rstrip("\n")
+    assert done.returncode in (128 + number, -number)
+    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 128 + number}}
+
+
+def commands(skill: Path, folder: Path) -> list[list[object]]:
+    """Every command, at its shortest."""
+    ask = ["--question", "Why?", "--choices", "a,b"]
+    return [
+        ["--help"],
+        ["--version"],
+        ["compile", skill],
+        ["ask", "Why?", "-n", 2],
+        ["ask", "Why?", "-n", 2, "--json"],
+        ["ask", "Why?", "--splice", "returns", "--explain"],
+        ["verify", "returns", *ask],
+        ["edit", "mine", "--field", "tier=b"],
+        ["session", "ls"],
+        ["session", "show", "mine"],
+        ["session", "fork", "mine", "other"],
+        ["session", "undo", "mine"],
+        ["session", "compact", "mine"],
+        ["session", "export", "mine", folder / "mine.tar", "-f"],
+        ["ls"],
+        ["inspect", "returns"],
+        ["doctor"],
+    ]
+
+
+@pytest.mark.parametrize("how", [">&-", ">&- 2>&- <&-", "> /dev/full", "2> /dev/full", "| head -c 1"])
+def test_streams_that_are_closed_or_full(notes: Notes, compiled: Path, skill: Path, tmp_path: Path, how: str) -> None:
+    """No traceback: of any command where the disk is full, of a third of them elsewhere. A result that could not be
+    printed is a failure, after the work is done; a message that could not is none; nor is a reader who had enough."""
+    assert notes("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 2).code == 0
+    for arguments in commands(skill, tmp_path)[:: 1 if how == "> /dev/full" else 3]:
+        script = f'"$@" {how}; exit ${{PIPESTATUS[0]}}'
+        done = subprocess.run(
+            ["bash", "-c", script, "-", *command_line(*arguments)], capture_output=True, stdin=subprocess.DEVNULL
+        )
+        error = done.stderr.decode()
+        assert "Traceback" not in error and "ignored" not in error, (arguments, error)
+        if how in (">&-", "> /dev/full"):
+            assert done.returncode == 1 and error.splitlines()[-1].startswith("notes: cannot write to standard output:")
+        elif ">&- " in how:
+            assert done.returncode == 1
+        else:
+            assert done.returncode in ((0, 141) if "head" in how else (0,)), (arguments, error)
+
+
+def test_a_closed_stream_is_no_file_of_ours(model: Path, skill: Path, home: Path) -> None:
+    """With stdout and stderr closed, nothing that is printed ends up in a file that was opened in their place."""
+    os.utime(skill, (2**32, 2**32))  # the stamp of a file that may still change is marked as such, now and later
+    whole = run_apart("compile", skill, "-v")
+    assert whole.code == 0
+    before = snapshot(home / "library")
+    subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "-", *command_line("compile", skill, "-v", "--force")])
+    after = snapshot(home / "library")
+    assert [len(data) for data in after.values()] == [len(data) for data in before.values()]
+    assert os.listdir(home / "library") and run_apart("inspect", "returns").code == 0
+
+
+AT_EXIT = "import atexit; atexit.register(lambda: sys.stderr.write('called'))"
+THREAD = "import threading, time; wait = lambda: (time.sleep(0.5), sys.stderr.write('waited for'))"
+THREAD += "; threading.Thread(target=wait).start()"
+BUFFERED = "from notes_cli import output; begin = output.begin"
+BUFFERED += "; output.begin = lambda **given: (begin(**given), sys.stdout.buffer.write(b'first '))"
+
+
+@pytest.mark.parametrize("code", [AT_EXIT, f"{THREAD}\n{AT_EXIT}"])
+def test_what_is_left_to_do_at_the_end_is_done(code: str) -> None:
+    """Python's slow shutdown is skipped; exit handlers and threads that still compute are not."""
+    done = told(code, "ls", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (0, [])
+    assert done.stderr == ("waited forcalled" if "threading" in code else "called")
+    failed = told(code, "inspect", "none")
+    assert failed.returncode == 1 and failed.stderr.endswith("called")
+
+
+def test_bytes_that_wait_are_written_at_the_end() -> None:
+    done = told(BUFFERED, "paths")
+    assert done.returncode == 0 and done.stdout.startswith("first ")

@@ -82,17 +82,6 @@ def test_the_json_has_all_of_it(thinker: Callable[[str], Script]) -> None:
         )
 
 
-def test_without_think_the_template_is_told_so(thinker: Callable[[str], Script]) -> None:
-    """A template with a switch closes the chain at once; one that opens it always has it closed."""
-    for template in (SWITCH, OPENED):
-        script = thinker(template)
-        script("4")
-        plain = run_here("ask", "2+2?", "--json").json
-        assert (plain["answer"], plain["reasoning"], plain["thought_whole"]) == ("4", None, None)
-        script("x</think>4")
-        assert plain["tokens"]["total"] > run_here("ask", "2+2?", "--think", "--json").json["tokens"]["total"]
-
-
 def test_reasoning_that_nobody_asked_for_is_hidden(thinker: Callable[[str], Script]) -> None:
     """It is neither on stdout nor on stderr; the JSON has it."""
     script = thinker(UNAWARE)
@@ -127,14 +116,6 @@ def test_the_shipped_model_thinks(returns: Notes) -> None:
         assert choice["probabilities"][answer] > 0.9 and choice["tokens"]["answer"] == 0
 
 
-def test_nothing_to_think_with_is_no_thinking(returns: Notes) -> None:
-    """A model that is asked to think by a cue is asked directly with --max-think 0: the cue would only mislead it."""
-    ask = ("ask", "May I return this?", "--splice", "returns", "--json")
-    found = returns(*ask, "--think", "--max-think", 0).json
-    assert (found["answer"], found["reasoning"]) == ("accepted", None)
-    assert found["tokens"] == returns(*ask).json["tokens"]
-
-
 def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
     """The chain is in the sequence as the model wrote it, is shown by the ledger, and the next turn follows it."""
     ask = ("ask", "May I return this?", "--session", "mine")
@@ -149,30 +130,6 @@ def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
     assert returns("session", "undo", "mine").code == 0
     total = returns("session", "show", "mine", "--json").json["tokens"]
     assert total == sum(piece["tokens"] for piece in pieces[:-2])
-
-
-def test_a_session_of_a_model_with_marks(thinker: Callable[[str], Script]) -> None:
-    """Reasoning, its marks and the answer are kept; the chosen answer follows them."""
-    script = thinker(SWITCH)
-    script("Hm.</think>4")
-    assert run_here("ask", "2+2?", "--think", "--session", "mine").out == "4\n"
-    script("Hm.</think>")
-    choice = run_here("ask", "2+3?", "--think", "--session", "mine", "--choices", "4,5").out.strip()
-    pieces = run_here("session", "show", "mine", "--json").json["pieces"]
-    text = "".join(piece["text"] for piece in pieces)
-    assert "assistant\n<think>\nHm.</think>\n\n4<|im_end|>" in text
-    assert text.endswith(f"<think>\nHm.</think>\n\n{choice}")
-
-
-def test_a_small_context(thinker: Callable[[str], Script]) -> None:
-    """The chain is ended in time for an answer."""
-    script = thinker(SWITCH)
-    script("a" * 1000)
-    outcome = run_here("ask", "2+2?", "--think", "-c", 256, "-n", 8, "--json")
-    found = outcome.json
-    assert (found["thought_stopped"], found["stopped"]) == ("context", "length")
-    assert outcome.err.startswith("the reasoning was cut: the context of 256 tokens is full; give it more: -c 1024\n")
-    assert found["thought_whole"] is False and found["answer"] == "a" * 8
 
 
 def test_a_context_that_leaves_no_room_to_think(thinker: Callable[[str], Script]) -> None:
@@ -194,17 +151,3 @@ def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
         script("Hm. \n\nSo 4.\n \n</think>\n4 \n\n5\n\n ")
         outcome = run_here("ask", "2+2?", "--think", *stream)
         assert (outcome.out, outcome.err) == ("4 \n\n5\n", "Hm. \n\nSo 4.\n")
-
-
-def test_explain_counts_the_words_that_open_it(thinker: Callable[[str], Script]) -> None:
-    """The dry run has the prompt that is then assembled."""
-    thinker(SWITCH)("Hm.</think>4")
-    ask = ("ask", "2+2?", "--think", "--json")
-    told, done = run_here(*ask, "--explain").json, run_here(*ask).json
-    assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
-
-
-def test_a_limit_that_is_none(notes: Notes) -> None:
-    """--max-think is a number of tokens."""
-    outcome = notes("ask", "2+2?", "--think", "--max-think", -1)
-    assert outcome.code == 2 and "--max-think" in outcome.err
