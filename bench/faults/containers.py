@@ -16,8 +16,7 @@ import numpy as np
 from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
 from bench.faults.mutate import bytes_changed, text_changed, twisted
 from bench.faults.parts import HEAD, Key, Parts, Tensor, UnreadableError, apart, vouched
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment
 from notes_cli.errors import SegmentError
 from notes_cli.library.container import open_segment, peek, write_segment
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from bench.faults.events import Events, cut, read
 from bench.faults.frame import ACCEPTED, SCRATCH, Budget, Row, Verdict, chance, tried
 from bench.faults.stage import ANSWER, OTHER, TEXT, Look, Outcome, Stage, look, temporary
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.library.profiles import Measured, Profile, Profiles
 
 TITLE = (

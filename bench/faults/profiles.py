@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.faults.frame import ACCEPTED, FOUND, REFUSED, SCRATCH, Budget, Row, Verdict, chance, tried
 from bench.faults.mutate import bytes_changed, text_changed, twisted
 from notes_cli.editing.methods import Method
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Profile, Profiles
 

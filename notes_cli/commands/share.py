@@ -13,7 +13,7 @@ from notes_cli.commands.remedies import print_callbacks, worded
 from notes_cli.errors import Help, NotesError, SegmentError
 
 if TYPE_CHECKING:
-    from notes_cli.engine.identity import Identity
+    from notes_cli.engine.segment import Identity
     from notes_cli.library.store import Library
     from notes_cli.runtime.importing import Imported
 

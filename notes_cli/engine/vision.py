@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import native, process
-from notes_cli.engine.header import Header, read_header
+from notes_cli.engine.header import Header, Source, read_header
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import Media, Tokens
-from notes_cli.engine.source import Source
 from notes_cli.errors import EngineError, ImageError, ModelError
 from notes_cli.images import Picture, pixels
 

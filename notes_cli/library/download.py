@@ -24,7 +24,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import HTTPSHandler, Request, build_opener
 
-from notes_cli.engine.source import part_names
+from notes_cli.engine.header import part_names
 from notes_cli.errors import Help, ModelError, NotesError, Progress, reason
 from notes_cli.library.model_stores import HUB, NamedModel, files, hub_bases, parse
 from notes_cli.library.safe_files import check_private, replacing

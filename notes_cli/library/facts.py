@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from notes_cli.engine import header, ollama_form
-from notes_cli.engine.source import parts, stamp
+from notes_cli.engine import architectures, header
+from notes_cli.engine.header import parts, stamp
 from notes_cli.errors import ModelError, NotesError, Progress, reason
 from notes_cli.library.safe_files import check_private, check_private_file, replacing, sweep
 from notes_cli.text.rendering import Rendering
@@ -148,14 +148,14 @@ def form_of(path: Path, memory: Path) -> str:
 
 
 def _check_form(path: Path) -> None:
-    if evidence := ollama_form.ollama_evidence(header.read_header(path)):
+    if evidence := architectures.ollama_evidence(header.read_header(path)):
         raise _OtherForm(evidence)
 
 
 def _form_rules() -> str:
     """Return a digest of the modules that recognise the form, 64 hexadecimal digits; "" if they have no files."""
     try:
-        status = [os.stat(str(module.__file__)) for module in (header, ollama_form)]
+        status = [os.stat(str(module.__file__)) for module in (header, architectures)]
     except OSError:  # a package without files
         return ""
     return hashlib.sha256(repr([(file.st_mtime_ns, file.st_size) for file in status]).encode()).hexdigest()

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from notes_cli.engine.gguf_file import FormatError
-from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
     STORED_TYPES,
     Carry,
     FieldSpan,
+    Identity,
     ImageFile,
     Media,
     Prefill,

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
 from notes_cli.library.safe_files import check_private, check_private_file, replacing
 from notes_cli.text.messages import PLACES

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from notes_cli.engine.architectures import ARCHITECTURES, skills_of
+from notes_cli.engine.architectures import ARCHITECTURES, ollama_evidence, skills_of
 from notes_cli.engine.context import Context
 from notes_cli.engine.header import Header, read_header
 from notes_cli.engine.model import Model
-from notes_cli.engine.ollama_form import ollama_evidence
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import ModelError
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from notes_cli import config, guidance
-from notes_cli.engine.constraint import Constraint
 from notes_cli.engine.model import Model
-from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.sampler import Constraint, Sampler, SamplerOptions
 from notes_cli.errors import EngineError, GrammarError
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.schema import calls_grammar, schema_grammar

@@ -24,8 +24,7 @@ from click.testing import CliRunner
 
 import notes_cli as notes
 from notes_cli.cli import cli
-from notes_cli.engine import limits
-from notes_cli.engine import rpc as servers_module
+from notes_cli.engine import devices, limits
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
@@ -61,7 +60,7 @@ class Server:
         end = time.monotonic() + 60
         while True:
             try:
-                servers_module.check(self.address)
+                devices.check_server(self.address)
                 return
             except EngineError:
                 assert self.process.poll() is None and time.monotonic() < end, self._log.read_text()
@@ -358,7 +357,7 @@ def test_what_is_no_server_of_ours(
     answer: bytes | None, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One line with its address, before the model's file is looked at. llama.cpp would end the process, or wait."""
-    monkeypatch.setattr(servers_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(devices, "PATIENCE", 0.3)
     stranger = Stranger(answer)
     try:
         with pytest.raises(EngineError, match=f"{stranger.address} {says}"):
@@ -379,20 +378,20 @@ def test_a_server_of_two_names_is_one(make_model: MakeModel, server: Server) -> 
     port = server.address.rpartition(":")[2]
     with Model(make_model(), rpc=[f"127.0.0.1:{port}", f"localhost:{port}", f"127.0.0.1:{port}"]) as model:
         assert model.tokenize("a")
-    servers_module.check(server.address)  # and it lives
+    devices.check_server(server.address)  # and it lives
 
 
 def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes one client at a time; llama.cpp would wait until the other one has gone."""
-    monkeypatch.setattr(servers_module, "PATIENCE", 0.3)
-    host, port = servers_module.address(server.address)
+    monkeypatch.setattr(devices, "PATIENCE", 0.3)
+    host, port = devices.address(server.address)
     with (
         socket.create_connection((host, port)),
         pytest.raises(EngineError, match="one client at a time"),
     ):
-        servers_module.check(server.address)
-    monkeypatch.setattr(servers_module, "PATIENCE", 10.0)
-    servers_module.check(server.address)  # and it lives: who gave up has not harmed it
+        devices.check_server(server.address)
+    monkeypatch.setattr(devices, "PATIENCE", 10.0)
+    devices.check_server(server.address)  # and it lives: who gave up has not harmed it
 
 
 @pytest.mark.parametrize(
@@ -400,14 +399,14 @@ def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: py
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(EngineError, match="is no address of an RPC server"):
-        servers_module.address(text)
+        devices.address(text)
 
 
 def test_the_protocol_is_that_of_the_library() -> None:
     """A new llama.cpp may have another."""
     header = (MODELS.parent / "llama.cpp" / "ggml" / "include" / "ggml-rpc.h").read_text()
     found = [re.search(rf"RPC_PROTO_{part}_VERSION +(\d+)", header) for part in ("MAJOR", "MINOR")]
-    assert tuple(int(match[1]) for match in found if match) == servers_module.PROTOCOL
+    assert tuple(int(match[1]) for match in found if match) == devices.PROTOCOL
 
 
 def test_the_commands_have_it(

@@ -13,12 +13,11 @@ from projectors import image_bytes, write_projector
 from reference import decode, nmse
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
-from notes_cli.engine.segment import LayerRows, Media, Segment
+from notes_cli.engine.segment import Identity, LayerRows, Media, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import EngineError, ModelError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine import header, ollama_form
+from notes_cli.engine import architectures, header
 from notes_cli.errors import ModelError, Progress
 from notes_cli.library import facts
 from notes_cli.library.facts import RENDERINGS, Renderings
@@ -164,12 +164,12 @@ def test_a_model_that_changed_is_read_again(old: Path, tmp_path: Path, read: lis
 def test_other_rules_look_again(old: Path, tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of an earlier version knew fewer signs."""
     facts.form_of(old, tmp_path / "forms.json")
-    (other := tmp_path / "ollama_form.py").write_text("")
-    monkeypatch.setattr(ollama_form, "__file__", str(other))
+    (other := tmp_path / "architectures.py").write_text("")
+    monkeypatch.setattr(architectures, "__file__", str(other))
     for _ in range(2):
         facts.form_of(old, tmp_path / "forms.json")
     assert read == [old, old]
-    monkeypatch.setattr(ollama_form, "__file__", str(tmp_path / "none"))
+    monkeypatch.setattr(architectures, "__file__", str(tmp_path / "none"))
     for _ in range(2):
         assert facts.form_of(old, tmp_path / "forms.json") == ""
     assert len(read) == 4
@@ -178,7 +178,7 @@ def test_other_rules_look_again(old: Path, tmp_path: Path, read: list[Path], mon
 def test_another_form_is_told_each_time(
     old: Path, tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ollama_form._NAMES, "qwen3", "another")
+    monkeypatch.setitem(architectures._NAMES, "qwen3", "another")
     for _ in range(2):
         assert "Ollama" in facts.form_of(old, tmp_path / "forms.json")
     assert len(read) == 2 and not (tmp_path / "forms.json").exists()
