@@ -191,25 +191,22 @@ class Context:
         file. Safe to call from any thread. Raises UnsupportedError where K/V cannot be read, also while an adapter is
         applied to the context."""
         with self.remaking:
-            return self._identity(weights)
-
-    def _identity(self, weights: str) -> Identity:
-        reason = self.supports("read")
-        if reason:
-            raise UnsupportedError(reason)
-        first = next((layer for layer in self.layers if layer.rope >= 0), self.layers[0])
-        return Identity(
-            model=self.model.name,
-            architecture=self.model.architecture,
-            quantization=self.model.quantization,
-            weights=weights,
-            rope=self._rotation,
-            rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}"
-            if first.rope >= 0
-            else "none",
-            kv_type="/".join(self.options.compiled),
-            adapters="",  # a context with one cannot read its K/V
-        )
+            if reason := self.supports("read"):
+                raise UnsupportedError(reason)
+            rope = "none"
+            if first := next((layer for layer in self.layers if layer.rope >= 0), None):
+                kind = _ROPE_NAMES.get(first.rope, first.rope)
+                rope = f"{kind} base {first.freq_base:g} scale {first.freq_scale:g}"
+            return Identity(
+                model=self.model.name,
+                architecture=self.model.architecture,
+                quantization=self.model.quantization,
+                weights=weights,
+                rope=self._rotation,
+                rope_text=rope,
+                kv_type="/".join(self.options.compiled),
+                adapters="",  # a context with one cannot read its K/V
+            )
 
     # Sequences.
 
@@ -321,11 +318,6 @@ class Context:
         cells = np.zeros(count, np.int32)
         native.call("notes_cells", self.handle, number, int32_pointer(cells), count)
         return [int(cell) for cell in cells]
-
-    @property
-    def several_axes(self) -> bool:
-        """True if positions have rows and columns (M-RoPE)."""
-        return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
 
     def copy(self, source: int, seq_id: int, first: int, last: int) -> None:
         """Share the entries [first, last) of another sequence in the same cells; -1: to the end. With recurrent state
@@ -603,30 +595,12 @@ def _save_sequences(context: Context, pool: Pool) -> list[_SavedEntries]:
     result: list[_SavedEntries] = []
     shared: dict[object, int] = {}  # cell, or tuple of all cells -> id of a sequence
     for seq_id in range(pool.size):
-        count = context.length(seq_id)
-        if not count:
-            continue
-        cells = context.cells_of(seq_id)
-        images = len(cells) > count  # rows that share positions (M-RoPE)
-        tokens = np.array(pool.tokens(seq_id)[: max(count, len(cells))], np.int32)
-        reason = context.supports("read") or context.supports("restore")
-        if reason is None and len(tokens) < max(count, len(cells)):
-            reason = "it has rows of unknown tokens"
-        try:
-            if reason is None and not images:
-                try:
-                    result += _read_runs(context, seq_id, tokens[:count], shared)
-                except EngineError:
-                    images = context.several_axes and len(cells) == count  # a one-row image: as many positions as rows
-                    if not images:
-                        raise
-            if reason is None and images:
-                rows, axes = context.read_axes(seq_id, 0, len(cells), base=0, dtype=context.lossless_type)
-                result.append(_SavedEntries(seq_id, 0, tokens, rows, axes))
-        except EngineError as error:
-            reason = error.what
-        if reason:
-            raise UnsupportedError(f"the context cannot be made larger while sequence {seq_id} has rows: {reason}")
+        if context.length(seq_id):
+            try:
+                result += _save_sequence(context, seq_id, pool.tokens(seq_id), shared)
+            except EngineError as error:
+                message = f"the context cannot be made larger while sequence {seq_id} has rows: {error.what}"
+                raise UnsupportedError(message) from error
     needed = sum(len(entry.tokens) for entry in result if not isinstance(entry.rows, int))
     # With recurrent state, sequences that shared a prefix each need their own cells.
     if context.unified and context.used and needed > context.cells:
@@ -637,35 +611,38 @@ def _save_sequences(context: Context, pool: Pool) -> list[_SavedEntries]:
     return result
 
 
-def _restore_sequences(context: Context, saved_entries: Iterable[_SavedEntries]) -> None:
-    """Write saved entries into the same sequences, which are empty."""
-    for entry in saved_entries:
-        if isinstance(entry.rows, int):
-            last = -1 if context.model.recurrent else entry.first + len(entry.tokens)
-            context.copy(entry.rows, entry.seq_id, entry.first, last)
-        else:
-            context.splice(entry.seq_id, entry.first, entry.tokens, entry.rows, entry.first, axes=entry.axes)
-
-
-def _read_runs(context: Context, seq_id: int, tokens: Tokens, shared: dict[object, int]) -> list[_SavedEntries]:
-    """Read the K/V of a sequence in runs, with references for shared ones."""
+def _save_sequence(
+    context: Context, seq_id: int, tokens: Sequence[int], shared: dict[object, int]
+) -> list[_SavedEntries]:
+    """Read the K/V of a sequence in runs, with references for those that an earlier one shares. Raises EngineError if
+    that is not possible."""
+    if reason := context.supports("read") or context.supports("restore"):
+        raise UnsupportedError(reason)
+    count, cells = context.length(seq_id), context.cells_of(seq_id)
+    dtype, ids = context.lossless_type, np.array(tokens[: max(count, len(cells))], np.int32)
+    if len(ids) < max(count, len(cells)):
+        raise EngineError("it has rows of unknown tokens")
     result = []
-    for first, last, owner in _runs(context, seq_id, len(tokens), shared):
-        rows: tuple[LayerRows, ...] | int | None = owner
-        if rows is None:
-            rows = context.read(seq_id, first, last - first, base=first, dtype=context.lossless_type)
-        result.append(_SavedEntries(seq_id, first, tokens[first:last], rows))
+    try:
+        if len(cells) > count:
+            raise EngineError("some rows share positions")
+        for first, last, owner in _runs(context, seq_id, cells, count, shared):
+            rows = context.read(seq_id, first, last - first, base=first, dtype=dtype) if owner is None else owner
+            result.append(_SavedEntries(seq_id, first, ids[first:last], rows))
+    except EngineError:
+        # images under M-RoPE; one of a single row has as many positions as rows
+        if not any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in context.layers) or len(cells) < count:
+            raise
+        return [_SavedEntries(seq_id, 0, ids, *context.read_axes(seq_id, 0, len(cells), base=0, dtype=dtype))]
     return result
 
 
 def _runs(
-    context: Context, seq_id: int, count: int, shared: dict[object, int]
+    context: Context, seq_id: int, cells: list[int], count: int, shared: dict[object, int]
 ) -> Iterator[tuple[int, int, int | None]]:
     """Yield runs (first, last, id of an earlier sequence with the same cells or None), and add the cells to
     `shared`."""
-    cells = context.cells_of(seq_id)
-    # Several rows per position, or a state that belongs to all of them: shared as a whole.
-    if len(cells) != count or context.model.recurrent:
+    if len(cells) != count or context.model.recurrent:  # a state belongs to all of them: shared as a whole
         whole = tuple(cells)
         yield 0, count, shared.get(whole) if cells else None
         shared.setdefault(whole, seq_id)
@@ -677,3 +654,13 @@ def _runs(
         first = last
     for cell in cells:
         shared.setdefault(cell, seq_id)
+
+
+def _restore_sequences(context: Context, saved_entries: Iterable[_SavedEntries]) -> None:
+    """Write saved entries into the same sequences, which are empty."""
+    for entry in saved_entries:
+        if isinstance(entry.rows, int):
+            last = -1 if context.model.recurrent else entry.first + len(entry.tokens)
+            context.copy(entry.rows, entry.seq_id, entry.first, last)
+        else:
+            context.splice(entry.seq_id, entry.first, entry.tokens, entry.rows, entry.first, axes=entry.axes)

@@ -9,54 +9,32 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.engine.gguf_file import MAGIC, Cursor, FormatError, read_counts, read_tensors, read_values
+from notes_cli.engine.gguf_file import (
+    ARRAY,
+    MAGIC,
+    SCALARS,
+    Cursor,
+    FormatError,
+    read_counts,
+    read_tensors,
+    read_values,
+)
 from notes_cli.errors import Help, ModelError, reason
 
-# llama_ftype -> the name people know (llama.h, enum llama_ftype)
-FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4",
-    39: "NVFP4",
-    40: "Q1_0",
-    41: "Q2_0",
-}
+# The names that people know, by llama_ftype (llama.h, enum llama_ftype); "-": a number that is not used any more.
+_FILE_TYPES = (
+    "F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS IQ2_XS "
+    "Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16 - - - TQ1_0 TQ2_0 MXFP4 NVFP4 Q1_0 "
+    "Q2_0"
+)
+FILE_TYPES = {number: name for number, name in enumerate(_FILE_TYPES.split()) if name != "-"}
 
 # elements of a block -> ggml_type -> bytes of a block (ggml.h)
 _BLOCKS = {
@@ -137,7 +115,8 @@ def read_header(path: Path) -> Header:
     paths = parts(path)
     for part in paths:
         try:
-            header = _read_file(part)
+            with _opened(part) as (cursor, size):
+                header = _read(cursor, size)
         except FormatError as error:
             raise ModelError(f"{part}: {error}") from error
         except OSError as error:
@@ -157,7 +136,23 @@ def read_header(path: Path) -> Header:
     return whole
 
 
-def _read_file(path: Path) -> Header:
+def read_integers(path: Path, key: str) -> list[int]:
+    """Read an array of integers from the metadata of a model; [] if there is none of this name."""
+    try:
+        with _opened(path) as (cursor, _):
+            entry = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get(key)
+            if entry is None or entry.kind != ARRAY:
+                return []
+            cursor.at = entry.offset - 8
+            kind, count = cursor.numbers("IQ")
+            return [int(number) for number in cursor.numbers(f"{count}{SCALARS[kind]}")] if kind in SCALARS else []
+    except (FormatError, OSError):
+        return []
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Cursor, int]]:
+    """Open a file to read its head; also yields its size."""
     # A pipe that is opened would wait for somebody to write into it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb", buffering=0) as file:
@@ -166,7 +161,7 @@ def _read_file(path: Path) -> Header:
             raise FormatError("it is not a regular file")
         if status.st_size < len(MAGIC):
             raise FormatError("it is not a GGUF file")
-        return _read(Cursor(b"", _reading(file, status.st_size), errors="replace"), status.st_size)
+        yield Cursor(b"", _reading(file, status.st_size), errors="replace"), status.st_size
 
 
 def _reading(file: BinaryIO, size: int) -> Callable[[int], bytes]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from notes_cli.engine.header import read_integers
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
@@ -249,41 +248,7 @@ def _integers(model: Model, key: str) -> list[int]:
     number = model.metadata(f"{model.architecture}.{key}")
     if number is not None:
         return [int(float(number))] if number.replace(".", "", 1).isdigit() else []
-    with model.path.open("rb") as file:  # llama.cpp does not return arrays
-        return _list(file, f"{model.architecture}.{key}")
-
-
-_SIZES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-
-
-def _list(file: BinaryIO, key_wanted: str) -> list[int]:
-    """Return an array of integers from a GGUF's metadata, [] if it is missing. llama.cpp has parsed the file before."""
-
-    def number(kind: str) -> int:
-        return int(struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0])
-
-    def skip(kind: int, count: int) -> None:
-        if kind == _STRING:
-            for _ in range(count):
-                file.seek(number("Q"), os.SEEK_CUR)
-        else:
-            file.seek(count * struct.calcsize(f"<{_SIZES[kind]}"), os.SEEK_CUR)
-
-    try:
-        file.seek(16)  # magic, version, number of tensors
-        for _ in range(number("Q")):
-            key, kind = file.read(number("Q")), number("I")
-            if kind != _ARRAY:
-                skip(kind, 1)
-                continue
-            element, count = number("I"), number("Q")
-            if key == key_wanted.encode():
-                return [number(_SIZES[element]) for _ in range(count)]
-            skip(element, count)
-    except (struct.error, KeyError, OverflowError):
-        pass  # e.g. a big-endian file: estimate without it
-    return []
+    return read_integers(model.path, f"{model.architecture}.{key}")  # llama.cpp does not return arrays
 
 
 def _padded(tokens: int) -> int:

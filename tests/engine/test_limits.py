@@ -19,6 +19,7 @@ from notes_cli.commands.remedies import worded
 from notes_cli.config import shipped_model
 from notes_cli.engine import limits, native
 from notes_cli.engine.context import Context
+from notes_cli.engine.header import read_integers
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import KV_TYPES, ContextOptions
 from notes_cli.errors import EngineError
@@ -113,8 +114,7 @@ def test_a_list_in_the_header(make_model: Callable[..., Path]) -> None:
     with Model(make_model("lfm2")) as model:
         assert limits._integers(model, "attention.head_count_kv") == [0, 2, 0]
         assert limits._integers(model, "attention.nothing") == []
-    with make_model("lfm2").open("rb") as file:
-        assert limits._list(file, "tokenizer.ggml.token_type")[-3:] == [3, 3, 3]
+    assert read_integers(make_model("lfm2"), "tokenizer.ggml.token_type")[-3:] == [3, 3, 3]
 
 
 def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
