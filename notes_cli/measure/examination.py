@@ -16,17 +16,21 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Notice, Progress
-from notes_cli.measure.compare import ANSWER, cosine, divergence, same_top, verify_system
 from notes_cli.measure.composition import compose
 from notes_cli.measure.verify import (
+    ANSWER,
     Edits,
     Report,
     below_cosine,
+    cosine,
     decided,
+    divergence,
     field_questions,
     other_decision,
+    same_top,
     verify,
     verify_edits,
+    verify_system,
 )
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.prompt import Prompt

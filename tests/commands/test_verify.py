@@ -10,7 +10,7 @@ from samples import SAMPLES
 
 from notes_cli.engine.context import Context
 from notes_cli.measure import verify
-from notes_cli.measure.compare import Answered, Parting
+from notes_cli.measure.verify import Answered, Parting
 
 from .conftest import Notes, on_a_terminal
 

@@ -10,7 +10,7 @@ from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Carried, Profile, Profiles
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import calibrate
-from notes_cli.measure.carried_state import judge, measure_carried
+from notes_cli.measure.composition import judge, measure_carried
 from notes_cli.runtime.workspace import Workspace
 
 from ..conftest import MakeWorkspace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from notes_cli.measure.compare import cosine, divergence, same_top
+from notes_cli.measure.verify import cosine, divergence, same_top
 
 A = np.array([1, 2, 3], np.float32)
 B = np.array([3, 2, 1], np.float32)

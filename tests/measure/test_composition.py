@@ -14,10 +14,10 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure import composition, significance, verify
 from notes_cli.measure.battery import Asked, Pair, pairs
-from notes_cli.measure.compare import Answered
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.significance import LEAST
+from notes_cli.measure.verify import Answered
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 

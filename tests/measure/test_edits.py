@@ -9,8 +9,7 @@ import pytest
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
-from notes_cli.measure.compare import cosine
-from notes_cli.measure.verify import EditCase, Edits, Tried, verify_edits
+from notes_cli.measure.verify import EditCase, Edits, Tried, cosine, verify_edits
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt

@@ -10,9 +10,19 @@ import pytest
 
 from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
-from notes_cli.measure.compare import FIRST, Parting, answered, noise_of, parting
 from notes_cli.measure.examination import Examination, examine_splice
-from notes_cli.measure.verify import Case, Report, corrected_segment, field_questions, verify
+from notes_cli.measure.verify import (
+    FIRST,
+    Case,
+    Parting,
+    Report,
+    answered,
+    corrected_segment,
+    field_questions,
+    noise_of,
+    parting,
+    verify,
+)
 from notes_cli.runtime.answering import explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
