@@ -36,7 +36,7 @@ def test_the_document(tmp_path: Path) -> None:
             assert spread["runs"] == 2 and 0 < spread["low"] <= spread["median"] <= spread["high"]
         assert one["prefill_over_splice"] > 0 and one["write"] > 0
     assert ElementTree.parse(tmp_path / "speed.svg").getroot().tag.endswith("svg")
-    assert "prefilling" not in outcome.err and outcome.err.count("measuring needs about") == 1
+    assert "prefilling" not in outcome.err
 
 
 def test_the_table_and_the_quantized_cache() -> None:
@@ -77,11 +77,8 @@ def test_lengths_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_cannot_be_measured_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No length, nonsense for one, a model whose rows cannot move, a folder that cannot be written in."""
     outcome = run_here(*SHORT, "--tokens", "5000")
-    assert (
-        outcome.code == 1
-        and outcome.out == ""
-        and outcome.err.splitlines()[-1].startswith("notes: 5,000 tokens cannot")
-    )
+    assert outcome.code == 1 and outcome.out == ""
+    assert outcome.err.splitlines()[-1].startswith("notes: 5,000 tokens cannot")
     for wrong in ("0", "", "8,", "8,x", "1e3", "-5"):
         outcome = run_here(*SHORT, "--tokens", wrong)
         assert outcome.code == 2 and len(outcome.err.splitlines()) == 1 and "'--tokens'" in outcome.err, wrong

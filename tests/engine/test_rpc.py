@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from reference import same
 
 import notes_cli as notes
 from notes_cli.cli import cli
@@ -94,12 +95,6 @@ def options(flash: str = "on", kv: str = "f16", **more: Any) -> ContextOptions:
     )
 
 
-def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> bool:
-    """Bit for bit: the server computes with the same code on the same processor."""
-    pairs = [pair for a, b in zip(found, wanted, strict=True) for pair in ((a.k, b.k), (a.v, b.v))]
-    return all(np.array_equal(a, b) for a, b in pairs)
-
-
 Made = tuple[list[np.ndarray], list[tuple[LayerRows, ...]]]
 
 
@@ -148,50 +143,6 @@ def test_rows_and_logits_are_those_of_this_machine(
     assert server.messages()["graph_compute"] > before["graph_compute"]
     assert all(np.array_equal(a, b) for a, b in zip(far_logits, logits, strict=True))
     assert len(far_rows) == len(rows) and all(map(same, far_rows, rows))
-
-
-@pytest.mark.parametrize("flash", ["on", "off"])
-def test_messages_are_counted(make_model: MakeModel, server: Server, flash: str) -> None:
-    """One message for K and one for V of a layer, not one per row; columns are read before they are written. Cells of
-    another sequence in between are unchanged."""
-    length = 200
-    tokens = np.resize(TEXT, length)
-
-    def counted(did: Callable[[], object]) -> Counter[str]:
-        before = server.messages()
-        did()
-        context.read(
-            1, 0, 1, base=0
-        )  # messages without a reply may be pending: a reply shows that all earlier ones have arrived
-        found = server.messages() - before
-        found["get_tensor"] -= 2 * len(context.layers)
-        return +found
-
-    with (
-        Model(make_model("llama"), rpc=[server.address]) as model,
-        Context(model, options(flash, n_sequences=3, unified=True)) as context,
-    ):
-        context.append({1: MORE})
-        each = len(context.layers)
-        context.append({0: tokens})
-        rows = context.read(0, 0, length, base=0)
-        assert counted(lambda: context.read(0, 0, length, base=7)) == {"get_tensor": 2 * each}
-        context.truncate(0, 0)
-        columns = {"get_tensor": each} if flash == "off" else {}
-        assert counted(lambda: context.splice(0, 3, tokens, rows, 0)) == {"set_tensor": 2 * each, **columns}
-
-        # Now cells of two sequences by turns, some of which become free: the next splice has to go between the others.
-        context.clear()
-        context.append({1: MORE})
-        for token in tokens:
-            context.append({0: [int(token)], 2: [int(token)]}, output="none")
-        other = context.read(2, 0, length, base=0, dtype="f32")
-        assert counted(lambda: context.read(2, 0, length, base=0)) == {"get_tensor": 2 * each}
-        context.truncate(0, 0)
-        spliced = counted(lambda: context.splice(0, 0, tokens, rows, 0))
-        assert spliced == {"set_tensor": 2 * each, "get_tensor": 2 * each}
-        assert same(context.read(2, 0, length, base=0, dtype="f32"), other)
-        assert same(context.read(0, 0, length, base=0), rows)
 
 
 @pytest.mark.parametrize("flash", ["on", "off"])

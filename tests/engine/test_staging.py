@@ -139,27 +139,6 @@ def test_rows_of_several_buffers(model: Model, path: Path, kv: str, flash: str) 
                     assert found == wanted and placed(context, segment) == wanted[0], (threads, lines, late)
 
 
-@pytest.mark.parametrize(("kv", "size"), [("f16", 2), ("f32", 4)])
-@pytest.mark.parametrize("lines", [True, False])
-@pytest.mark.parametrize("flash", ["on", "off"])
-def test_calls_are_counted(model: Model, path: Path, flash: str, lines: bool, kv: str, size: int) -> None:
-    """One call per buffer and tensor, not per row. Columns that cannot be copied by lines are read and written as a
-    whole, since cells between them belong to other sequences."""
-    buffers = -(-LONG // ((SIZE // (WIDTH * size) - LINE) // LINE * LINE))
-    assert buffers > 2, "their turns come again"
-    whole = flash == "off" and not lines
-    with Context(model, options(kv, flash, LONG + 300)) as context, native.staged(lines=lines, late=False):
-        context.append({0: TEXT[:5]})
-        segment, counts = open_stored(path), [native.traffic().copies]
-        context.splice(0, 5, segment.tokens, segment.layers, segment.base)
-        counts.append(native.traffic().copies)
-        context.read(0, 5, LONG, base=0, dtype=kv)
-        counts.append(native.traffic().copies)
-    spliced, read = np.diff(counts)
-    assert spliced == len(segment.layers) * (buffers + (2 if whole else buffers))
-    assert read == len(segment.layers) * (buffers + (1 if whole else buffers))
-
-
 def test_what_is_refused_leaves_nothing(model: Model, path: Path, tmp_path: Path) -> None:
     """A wrong byte in the last tensor, while earlier rows are being copied: none of them is placed, and another
     sequence's rows are unchanged."""

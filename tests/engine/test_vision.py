@@ -10,20 +10,17 @@ import gguf
 import numpy as np
 import pytest
 from projectors import image_bytes, write_projector
-from reference import decode, nmse
+from reference import LoadZoo, decode, distance, nmse, open_context
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Identity, LayerRows, Media, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import EngineError, ModelError
 from notes_cli.images import read_picture
-
-LoadZoo = Callable[..., Model]
 
 # A model of the zoo and a projector of a kind that such models are published with, or one that gives rows of the same
 # kind: on several axes, on one, or on one and seeing each other.
@@ -86,9 +83,7 @@ def sight(load_zoo: LoadZoo, tmp_path: Path) -> Callable[..., Sight]:
 
 
 def context(model: Model, kind: str = "f32", **options: object) -> Context:
-    flash = "auto" if kind == "q8_0" else "off"
-    settings = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": kind, "type_v": kind}
-    return Context(model, ContextOptions(**{**settings, "flash_attention": flash, **options}))  # type: ignore[arg-type]
+    return open_context(model, kind, "auto" if kind == "q8_0" else "off", n_ctx=256, **options)
 
 
 def tell(ctx: Context, seen: ImageEmbeddings, position: int) -> int:
@@ -119,11 +114,6 @@ def rows_of(ctx: Context, seen: ImageEmbeddings, position: int) -> tuple[tuple[L
     if seen.axes is None:
         return ctx.read(0, position, count, base=0, dtype="f32"), None
     return ctx.read_axes(0, position, count, base=0, dtype="f32")
-
-
-def distance(found: tuple[LayerRows, ...], wanted: tuple[LayerRows, ...]) -> float:
-    pairs = [(one, other) for a, b in zip(found, wanted, strict=True) for one, other in ((a.k, b.k), (a.v, b.v))]
-    return max(nmse(one, other) for one, other in pairs if one.size)  # MLA keeps no V
 
 
 @pytest.mark.parametrize("kind", BOUNDS)

@@ -5,22 +5,21 @@ The zoo's windows are 32 positions. Their cache holds 256 rows where `swa_full` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from reference import decode, edit_in_place, nmse
+from reference import LoadZoo, decode, distance, edit_in_place, nmse, open_context, same, stopping
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, UnsupportedError
 
+context = partial(open_context, n_ctx=1024)
 WINDOW = 32
 IN_WINDOW = ["gemma3-dense", "gpt-oss-moe", "cohere2-dense", "dots3note-moe"]  # the last with an indexer, too
 BOUND = 1e-6  # nmse of f32 rows and logits
@@ -32,29 +31,9 @@ SKILL = random.integers(0, 128, 48).astype(np.int32)  # longer than the window
 SHORT = SKILL[:12]
 QUESTION = random.integers(0, 128, 8).astype(np.int32)
 
-LoadZoo = Callable[..., Model]
-
-
-def context(model: Model, *, n_ctx: int = 1024, kv: str = "f32", flash: str = "off", **options: object) -> Context:
-    settings = {"n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": kv, "type_v": kv, **options}
-    return Context(model, ContextOptions(n_ctx=n_ctx, flash_attention=flash, **settings))  # type: ignore[arg-type]
-
 
 def read(ctx: Context, first: int, end: int) -> tuple[LayerRows, ...]:
     return ctx.read(0, first, end - first, base=first, dtype="f32")
-
-
-def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows], rows: Sequence[int] | slice = slice(None)) -> bool:
-    return all(
-        (a.k[rows] == b.k[rows]).all() and (a.v[rows] == b.v[rows]).all() for a, b in zip(found, wanted, strict=True)
-    )
-
-
-def distance(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> float:
-    """The worst nmse of any layer's K or V."""
-    pairs = [(a.k, b.k) for a, b in zip(found, wanted, strict=True)]
-    pairs += [(a.v, b.v) for a, b in zip(found, wanted, strict=True) if b.v.size]
-    return max(nmse(a, b) for a, b in pairs)
 
 
 def segment(model: Model, tokens: np.ndarray = SKILL) -> tuple[LayerRows, ...]:
@@ -68,23 +47,6 @@ def question(ctx: Context) -> np.ndarray:
     """Logits of every token of a question."""
     ctx.append({0: QUESTION}, "all")
     return np.stack([ctx.logits(i) for i in range(len(QUESTION))])
-
-
-@contextmanager
-def stopping(ctx: Context, after: float = 0) -> Iterator[list[int]]:
-    """Computations are aborted after that many of their steps, which are counted."""
-    steps = [0]
-
-    @llama.ggml_abort_callback  # type: ignore[untyped-decorator]
-    def stop(_: object) -> bool:
-        steps[0] += 1
-        return steps[0] > after
-
-    llama.llama_set_abort_callback(ctx.handle, stop, None)
-    try:
-        yield steps
-    finally:
-        llama.llama_set_abort_callback(ctx.handle, llama.ggml_abort_callback(), None)
 
 
 # swa_full: every row is kept.
@@ -383,6 +345,7 @@ def test_a_rewrite_without_room_costs_no_window(load_zoo: LoadZoo) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("llama-dense", {}),
         ("gemma3-dense", {}),
         ("gemma3-dense", {"swa_full": False}),
         ("dots3note-moe", {}),
