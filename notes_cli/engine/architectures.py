@@ -140,33 +140,27 @@ ADVICE = "Take a GGUF of this model that was made for llama.cpp, as those on Hug
 
 def ollama_evidence(header: Header) -> str:
     """Describe the evidence that a model is in Ollama's form; "" for other models."""
-    sign = _evidence(header)
+    sign = _evidence(header.architecture, header)
     return f"in a form of Ollama's own, which llama.cpp refuses or misreads ({sign})" if sign else ""
 
 
-def _evidence(header: Header) -> str:
-    name = header.architecture
+def _evidence(name: str, header: Header) -> str:
+    tensors, values = header.tensors, header.values
     if name in _NAMES:
         return f"architecture {name}, which is {_NAMES[name]} there"
-    extra = next((tensor for tensor in header.tensors if tensor.startswith(_EXTRA_TENSORS)), None)
+    extra = next((tensor for tensor in tensors if tensor.startswith(_EXTRA_TENSORS)), None)
     if extra:
         return f"it holds the tensor {extra}"
-    key = next((key for key in (key.format(name) for key in _KEYS.get(name, ())) if key in header.values), None)
+    key = next((key for key in (key.format(name) for key in _KEYS.get(name, ())) if key in values), None)
     if key:
         return f"it has {key}"
-    if name in _REQUIRED and _REQUIRED[name] not in header.values:
+    if name in _REQUIRED and _REQUIRED[name] not in values:
         return f"it has no {_REQUIRED[name]}"
     first, last = _TENSORS.get(name, ("", ""))
     if first or last:
-        tensor = next((key for key in header.tensors if key.startswith(first) and key.endswith(last)), None)
+        tensor = next((key for key in tensors if key.startswith(first) and key.endswith(last)), None)
         if tensor:
             return f"it holds the tensor {tensor}"
-    return _special_evidence(name, header)
-
-
-def _special_evidence(name: str, header: Header) -> str:
-    """Return evidence that needs more than a list."""
-    tensors, values = header.tensors, header.values
     if name == "lfm2" and "output_norm.weight" in tensors and "token_embd_norm.weight" not in tensors:
         return "its last norm is called output_norm"
     if name == "gemma3n":

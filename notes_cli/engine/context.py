@@ -152,7 +152,9 @@ class Context:
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """Return None if `count` K/V entries computed at position `base` can be placed at `position`, else the
         reason."""
-        return native.can_move(self.handle, base, position, count) or (self.unmovable if position != base else None)
+        return native.refusal("notes_can_move", self.handle, base, position, count) or (
+            self.unmovable if position != base else None
+        )
 
     @property
     def lossless_type(self) -> str:

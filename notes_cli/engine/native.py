@@ -308,11 +308,6 @@ def can_keep(model: Any, type_k: int, type_v: int) -> str | None:
     return refusal("notes_can_keep", model, type_k, type_v)
 
 
-def can_move(context: Any, base: int, position: int, count: int) -> str | None:
-    """Return None if `count` rows computed at `base` can be placed at `position`, else the reason."""
-    return refusal("notes_can_move", context, base, position, count)
-
-
 # Arguments of hooks: token arrays, K/V rows, ranges of files.
 
 _ROW_TYPES: dict[Any, int] = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, Q8_0: 8}

@@ -65,7 +65,7 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Result of skills through which a recurrent state was carried (measure/carried_state.py)."""
+    """Result of skills through which a recurrent state was carried (measure/composition.py)."""
 
     verdict: str  # one of CARRIED
     why: str  # sentence with counts and intervals

@@ -152,10 +152,14 @@ def verify_session(
         sequence = session.follow(question, (), wording, ANSWER)
         logits, tokens = sequence.logits(), sequence.tokens[len(state.tokens) :]
         restored.append(_Observation(logits, decided(sequence, choices)[0], tuple(map(int, tokens))))
-        _rewind(workspace, sequence, len(state.tokens))
+        if not workspace.model.recurrent:  # else the session restores it again
+            sequence.truncate(len(state.tokens))
 
     longest = max(len(observation.tokens) for observation in restored)
-    with _prefill(workspace, state, longest + 1 + ANSWER, progress) as prefilled:
+    workspace.make_room(len(state.tokens), longest + 1 + ANSWER)
+    with workspace.sequence() as prefilled:
+        prefilled.append(state.tokens)
+        prefilled.flush(progress)
         reference = [_observe_end(prefilled, ending)]
         layers = tuple(map(_layer_error, rows, _rows(prefilled)))
         for observation in restored[1:]:
@@ -165,20 +169,6 @@ def verify_session(
     points = map(_compare_point, [None, *questions], restored, reference)
     edits = tuple(entry for entry in state.entries if entry.kind == "edit")
     return SessionReport(len(state.tokens), tuple(points), layers, edits, _causes(state))
-
-
-def _prefill(workspace: Workspace, state: State, room: int, progress: Progress | None) -> KVSequence:
-    workspace.make_room(len(state.tokens), room)
-    sequence = workspace.sequence()
-    sequence.append(state.tokens)
-    sequence.flush(progress)
-    return sequence
-
-
-def _rewind(workspace: Workspace, sequence: KVSequence, length: int) -> None:
-    """Truncate to the tokens before the question. Recurrent memory cannot: the session restores the sequence again."""
-    if not workspace.model.recurrent:
-        sequence.truncate(length)
 
 
 def _observe_end(sequence: KVSequence, ending: int) -> _Observation:

@@ -140,8 +140,9 @@ def test_rows_that_stay_keep_their_bits_in_any_cache(load: Load, type_k: str, ty
 
 @pytest.mark.parametrize("kv", ["f16", "f32"])
 def test_all_that_follows_recomputed_is_a_recompute(load: Load, kv: str) -> None:
-    """A longer value and every token after it in one pass: rows and logits of the new text decoded from the start."""
-    for patch in (LONGER, SHORTER, Patch(0, 3, (7,)), Patch(0, 1, (7, 8))):
+    """A value and every token after it, or all, in one pass: rows and logits are those of the new text, decoded."""
+    whole = Patch(0, 48, (7,)), Patch(0, 48, (7,) * 60)
+    for patch in (LONGER, SHORTER, Patch(0, 3, (7,)), Patch(0, 1, (7, 8)), *whole):
         seq = written(load("llama", kv, kv))
         assert seq.replace([patch], range(patch.last, 48)) == 48 - patch.last + len(patch.tokens)
         assert goes_on_right(seq, kv)
@@ -155,14 +156,6 @@ def test_at_the_end_it_waits_to_be_decoded(load: Load, tokens: tuple[int, ...]) 
     assert seq.context.length(0) == (45 if len(tokens) != 3 else 48)
     assert seq.tokens.tolist() == [*TEXT[:45], *tokens]
     assert goes_on_right(seq, "f16")
-
-
-def test_the_whole_of_it(load: Load) -> None:
-    """Every token may be replaced, by fewer or by more."""
-    for tokens in ((7,), (7,) * 60):
-        seq = written(load())
-        seq.replace([Patch(0, 48, tokens)])
-        assert goes_on_right(seq, "f16")
 
 
 patches = st.lists(

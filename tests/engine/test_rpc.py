@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,8 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.library.container import open_stored, write_segment
 
-from ..conftest import MakeModel, MakeSegment
+from ..conftest import MakeModel
 from ..zoo import MODELS
 
 PROGRAM = MODELS.parent / "bin" / "ggml-rpc-server"
@@ -143,41 +141,6 @@ def test_rows_and_logits_are_those_of_this_machine(
     assert server.messages()["graph_compute"] > before["graph_compute"]
     assert all(np.array_equal(a, b) for a, b in zip(far_logits, logits, strict=True))
     assert len(far_rows) == len(rows) and all(map(same, far_rows, rows))
-
-
-@pytest.mark.parametrize("flash", ["on", "off"])
-@pytest.mark.patches("speed")
-def test_rows_of_several_buffers_from_a_file(
-    make_model: MakeModel, make_segment: MakeSegment, server: Server, tmp_path: Path, flash: str
-) -> None:
-    """An odd number of rows, by two threads with alternating buffers: the same rows as locally, in one message per
-    buffer."""
-    length, width, buffer, line = 4133, 1024, 4 << 20, 32
-    random = np.random.default_rng(9)
-
-    def rows() -> np.ndarray:
-        return random.standard_normal((length, width), np.float32).astype("f2")
-
-    layers = tuple(LayerRows(number, rows(), rows()) for number in range(2))
-    tokens = np.zeros(length, np.int32)
-    write_segment(tmp_path / "a.gguf", replace(make_segment(), tokens=tokens, fields=(), layers=layers))
-    found = []
-    for rpc in ((), [server.address]):
-        path = make_model("qwen3", layers=2, embd=width, heads=32, kv_heads=32)
-        with (
-            Model(path, rpc=rpc) as model,
-            Context(model, replace(options(flash), n_ctx=length + 256, n_threads=2)) as context,
-        ):
-            segment = open_stored(tmp_path / "a.gguf")
-            context.append({0: MORE})
-            context.read(0, 0, 1, base=0)  # a reply shows that all earlier messages have arrived
-            before = server.messages()
-            context.splice(0, len(MORE), tokens, segment.layers, segment.base)
-            found.append(context.read(0, 0, len(MORE) + length, base=0, dtype="f32"))
-            sent = server.messages() - before
-    assert same(found[1], found[0])
-    buffers = -(-length // ((buffer // (2 * width) - line) // line * line))
-    assert buffers > 2 and sent["set_tensor"] == 2 * (buffers + (1 if flash == "off" else buffers))
 
 
 def written(folder: Path, name: str = "skill") -> Path:

@@ -100,12 +100,6 @@ def test_a_splice_where_it_was_compiled_is_exact(sequence: KVSequence, segment: 
     assert sequence.pieces[1].reason is Reason.UNMOVED
 
 
-def rows_of(sequence: KVSequence) -> list[np.ndarray]:
-    """K and V of all layers."""
-    found = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0)
-    return [part for layer in found for part in (layer.k, layer.v)]
-
-
 def close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
     return max(nmse(one, other) for one, other in zip(found, expected, strict=True)) < 1e-5
 

@@ -19,8 +19,6 @@ from notes_cli.library.container import open_segment, open_stored, write_segment
 
 from ..conftest import MakeModel, MakeSegment
 
-SIZE = 4 << 20  # of a buffer (native/notes_stage.h)
-LINE = 32
 WIDTH = 1024  # elements of a row
 LONG = 4133  # rows: of f16 two buffers and something, of f32 four
 FORMS = [(lines, late) for lines in (False, True) for late in (False, True)]

@@ -153,12 +153,6 @@ def test_noise_is_what_other_batches_do(workspace: Workspace) -> None:
     assert noise_of(workspace, replace(one, prompt=one.prompt[::-1])) > 1e-2
 
 
-def test_means() -> None:
-    """Cosines and divergence are means over the cases."""
-    report = Report((GOOD, replace(GOOD, cosine=0.5, kl=0.2)))
-    assert (report.cosine, report.kl) == pytest.approx((0.75, 0.1))
-
-
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) -> None:
     """Spliced, reference and corrected decisions are those of prompts assembled by hand."""
     segment = compile_skill(workspace, skill)
@@ -180,12 +174,6 @@ def test_an_exact_splice_measures_as_exact(workspace: Workspace, skill: Skill) -
     report = verify(workspace, Prompt("", [compile_skill(workspace, skill)]), ["Why?", "When?"], choices=["a", "b"])
     assert report.cosine > 0.9999 and report.kl < 1e-3 and report.passed
     assert not any(case.moved for case in report.cases)
-
-
-def test_decisions_without_choices_are_greedy_answers(workspace: Workspace, skill: Skill) -> None:
-    """Up to 24 greedy tokens, without a margin."""
-    case = verify(workspace, Prompt("", [compile_skill(workspace, skill)]), ["Why?"]).cases[0]
-    assert case.margin is None and 0 < len(case.reference) <= 24
 
 
 def test_the_corrected_text(workspace: Workspace, skill: Skill) -> None:
