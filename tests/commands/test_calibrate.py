@@ -14,7 +14,7 @@ import pytest
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.measure import calibrate
+from notes_cli.measure import calibrate, composition
 from notes_cli.measure.significance import LEAST
 from notes_cli.runtime import answering
 
@@ -60,7 +60,7 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], 
             yield [sequence]
             return decide(sequence, choices)
 
-        monkeypatch.setattr(calibrate, "choose_task", lambda _, *given: decide_task(*given[:2]))
+        monkeypatch.setattr(composition, "choose_task", lambda _, *given: decide_task(*given[:2]))
         monkeypatch.setattr(answering, "decide_task", decide_task)
         monkeypatch.setattr(calibrate, "SEAMS", (1,))
 

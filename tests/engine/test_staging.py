@@ -1,4 +1,4 @@
-"""Tests of staging buffers, as for a GPU, on host memory: the same bits, and the number of calls."""
+"""Tests of staging buffers, as for a GPU, on host memory: the same bits, and nothing of what is refused."""
 
 from __future__ import annotations
 
