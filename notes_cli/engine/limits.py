@@ -46,33 +46,24 @@ def trained_length(model: Model, options: ContextOptions) -> int | None:
         return None
     if int(llama.llama_model_rope_type(model.handle)) < 0:
         return length
-    file_scaling = _Scaling.of(model)
-    kind = options.rope_scaling or file_scaling.kind
-    scale = 1.0 if kind == "none" else options.rope_freq_scale or file_scaling.scale
-    before = file_scaling.before or length * file_scaling.scale
+    file_kind, file_scale, file_before = _file_scaling(model)
+    kind = options.rope_scaling or file_kind
+    scale = 1.0 if kind == "none" else options.rope_freq_scale or file_scale
+    before = file_before or length * file_scale
     if kind == "yarn" and options.yarn_orig_ctx:
         before = min(before, options.yarn_orig_ctx)
     after = int(before / scale + 0.5)
-    if (kind, scale) == (file_scaling.kind, file_scaling.scale) and not options.yarn_orig_ctx:
+    if (kind, scale) == (file_kind, file_scale) and not options.yarn_orig_ctx:
         return max(length, after) if scale < 1 else length
     return after
 
 
-@dataclass(frozen=True, slots=True)
-class _Scaling:
-    """RoPE scaling in the model's file."""
-
-    kind: str
-    scale: float  # factor of positions
-    before: int  # length before scaling, 0 if not given
-
-    @classmethod
-    def of(cls, model: Model) -> _Scaling:
-        factor = _number(model, "rope.scaling.factor") or _number(model, "rope.scale_linear")
-        kind = model.metadata(f"{model.architecture}.rope.scaling.type") or "linear"
-        scale = 1 / factor if factor and kind != "none" else 1.0
-        before = int(_number(model, "rope.scaling.original_context_length")) if scale < 1 else 0
-        return cls(kind, scale, before)
+def _file_scaling(model: Model) -> tuple[str, float, int]:
+    """Return the RoPE scaling in the model's file: kind, factor of positions, and length before it, 0 if not given."""
+    factor = _number(model, "rope.scaling.factor") or _number(model, "rope.scale_linear")
+    kind = model.metadata(f"{model.architecture}.rope.scaling.type") or "linear"
+    scale = 1 / factor if factor and kind != "none" else 1.0
+    return kind, scale, int(_number(model, "rope.scaling.original_context_length")) if scale < 1 else 0
 
 
 def has_learned_positions(model: Model) -> bool:
