@@ -27,7 +27,17 @@ from notes_cli.library.checkpoints import Keep, keep_nothing, step_name
 from notes_cli.library.profiles import Carried, Composition, Measured
 from notes_cli.measure.battery import Case, Pair
 from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of
-from notes_cli.measure.verify import ANSWER, ONE_PREFILL, Composed, Mended, Question, cosine, decided, verify_system
+from notes_cli.measure.verify import (
+    ANSWER,
+    ONE_PREFILL,
+    Composed,
+    Mended,
+    Question,
+    cosine,
+    decided,
+    recomputed,
+    verify_system,
+)
 from notes_cli.measure.verify import Case as Measurement
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
@@ -210,7 +220,7 @@ def compose(
             tuple(
                 left.name
                 for left in segments
-                if _decision(workspace, _without(prompt, case, left), choices, progress) != case.reference
+                if recomputed(workspace, _without(prompt, case, left), choices, progress)[1].text != case.reference
             ),
             case.same_decision,
         )
@@ -243,12 +253,6 @@ def compose(
 def _without(prompt: Prompt, case: Measurement, left: Segment) -> Prompt:
     others = [segment for segment in prompt.segments if segment is not left]
     return replace(prompt, question=case.question, errata=(), segments=others)
-
-
-def _decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None) -> str:
-    with assemble(workspace, prompt, splice=False, room=ANSWER) as sequence:
-        sequence.flush(progress)
-        return decided(sequence, choices)[0]
 
 
 def judge(one: Mapping[str, Right], two: Mapping[str, Right]) -> Composition:

@@ -367,11 +367,7 @@ def _measure(
         count = spliced.count("spliced")
         answer = answered(spliced, choices)
 
-    with assemble(workspace, prompt, splice=False, room=ANSWER) as reference:
-        reference.flush(progress)
-        expected = reference.logits()
-        reference_answer = answered(reference, choices)
-
+    expected, reference_answer = recomputed(workspace, prompt, choices, progress)
     corrected = _corrected(workspace, prompt, choices, progress)
     return Case(
         question=prompt.question,
@@ -409,9 +405,16 @@ def _corrected(
     for target, value in values:
         by_skill[target.skill][target.field] = value
     segments = [corrected_segment(segment, by_skill[segment.name], workspace) for segment in prompt.segments]
-    with assemble(workspace, replace(prompt, segments=segments, fields={}), splice=False, room=ANSWER) as sequence:
+    return recomputed(workspace, replace(prompt, segments=segments, fields={}), choices, progress)[1]
+
+
+def recomputed(
+    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
+) -> tuple[NDArray[np.float32], Answered]:
+    """Decode a prompt in full; return the logits after it, and the decision."""
+    with assemble(workspace, prompt, splice=False, room=ANSWER) as sequence:
         sequence.flush(progress)
-        return answered(sequence, choices)
+        return sequence.logits(), answered(sequence, choices)
 
 
 def decided(sequence: KVSequence, choices: Sequence[str] | None) -> tuple[str, float | None]:
@@ -421,8 +424,6 @@ def decided(sequence: KVSequence, choices: Sequence[str] | None) -> tuple[str, f
 
 
 ALL = "all"
-
-Reference = tuple[NDArray[np.float32], str]  # logits after the prompt, and the decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,23 +521,15 @@ def verify_edits(
     chosen = [named.get(name) or [Method.parse(name, also=tuple(named))] for name in methods]
     wanted = dict.fromkeys(method for several in chosen for method in several)
     prompts = [replace(prompt, question=question) for question in questions]
-    references = [_recompute(workspace, asked, choices, progress) for asked in prompts]
+    references = [recomputed(workspace, replace(asked, method=RECOMPUTE), choices, progress) for asked in prompts]
     tried = [_try_method(workspace, prompts, references, method, choices, seam, progress) for method in wanted]
     return Edits(tuple(tried), str(auto), why, ALL in methods)
-
-
-def _recompute(
-    workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
-) -> Reference:
-    with assemble(workspace, replace(prompt, method=RECOMPUTE), splice=False, room=ANSWER) as sequence:
-        sequence.flush(progress)
-        return sequence.logits(), decided(sequence, choices)[0]
 
 
 def _try_method(
     workspace: Workspace,
     prompts: Sequence[Prompt],
-    references: Sequence[Reference],
+    references: Sequence[tuple[NDArray[np.float32], Answered]],
     method: Method,
     choices: Sequence[str] | None,
     seam: int,
@@ -554,5 +547,5 @@ def _try_method(
             decoded = sequence.decoded
             decision, _ = decided(sequence, choices)
         distances = cosine(logits, wanted), divergence(logits, wanted), same_top(logits, wanted)
-        cases.append(EditCase(prompt.question, *distances, decision, reference, decoded))
+        cases.append(EditCase(prompt.question, *distances, decision, reference.text, decoded))
     return Tried(str(method), tuple(cases))
