@@ -33,8 +33,8 @@ from notes_cli.measure.verify import (
     Composed,
     Mended,
     Question,
+    answered,
     cosine,
-    decided,
     recomputed,
     verify_system,
 )
@@ -243,7 +243,7 @@ def compose(
                 asked = replace(prompt, question=case.question, errata=())
                 with repair(workspace, asked, way, whole, seam=seam, room=ANSWER) as sequence:
                     sequence.flush(progress)
-                    same.append(decided(sequence, choices)[0] == case.reference)
+                    same.append(answered(sequence, choices).text == case.reference)
             tried.append(Mended(way, tuple(same)))
         except NotesError as error:  # a skill that is too short, or too many tokens at once
             tried.append(Mended(way, refused=str(error)))

@@ -21,9 +21,9 @@ from notes_cli.measure.verify import (
     ANSWER,
     Edits,
     Report,
+    answered,
     below_cosine,
     cosine,
-    decided,
     divergence,
     field_questions,
     other_decision,
@@ -151,7 +151,7 @@ def verify_session(
     for question in questions:
         sequence = session.follow(question, (), wording, ANSWER)
         logits, tokens = sequence.logits(), sequence.tokens[len(state.tokens) :]
-        restored.append(_Observation(logits, decided(sequence, choices)[0], tuple(map(int, tokens))))
+        restored.append(_Observation(logits, answered(sequence, choices).text, tuple(map(int, tokens))))
         if not workspace.model.recurrent:  # else the session restores it again
             sequence.truncate(len(state.tokens))
 
@@ -165,7 +165,7 @@ def verify_session(
         for observation in restored[1:]:
             with prefilled.share() as sequence:
                 sequence.append(observation.tokens)
-                reference.append(_Observation(sequence.logits(), decided(sequence, choices)[0]))
+                reference.append(_Observation(sequence.logits(), answered(sequence, choices).text))
     points = map(_compare_point, [None, *questions], restored, reference)
     edits = tuple(entry for entry in state.entries if entry.kind == "edit")
     return SessionReport(len(state.tokens), tuple(points), layers, edits, _causes(state))

@@ -417,12 +417,6 @@ def recomputed(
         return sequence.logits(), answered(sequence, choices)
 
 
-def decided(sequence: KVSequence, choices: Sequence[str] | None) -> tuple[str, float | None]:
-    """Return the decision at the end of a sequence, and its margin with choices."""
-    decision = answered(sequence, choices)
-    return decision.text, decision.margin
-
-
 ALL = "all"
 
 
@@ -545,7 +539,7 @@ def _try_method(
             sequence.flush(progress)
             logits = sequence.logits()
             decoded = sequence.decoded
-            decision, _ = decided(sequence, choices)
+            decision = answered(sequence, choices).text
         distances = cosine(logits, wanted), divergence(logits, wanted), same_top(logits, wanted)
         cases.append(EditCase(prompt.question, *distances, decision, reference.text, decoded))
     return Tried(str(method), tuple(cases))

@@ -12,7 +12,7 @@ import pytest
 from notes_cli.config import resource
 from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import Composition, Profile, Profiles
-from notes_cli.measure import calibrate, composition
+from notes_cli.measure import calibrate, composition, verify
 from notes_cli.measure.battery import PAIRS
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime.workspace import Workspace
@@ -167,8 +167,8 @@ def test_a_file_without_questions(
 
 def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows the skills that each question needs, repairs that were tried, and a command, with which verify passes."""
-    monkeypatch.setattr("notes_cli.measure.verify.answered", lambda *given: Answered(*_concluding(*given)))
-    monkeypatch.setattr(composition, "decided", _concluding)
+    for module in (verify, composition):
+        monkeypatch.setattr(module, "answered", lambda *given: Answered(*_concluding(*given)))
     outcome = notes("verify", "returns", "fees", "--question", "Who pays?", "--choices", "a,b")
     assert outcome.code == 1 and "Who pays?  returns + fees  DIFFERS" in outcome.out
     assert "questions that need several skills: 0 of 1 (0.00 to 0.9" in outcome.out

@@ -149,11 +149,11 @@ def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatc
     alone, both = (replace(one, choices=("yes", "no")) for one in pair.asked)
     reader = Reader([replace(pair, asked=(alone, both))])
 
-    def decided(sequence: KVSequence, choices: Sequence[str]) -> tuple[str, float]:
-        return reader.decide(sequence, choices).choice, 1.0
+    def answered(sequence: KVSequence, choices: Sequence[str]) -> Answered:
+        return Answered(reader.decide(sequence, choices).choice, 1.0)
 
-    monkeypatch.setattr(verify, "answered", lambda *given: Answered(*decided(*given)))
-    monkeypatch.setattr(composition, "decided", decided)
+    for module in (verify, composition):
+        monkeypatch.setattr(module, "answered", answered)
     workspace = make_workspace()
     segments = [compile_skill(workspace, one) for one in (pair.first, pair.second)]
     wanted = Examination(segments, [alone.question, both.question], choices=alone.choices)
