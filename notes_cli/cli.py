@@ -122,9 +122,9 @@ def _version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> No
 def _native_version() -> str:
     """Return the version of the native library; "" if it cannot be loaded, which `notes doctor` explains."""
     try:
-        from notes_cli.engine import system
+        from notes_cli.engine import devices
 
-        versions = system.versions()
+        versions = devices.versions()
     except (NotesError, OSError):
         return ""
     return f" (llama.cpp of llama-cpp-python {versions['built from']}, native interface {versions['interface']})"

@@ -15,8 +15,7 @@ import numpy as np
 from bench.faults.frame import ACCEPTED, Mutants, check, refused
 from bench.faults.mutate import SEGMENT, bytes_changed
 from bench.faults.parts import Parts, UnreadableError, apart, vouched
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment
 from notes_cli.errors import SegmentError
 from notes_cli.library.container import open_segment, peek, write_segment
 

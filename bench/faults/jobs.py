@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bench.faults.events import Events, read
 from bench.faults.frame import SCRATCH, check
 from bench.faults.stage import TEXT, Command, Contents, Outcome, Stage, contents
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.library.profiles import Measured, Profile, Profiles
 
 CHANGED = TEXT.replace("06-15", "06-25")

@@ -10,7 +10,7 @@ from bench.faults.frame import ACCEPTED, REFUSED, Mutants, check, refused
 from bench.faults.jobs import save_profile
 from bench.faults.mutate import bytes_changed, json_changed, text_changed
 from notes_cli.editing.methods import Method
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Profile, Profiles
 

@@ -15,10 +15,9 @@ import numpy as np
 from bench.faults.frame import ACCEPTED, ROOT, Failed, Kind, chance, check, refused
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
-from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import LayerRows, Segment
+from notes_cli.engine.segment import Identity, LayerRows, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, SegmentError
 from notes_cli.library.container import open_segment, open_stored, write_segment

@@ -24,7 +24,7 @@ from bench.real.tasks import Fact, Question
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.verify import cosine
 from training import policies
 
 Result = dict[str, Any]

@@ -13,7 +13,7 @@ from bench.real.tasks import SKILLS, Correction, Fact, Question, Tasks, contains
 from notes_cli.api import Model
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.segment import Segment
-from notes_cli.measure.compare import cosine, divergence
+from notes_cli.measure.verify import cosine, divergence
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace

@@ -23,7 +23,7 @@ from bench.real.tasks import FACTS
 from bench.reference import cases, ours, report
 from notes_cli.config import shipped_model
 from notes_cli.engine.model import Model
-from notes_cli.library import smollm2
+from notes_cli.library.model_stores import SMOLLM2
 
 FOLDER = ROOT / "build" / "reference"
 PAGE, BEGIN, END = ROOT / "docs" / "reference.md", "<!-- make reference: begin -->\n", "<!-- make reference: end -->"
@@ -45,7 +45,7 @@ def cloned(source: str) -> Path:
 
 def default_models() -> list[Path]:
     """SmolLM2, and the model that ships."""
-    real = smollm2.find_file(FOLDER)
+    real = SMOLLM2.find(FOLDER)
     if real is None:
         raise SystemExit("SmolLM2 is missing: make dev installs it, or name a model with --model")
     return [real, shipped_model()]

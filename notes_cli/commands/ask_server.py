@@ -19,7 +19,7 @@ import click
 from notes_cli import config, output
 from notes_cli.commands.options import AUTO, ModelChoice, choose_model
 from notes_cli.commands.request import AnswerPrinter, AskCommand, Options
-from notes_cli.engine.source import parts, stamp
+from notes_cli.engine.header import parts, stamp
 from notes_cli.errors import NotesError, reason
 from notes_cli.images import MAX_BYTES
 from notes_cli.library.segment_files import segment_files, skill_named

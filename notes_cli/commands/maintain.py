@@ -20,7 +20,7 @@ from notes_cli.output import counted
 from notes_cli.text.sizes import parse_age, parse_size
 
 if TYPE_CHECKING:
-    from notes_cli.engine.identity import Identity
+    from notes_cli.engine.segment import Identity
     from notes_cli.library.check import Finding, OnChecked
     from notes_cli.library.store import Library
     from notes_cli.library.tidy import LibraryFile

@@ -203,7 +203,7 @@ class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
     name = "servers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from notes_cli.engine import rpc
+        from notes_cli.engine import devices
         from notes_cli.errors import EngineError
 
         if isinstance(value, tuple):
@@ -211,7 +211,7 @@ class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
         servers = tuple(word.strip() for word in str(value).split(","))
         try:
             for server in servers:
-                rpc.address(server)
+                devices.address(server)
         except EngineError as error:
             self.fail(str(error), param, ctx)
         return servers
@@ -561,8 +561,8 @@ def _moved_model(path: Path) -> Path | None:
 def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
     """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
     llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
+    from notes_cli.engine.architectures import ADVICE, ollama_evidence
     from notes_cli.engine.header import read_header
-    from notes_cli.engine.ollama_form import ADVICE, ollama_evidence
     from notes_cli.errors import NotesError, with_advice
     from notes_cli.runtime.naming import model_file
 

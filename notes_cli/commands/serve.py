@@ -140,7 +140,7 @@ def _registered(scheduler: Scheduler, host: str, port: int, token: str, settings
     """Register this server for the same user's `notes ask` in the block, if possible."""
     from notes_cli import config
     from notes_cli.commands.ask_server import folders
-    from notes_cli.engine.source import stamp
+    from notes_cli.engine.header import stamp
     from notes_cli.serve.registry import Server, address, registered
 
     url, sources = address(host, port), scheduler.workspace.model.sources

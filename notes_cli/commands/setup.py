@@ -193,16 +193,16 @@ def doctor_command(model: str | None, rpc: tuple[str, ...], json_: bool) -> int:
 
 
 def _native(_model: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
-    from notes_cli.engine import system
+    from notes_cli.engine import devices
 
-    versions = system.versions()
+    versions = devices.versions()
     return {
-        "native library": str(system.library()),
+        "native library": str(devices.library()),
         "native interface": f"{versions['interface']}, llama.cpp of llama-cpp-python {versions['built from']}",
         "llama-cpp-python": versions["built from"],
         "patches": versions["patches"],
-        "devices": "; ".join(system.available(rpc)) or "none",
-        "features": system.features(),
+        "devices": "; ".join(devices.available(rpc)) or "none",
+        "features": devices.features(),
     }
 
 

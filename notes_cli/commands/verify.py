@@ -17,9 +17,8 @@ from notes_cli.explanations import difference_why, entry_why
 
 if TYPE_CHECKING:
     from notes_cli.errors import Notice
-    from notes_cli.measure.compare import Composed, Parting
     from notes_cli.measure.examination import SessionReport
-    from notes_cli.measure.verify import Case, Edits, Report
+    from notes_cli.measure.verify import Case, Composed, Edits, Parting, Report
     from notes_cli.runtime.check_rows import RowCheck
     from notes_cli.sessions.state import Entry
 
@@ -292,8 +291,8 @@ def _next_step(report: Report) -> str:
 
 def _print_composition(composed: Composed) -> None:
     """Print which skills each question needs, and which changes repair decisions that differ."""
-    from notes_cli.measure.compare import RECOMPUTE
     from notes_cli.measure.significance import format_count
+    from notes_cli.measure.verify import ONE_PREFILL
     from notes_cli.runtime.settings import repair
 
     output.result("")
@@ -311,7 +310,7 @@ def _print_composition(composed: Composed) -> None:
     for way in composed.tried:
         output.result(f"tried {way.name}: " + (way.refused or f"{sum(way.same)} of {len(way.same)} as the recompute"))
     if composed.repair:
-        outcome = "what repairs it" if composed.repair != RECOMPUTE else "none of these repairs it"
+        outcome = "what repairs it" if composed.repair != ONE_PREFILL else "none of these repairs it"
         output.result(f"{outcome}: {advice(repair(composed.repair, composed.names, these=True))}")
     output.result("")
 

@@ -10,28 +10,28 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import interrupts, limits, native, process
-from notes_cli.engine.arguments import (
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import (
     check_axes,
     check_layers,
     empty_rows,
     file_layers,
     int32_pointer,
     int_array,
+    llama,
     row_pointers,
 )
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.model import Model
-from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions, context_params
-from notes_cli.engine.segment import LayerRows, Stored, Tokens
+from notes_cli.engine.segment import Identity, LayerRows, Stored, Tokens
 from notes_cli.engine.seq_pool import Lease, Pool
 from notes_cli.errors import EngineError, Help, UnsupportedError
 
@@ -152,7 +152,9 @@ class Context:
     def can_move(self, base: int, position: int, count: int) -> str | None:
         """Return None if `count` K/V entries computed at position `base` can be placed at `position`, else the
         reason."""
-        return native.can_move(self.handle, base, position, count) or (self.unmovable if position != base else None)
+        return native.refusal("notes_can_move", self.handle, base, position, count) or (
+            self.unmovable if position != base else None
+        )
 
     @property
     def lossless_type(self) -> str:
@@ -191,25 +193,22 @@ class Context:
         file. Safe to call from any thread. Raises UnsupportedError where K/V cannot be read, also while an adapter is
         applied to the context."""
         with self.remaking:
-            return self._identity(weights)
-
-    def _identity(self, weights: str) -> Identity:
-        reason = self.supports("read")
-        if reason:
-            raise UnsupportedError(reason)
-        first = next((layer for layer in self.layers if layer.rope >= 0), self.layers[0])
-        return Identity(
-            model=self.model.name,
-            architecture=self.model.architecture,
-            quantization=self.model.quantization,
-            weights=weights,
-            rope=self._rotation,
-            rope_text=f"{_ROPE_NAMES.get(first.rope, first.rope)} base {first.freq_base:g} scale {first.freq_scale:g}"
-            if first.rope >= 0
-            else "none",
-            kv_type="/".join(self.options.compiled),
-            adapters="",  # a context with one cannot read its K/V
-        )
+            if reason := self.supports("read"):
+                raise UnsupportedError(reason)
+            rope = "none"
+            if first := next((layer for layer in self.layers if layer.rope >= 0), None):
+                kind = _ROPE_NAMES.get(first.rope, first.rope)
+                rope = f"{kind} base {first.freq_base:g} scale {first.freq_scale:g}"
+            return Identity(
+                model=self.model.name,
+                architecture=self.model.architecture,
+                quantization=self.model.quantization,
+                weights=weights,
+                rope=self._rotation,
+                rope_text=rope,
+                kv_type="/".join(self.options.compiled),
+                adapters="",  # a context with one cannot read its K/V
+            )
 
     # Sequences.
 
@@ -282,8 +281,6 @@ class Context:
         Leased sequences keep their K/V bit for bit and share the cells that they shared. `rotated_alike`: existing
         segments must still fit. Raises EngineError or UnsupportedError where that is not possible, with nothing
         changed."""
-        from notes_cli.engine.resize import restore_sequences, save_sequences  # rarely needed
-
         old = self.options
         sequences = max(n_sequences, old.n_sequences)
         unified = old.unified or (sequences > 1 and old.n_sequences == 1)
@@ -293,7 +290,7 @@ class Context:
         new = replace(old, n_ctx=size, n_sequences=sequences, unified=unified)
         self._pool.collect()
         with self.remaking, self._pool.deferring_releases():
-            saved_sequences = save_sequences(self, self._pool)
+            saved_sequences = _save_sequences(self, self._pool)
             same = bool(saved_sequences) or (rotated_alike and self.supports("read") is None)
             rotation = self._rotation if same else ""
             try:
@@ -303,10 +300,10 @@ class Context:
                         f"{self.model.name} rotates its keys differently in a context of {new.n_ctx:,} tokens than in "
                         f"one of {old.n_ctx:,}, so the rows of its sequences cannot be kept"
                     )
-                restore_sequences(self, saved_sequences)
+                _restore_sequences(self, saved_sequences)
             except BaseException:  # an interrupt must not lose them either
                 self._reopen(old)
-                restore_sequences(self, saved_sequences)
+                _restore_sequences(self, saved_sequences)
                 raise
 
     def _reopen(self, options: ContextOptions) -> None:
@@ -323,11 +320,6 @@ class Context:
         cells = np.zeros(count, np.int32)
         native.call("notes_cells", self.handle, number, int32_pointer(cells), count)
         return [int(cell) for cell in cells]
-
-    @property
-    def several_axes(self) -> bool:
-        """True if positions have rows and columns (M-RoPE)."""
-        return any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in self.layers)
 
     def copy(self, source: int, seq_id: int, first: int, last: int) -> None:
         """Share the entries [first, last) of another sequence in the same cells; -1: to the end. With recurrent state
@@ -583,3 +575,94 @@ class Context:
         if not 0 <= seq_id < self._sequences:
             raise EngineError(f"sequence {seq_id} does not exist; the context has {self._sequences}")
         return seq_id
+
+
+# The K/V of all sequences, while a context is recreated with more capacity.
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedEntries:
+    """Entries of a sequence from position `first` on, one per token: their K/V, or the id of the sequence that they are
+    shared with. Images are stored for each sequence."""
+
+    seq_id: int
+    first: int
+    tokens: Tokens
+    rows: tuple[LayerRows, ...] | int
+    axes: NDArray[np.int32] | None = None  # positions of all rows, where images share them
+
+
+def _save_sequences(context: Context, pool: Pool) -> list[_SavedEntries]:
+    """Read the K/V of every sequence; entries that several share are read once."""
+    result: list[_SavedEntries] = []
+    shared: dict[object, int] = {}  # cell, or tuple of all cells -> id of a sequence
+    for seq_id in range(pool.size):
+        if context.length(seq_id):
+            try:
+                result += _save_sequence(context, seq_id, pool.tokens(seq_id), shared)
+            except EngineError as error:
+                message = f"the context cannot be made larger while sequence {seq_id} has rows: {error.what}"
+                raise UnsupportedError(message) from error
+    needed = sum(len(entry.tokens) for entry in result if not isinstance(entry.rows, int))
+    # With recurrent state, sequences that shared a prefix each need their own cells.
+    if context.unified and context.used and needed > context.cells:
+        raise UnsupportedError(
+            f"the context cannot be made larger: its sequences share rows, without which they need {needed} cells, "
+            f"and it has {context.cells}"
+        )
+    return result
+
+
+def _save_sequence(
+    context: Context, seq_id: int, tokens: Sequence[int], shared: dict[object, int]
+) -> list[_SavedEntries]:
+    """Read the K/V of a sequence in runs, with references for those that an earlier one shares. Raises EngineError if
+    that is not possible."""
+    if reason := context.supports("read") or context.supports("restore"):
+        raise UnsupportedError(reason)
+    count, cells = context.length(seq_id), context.cells_of(seq_id)
+    dtype, ids = context.lossless_type, np.array(tokens[: max(count, len(cells))], np.int32)
+    if len(ids) < max(count, len(cells)):
+        raise EngineError("it has rows of unknown tokens")
+    result = []
+    try:
+        if len(cells) > count:
+            raise EngineError("some rows share positions")
+        for first, last, owner in _runs(context, seq_id, cells, count, shared):
+            rows = context.read(seq_id, first, last - first, base=first, dtype=dtype) if owner is None else owner
+            result.append(_SavedEntries(seq_id, first, ids[first:last], rows))
+    except EngineError:
+        # images under M-RoPE; one of a single row has as many positions as rows
+        if not any(_ROPE_NAMES.get(layer.rope, "").endswith("mrope") for layer in context.layers) or len(cells) < count:
+            raise
+        return [_SavedEntries(seq_id, 0, ids, *context.read_axes(seq_id, 0, len(cells), base=0, dtype=dtype))]
+    return result
+
+
+def _runs(
+    context: Context, seq_id: int, cells: list[int], count: int, shared: dict[object, int]
+) -> Iterator[tuple[int, int, int | None]]:
+    """Yield runs (first, last, id of an earlier sequence with the same cells or None), and add the cells to
+    `shared`."""
+    if len(cells) != count or context.model.recurrent:  # a state belongs to all of them: shared as a whole
+        whole = tuple(cells)
+        yield 0, count, shared.get(whole) if cells else None
+        shared.setdefault(whole, seq_id)
+        return
+    first = 0
+    for owner, run in groupby(cells, shared.get):
+        last = first + len(list(run))
+        yield first, last, owner
+        first = last
+    for cell in cells:
+        shared.setdefault(cell, seq_id)
+
+
+def _restore_sequences(context: Context, saved_entries: Iterable[_SavedEntries]) -> None:
+    """Write saved entries into the same sequences, which are empty."""
+    for entry in saved_entries:
+        if isinstance(entry.rows, int):
+            last = -1 if context.model.recurrent else entry.first + len(entry.tokens)
+            context.copy(entry.rows, entry.seq_id, entry.first, last)
+        else:
+            context.splice(entry.seq_id, entry.first, entry.tokens, entry.rows, entry.first, axes=entry.axes)

@@ -1,14 +1,25 @@
-"""Lists the compute devices for model layers: local ones and remote ones of llama.cpp's RPC backend."""
+"""Describes the native library and its compute devices: versions, local devices and those of llama.cpp's RPC servers.
+
+llama.cpp aborts where no RPC server answers, and waits forever for one that is busy with another client: servers are
+checked before it connects.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from notes_cli.engine import native, rpc
+from notes_cli.engine import native
 from notes_cli.errors import EngineError
+
+if TYPE_CHECKING:
+    import socket
 
 MAX_DEVICES = 16  # devices that llama.cpp accepts (GGML_RPC_MAX_SERVERS)
 _GPUS = 1, 2  # device kinds: discrete and integrated
@@ -69,7 +80,7 @@ def remote_devices(addresses: Sequence[str]) -> list[Device]:
         raise EngineError("the native library has been built without llama.cpp's RPC backend (GGML_RPC)")
     servers: dict[tuple[str, int], str] = {}  # a server with two names counts once: it accepts one client at a time
     for address in dict.fromkeys(addresses):
-        servers.setdefault(rpc.check(address), address)
+        servers.setdefault(check_server(address), address)
     devices = []
     for address in servers.values():
         added = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(address.encode())
@@ -101,3 +112,93 @@ def _device(base: Any, handle: int) -> Device:
     name, description = base.ggml_backend_dev_name(handle), base.ggml_backend_dev_description(handle)
     kind = base.ggml_backend_dev_type(handle)
     return Device(name.decode(), description.decode(), free.value, total.value, kind, handle)
+
+
+# RPC servers.
+
+PATIENCE = 10.0  # seconds that a server has to answer
+PROTOCOL = 7, 0  # of ggml-rpc.h: the major version must be equal, the minor at most this
+_ADDRESS = re.compile(r"([^\s:,/\[\]]+):([0-9]{1,5})")
+# Close with a reset: a server that gets to us after we have left would be ended by SIGPIPE.
+_RESET = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+_HELLO, _CAPABILITIES = 14, 24  # a command, and the size of its capabilities, all zero: TCP only
+
+
+def address(server: str) -> tuple[str, int]:
+    """Parse "host:port". Raises EngineError for anything else."""
+    match = _ADDRESS.fullmatch(server)
+    if not match or not 0 < int(match[2]) < 1 << 16:
+        raise EngineError(f"{server!r} is no address of an RPC server: a host, or its IPv4 number, a colon and a port")
+    return match[1], int(match[2])
+
+
+def check_server(server: str) -> tuple[str, int]:
+    """Return the IPv4 address and port of a server. Raises EngineError unless it completes llama.cpp's handshake."""
+    import socket  # takes 3 ms
+
+    host, port = address(server)
+    try:
+        # llama.cpp supports IPv4 only
+        target = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+        with socket.create_connection((str(target[0]), port), PATIENCE) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            connection.sendall(struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES))
+            answer = _receive(connection, 8 + 4 + _CAPABILITIES)
+    except TimeoutError as error:
+        raise EngineError(
+            f"the RPC server {server} does not answer within {PATIENCE:g} seconds. It serves one client at a time: "
+            "perhaps it has another one"
+        ) from error
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise EngineError(f"the RPC server {server} cannot be reached ({why})") from error
+    size, *version = struct.unpack("<Q3B", answer[:11].ljust(11, b"\0"))
+    if len(answer) < 12 or size != 4 + _CAPABILITIES:
+        raise EngineError(f"what answers at {server} is no RPC server of llama.cpp, or one of a much older version")
+    if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
+        theirs, ours = (".".join(map(str, numbers)) for numbers in (version, (*PROTOCOL, 0)))
+        raise EngineError(
+            f"the RPC server {server} speaks version {theirs} of the protocol, notes {ours}: build the server from the "
+            "llama.cpp that notes is built from"
+        )
+    return str(target[0]), port
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """Receive so many bytes, or fewer at the end of the stream."""
+    data = b""
+    while len(data) < size and (part := connection.recv(size - len(data))):
+        data += part
+    return data
+
+
+# The native library.
+
+
+def library() -> Path:
+    return native.LIBRARY_PATH
+
+
+def versions() -> dict[str, str]:
+    """Of the interface of the native library, and of the llama-cpp-python that it and its binding are taken from; and
+    the groups of patches (native/patches) that it has."""
+    return {
+        "interface": str(native.ABI_VERSION),
+        "built from": native.UPSTREAM,
+        "patches": ", ".join(native.PATCHES),
+    }
+
+
+def build() -> str:
+    """Return a string that changes with the native library, to invalidate measurements."""
+    return f"{native.UPSTREAM} {native.LIBRARY_PATH.stat().st_mtime_ns}"
+
+
+def features() -> str:
+    """Return the CPU and backend features that llama.cpp lists."""
+    return str(native.llama.llama_print_system_info().decode().strip(" |"))
+
+
+def available(servers: Sequence[str] = ()) -> list[str]:
+    """Return the devices of the backends and of these RPC servers, as "name: description (free of total MiB)"."""
+    return [str(device) for device in (*remote_devices(servers), *local_devices())]

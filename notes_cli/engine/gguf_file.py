@@ -27,7 +27,8 @@ class ShortError(FormatError):
 
 
 class Value(NamedTuple):
-    """The value of a key; of an array its number of elements. `offset`: where the bytes of a string begin."""
+    """The value of a key; of an array its number of elements. `offset`: 8 bytes after it begins, where the bytes of a
+    string do."""
 
     kind: int
     value: int | float | bool | str

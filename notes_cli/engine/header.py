@@ -1,61 +1,40 @@
-"""The head of a GGUF model, of all its files: metadata, the shapes of its tensors, and its size. No llama.cpp.
+"""Opens the files of a GGUF model, and reads their heads: metadata, the shapes of tensors, and sizes. No llama.cpp.
 
-Of arrays only the length is kept.
+The files are opened once, so that the loaded and the hashed bytes are the same: a path may refer to another file later
+(an update, a changed link), a descriptor does not. Writes to an open file show in its timestamps.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from notes_cli.engine.gguf_file import MAGIC, Cursor, FormatError, read_counts, read_tensors, read_values
-from notes_cli.engine.source import parts
-from notes_cli.errors import ModelError, reason
+from notes_cli.engine.gguf_file import (
+    ARRAY,
+    MAGIC,
+    SCALARS,
+    Cursor,
+    FormatError,
+    read_counts,
+    read_tensors,
+    read_values,
+)
+from notes_cli.errors import Help, ModelError, reason
 
-# llama_ftype -> the name people know (llama.h, enum llama_ftype)
-FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4",
-    39: "NVFP4",
-    40: "Q1_0",
-    41: "Q2_0",
-}
+# The names that people know, by llama_ftype (llama.h, enum llama_ftype); "-": a number that is not used any more.
+_FILE_TYPES = (
+    "F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS IQ2_XS "
+    "Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16 - - - TQ1_0 TQ2_0 MXFP4 NVFP4 Q1_0 "
+    "Q2_0"
+)
+FILE_TYPES = {number: name for number, name in enumerate(_FILE_TYPES.split()) if name != "-"}
 
 # elements of a block -> ggml_type -> bytes of a block (ggml.h)
 _BLOCKS = {
@@ -136,7 +115,8 @@ def read_header(path: Path) -> Header:
     paths = parts(path)
     for part in paths:
         try:
-            header = _read_file(part)
+            with _opened(part) as (cursor, size):
+                header = _read(cursor, size)
         except FormatError as error:
             raise ModelError(f"{part}: {error}") from error
         except OSError as error:
@@ -156,7 +136,23 @@ def read_header(path: Path) -> Header:
     return whole
 
 
-def _read_file(path: Path) -> Header:
+def read_integers(path: Path, key: str) -> list[int]:
+    """Read an array of integers from the metadata of a model; [] if there is none of this name."""
+    try:
+        with _opened(path) as (cursor, _):
+            entry = read_values(cursor, read_counts(cursor, MAX_ENTRIES)[2]).get(key)
+            if entry is None or entry.kind != ARRAY:
+                return []
+            cursor.at = entry.offset - 8
+            kind, count = cursor.numbers("IQ")
+            return [int(number) for number in cursor.numbers(f"{count}{SCALARS[kind]}")] if kind in SCALARS else []
+    except (FormatError, OSError):
+        return []
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Cursor, int]]:
+    """Open a file to read its head; also yields its size."""
     # A pipe that is opened would wait for somebody to write into it.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb", buffering=0) as file:
@@ -165,7 +161,7 @@ def _read_file(path: Path) -> Header:
             raise FormatError("it is not a regular file")
         if status.st_size < len(MAGIC):
             raise FormatError("it is not a GGUF file")
-        return _read(Cursor(b"", _reading(file, status.st_size), errors="replace"), status.st_size)
+        yield Cursor(b"", _reading(file, status.st_size), errors="replace"), status.st_size
 
 
 def _reading(file: BinaryIO, size: int) -> Callable[[int], bytes]:
@@ -202,3 +198,86 @@ def _read(cursor: Cursor, size: int) -> Header:
     start = -(-cursor.at // alignment) * alignment
     whole = max(size, start + end) if n_tensors else size
     return Header(values, {name: tensor.dims for name, tensor in tensors.items()}, whole, whole - size)
+
+
+_SPLIT = re.compile(r"(?P<stem>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
+
+
+class Source:
+    """One open file of a model."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError if it cannot be read."""
+        self.path = path
+        self.file: BinaryIO = path.open("rb", buffering=0)
+        self._stamp = stamp(self.file)
+
+    @property
+    def changed(self) -> bool:
+        """True if the content may have changed since it was opened, or since `accept_content`."""
+        return stamp(self.file) != self._stamp
+
+    def accept_content(self) -> None:
+        """Accept the present content as unchanged."""
+        self._stamp = stamp(self.file)
+
+    @property
+    def loadable(self) -> str:
+        """A path by which C opens this very file, even if `path` refers to another one now."""
+        name = f"/proc/self/fd/{self.file.fileno()}"
+        return name if os.path.exists(name) else str(self.path)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def stamp(file: BinaryIO) -> tuple[int, ...]:
+    """Return the attributes of an open file that change with its content. The modification time alone can be set to
+    anything."""
+    stat = os.fstat(file.fileno())
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def open_sources(path: Path) -> list[Source]:
+    """Open all files of the model: a split one (name-00001-of-00003.gguf) has several. Raises ModelError for common
+    mistakes with a shorter message than llama.cpp's."""
+    if path.is_dir():
+        raise ModelError(f"{path}: is a folder", "Name the GGUF file in it")
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: is not a regular file", "Name a GGUF file")
+    opened: list[Source] = []
+    try:
+        for part in parts(path):
+            opened.append(Source(part))
+        magic = opened[0].file.read(4)
+        if magic != b"GGUF":
+            raise ModelError(f"{path}: not a GGUF file (it starts with {magic!r})", "Name a model in GGUF format")
+    except BaseException as error:
+        for source in opened:
+            source.close()
+        if isinstance(error, FileNotFoundError):
+            if opened:
+                raise ModelError(f"{path}: its part {part.name} is missing", "Put all parts into one folder") from error
+            raise ModelError(f"{path}: no such model", Help.NAME_MODEL()) from error
+        if isinstance(error, OSError):
+            raise ModelError(f"{part}: cannot be read ({error.strerror})") from error
+        raise
+    return opened
+
+
+def parts(path: Path) -> list[Path]:
+    """Return all files of the model with this first file, by name. A single file with such a name is the whole
+    model."""
+    if not path.name:  # "." and "/" have no name
+        return [path]
+    first, *rest = (path.with_name(name) for name in part_names(path.name))
+    return [first, *rest] if any(part.exists() for part in rest) else [path]
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all parts of a split model from its first; otherwise the name itself."""
+    match = _SPLIT.fullmatch(name)
+    if match is None:
+        return [name]
+    count = match["count"]
+    return [f"{match['stem']}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1)]

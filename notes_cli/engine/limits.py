@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+from notes_cli.engine.header import read_integers
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
@@ -47,33 +46,24 @@ def trained_length(model: Model, options: ContextOptions) -> int | None:
         return None
     if int(llama.llama_model_rope_type(model.handle)) < 0:
         return length
-    file_scaling = _Scaling.of(model)
-    kind = options.rope_scaling or file_scaling.kind
-    scale = 1.0 if kind == "none" else options.rope_freq_scale or file_scaling.scale
-    before = file_scaling.before or length * file_scaling.scale
+    file_kind, file_scale, file_before = _file_scaling(model)
+    kind = options.rope_scaling or file_kind
+    scale = 1.0 if kind == "none" else options.rope_freq_scale or file_scale
+    before = file_before or length * file_scale
     if kind == "yarn" and options.yarn_orig_ctx:
         before = min(before, options.yarn_orig_ctx)
     after = int(before / scale + 0.5)
-    if (kind, scale) == (file_scaling.kind, file_scaling.scale) and not options.yarn_orig_ctx:
+    if (kind, scale) == (file_kind, file_scale) and not options.yarn_orig_ctx:
         return max(length, after) if scale < 1 else length
     return after
 
 
-@dataclass(frozen=True, slots=True)
-class _Scaling:
-    """RoPE scaling in the model's file."""
-
-    kind: str
-    scale: float  # factor of positions
-    before: int  # length before scaling, 0 if not given
-
-    @classmethod
-    def of(cls, model: Model) -> _Scaling:
-        factor = _number(model, "rope.scaling.factor") or _number(model, "rope.scale_linear")
-        kind = model.metadata(f"{model.architecture}.rope.scaling.type") or "linear"
-        scale = 1 / factor if factor and kind != "none" else 1.0
-        before = int(_number(model, "rope.scaling.original_context_length")) if scale < 1 else 0
-        return cls(kind, scale, before)
+def _file_scaling(model: Model) -> tuple[str, float, int]:
+    """Return the RoPE scaling in the model's file: kind, factor of positions, and length before it, 0 if not given."""
+    factor = _number(model, "rope.scaling.factor") or _number(model, "rope.scale_linear")
+    kind = model.metadata(f"{model.architecture}.rope.scaling.type") or "linear"
+    scale = 1 / factor if factor and kind != "none" else 1.0
+    return kind, scale, int(_number(model, "rope.scaling.original_context_length")) if scale < 1 else 0
 
 
 def has_learned_positions(model: Model) -> bool:
@@ -249,41 +239,7 @@ def _integers(model: Model, key: str) -> list[int]:
     number = model.metadata(f"{model.architecture}.{key}")
     if number is not None:
         return [int(float(number))] if number.replace(".", "", 1).isdigit() else []
-    with model.path.open("rb") as file:  # llama.cpp does not return arrays
-        return _list(file, f"{model.architecture}.{key}")
-
-
-_SIZES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-
-
-def _list(file: BinaryIO, key_wanted: str) -> list[int]:
-    """Return an array of integers from a GGUF's metadata, [] if it is missing. llama.cpp has parsed the file before."""
-
-    def number(kind: str) -> int:
-        return int(struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0])
-
-    def skip(kind: int, count: int) -> None:
-        if kind == _STRING:
-            for _ in range(count):
-                file.seek(number("Q"), os.SEEK_CUR)
-        else:
-            file.seek(count * struct.calcsize(f"<{_SIZES[kind]}"), os.SEEK_CUR)
-
-    try:
-        file.seek(16)  # magic, version, number of tensors
-        for _ in range(number("Q")):
-            key, kind = file.read(number("Q")), number("I")
-            if kind != _ARRAY:
-                skip(kind, 1)
-                continue
-            element, count = number("I"), number("Q")
-            if key == key_wanted.encode():
-                return [number(_SIZES[element]) for _ in range(count)]
-            skip(element, count)
-    except (struct.error, KeyError, OverflowError):
-        pass  # e.g. a big-endian file: estimate without it
-    return []
+    return read_integers(model.path, f"{model.architecture}.{key}")  # llama.cpp does not return arrays
 
 
 def _padded(tokens: int) -> int:

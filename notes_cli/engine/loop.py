@@ -13,8 +13,7 @@ from typing import Generic, NamedTuple, NoReturn, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.decoding import decode
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, decode
 from notes_cli.errors import EngineError, NotesError
 
 AHEAD = 16  # lookaheads in flight at a time

@@ -16,10 +16,9 @@ from weakref import WeakSet
 import numpy as np
 
 from notes_cli.engine import devices, native, process
-from notes_cli.engine.header import FILE_TYPES
+from notes_cli.engine.header import FILE_TYPES, open_sources
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import Tokens
-from notes_cli.engine.source import open_sources
 from notes_cli.errors import ModelError
 
 # general.name where it is the folder of a training run -> the published name.

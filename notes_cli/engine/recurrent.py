@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from notes_cli.engine import native
-from notes_cli.engine.arguments import check_layers, int32_pointer, int_array, row_pointers
 from notes_cli.engine.context import Context
+from notes_cli.engine.native import check_layers, int32_pointer, int_array, row_pointers
 from notes_cli.engine.segment import LayerRows, Tokens, Transition
 from notes_cli.errors import EngineError, UnsupportedError
 

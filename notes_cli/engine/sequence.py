@@ -1,4 +1,4 @@
-"""Holds one sequence of a context: its pieces, tokens and positions, and the operations that change its K/V.
+"""Holds one sequence of a context: its pieces and tokens, the operations that change its K/V, and its decoding.
 
 Pieces are decoded text, spliced segments, errata and answers. Decoding is deferred until a splice or logits need it, so
 that neighbouring pieces share a batch. Which tokens share a batch changes the last bits of their K/V, so it depends on
@@ -8,28 +8,26 @@ the tokens and splices alone (`divide`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.context import Context
-from notes_cli.engine.decoding import decode
+from notes_cli.engine.context import Context, Output
 from notes_cli.engine.image_positions import Image, check_no_images, images_of, length, position, removed_images, row
 from notes_cli.engine.patches import Patch, align, apply_patches, is_ascending, new_positions, position_map
 from notes_cli.engine.pieces import How, Piece, Reason
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
 from notes_cli.engine.seq_pool import Lease
-from notes_cli.engine.token_generator import TokenGenerator
 from notes_cli.errors import ContextLengthError, EngineError, Help, Progress, UnsupportedError
 
 if TYPE_CHECKING:
     from notes_cli.engine.vision import ImageEmbeddings
 
-
+Logits = NDArray[np.float32]
 Stopped = Literal["end", "length", "context"]  # why generation ended: an end token, max_tokens, or a full context
 
 
@@ -61,7 +59,7 @@ class KVSequence:
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self._divided = 0  # tokens before this one go into no batch with it and those after it
-        self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
+        self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
         # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
         # context is made larger while an answer is written (serve/kv_budget.py). None: those of the context.
         self.token_limit: int | None = None
@@ -199,16 +197,27 @@ class KVSequence:
             except BaseException:  # an interrupt is raised after the call, with the entries in place
                 self.context.truncate(self.seq_id, position)
                 raise
-        self.seconds["splice"] += time.perf_counter() - started
         moved = position - segment.base - seam
-        placed = Piece("splice", segment.name, at, rest, "spliced", Reason.MOVED if moved else Reason.UNMOVED)
-        if moved and not rotate:
-            placed = replace(placed, reason=Reason.NOT_ROTATED, detail=f"{moved:+d}")
-        else:
-            placed = replace(placed, moved=moved)
-        self.pieces.append(replace(placed, blocks=len(segment.blocks), **_storage(segment)))
+        self._add_spliced(
+            segment, segment.tokens[seam:], started, Reason.MOVED if moved else Reason.UNMOVED, moved, rotate
+        )
+        self.pieces[-1] = replace(self.pieces[-1], blocks=len(segment.blocks))
         self._images += images_of(segment.media, at - seam, segment.axes)
-        self._tokens += [int(token) for token in segment.tokens[seam:]]
+
+    def _add_spliced(
+        self, segment: Segment, tokens: Tokens, started: float, reason: Reason, moved: int = 0, rotate: bool = True
+    ) -> None:
+        """Record that the K/V of these tokens of a segment was placed at the end, `moved` positions from where it was
+        compiled."""
+        self.seconds["splice"] += time.perf_counter() - started
+        detail = ""
+        if moved and not rotate:
+            reason, detail, moved = Reason.NOT_ROTATED, f"{moved:+d}", 0
+        piece = Piece("splice", segment.name, len(self), len(tokens), "spliced", reason, detail, moved)
+        if any(quantized(segment.kv)):
+            piece = replace(piece, kept=segment.kv, nbytes=segment.nbytes)
+        self.pieces.append(piece)
+        self._tokens += [int(token) for token in tokens]
         self._done = len(self)
         self._logits = None
 
@@ -262,7 +271,7 @@ class KVSequence:
         assert segment.carry is not None
         seam, last = segment.carry.seam, len(segment) - segment.carry.tail
         self.flush()
-        at, position, base = len(self), self.position(len(self)), segment.base + seam
+        position, base = self.position(len(self)), segment.base + seam
         started = time.perf_counter()
         if not self.dry:
             cut = slice(base - segment.first, segment.base + last - segment.first)
@@ -270,17 +279,7 @@ class KVSequence:
             transitions = segment.carry.load()
             where = self.seq_id, position, segment.tokens[seam:last]
             recurrent.carry(self.context, *where, rows, transitions, base if rotate else position)
-        self.seconds["splice"] += time.perf_counter() - started
-        piece = Piece("splice", segment.name, at, last - seam, "spliced", Reason.CARRIED, **_storage(segment))
-        moved = position - base
-        if moved and not rotate:
-            piece = replace(piece, reason=Reason.NOT_ROTATED, detail=f"{moved:+d}")
-        else:
-            piece = replace(piece, moved=moved)
-        self.pieces.append(piece)
-        self._tokens += [int(token) for token in segment.tokens[seam:last]]
-        self._done = len(self)
-        self._logits = None
+        self._add_spliced(segment, segment.tokens[seam:last], started, Reason.CARRIED, position - base, rotate)
         self.append(segment.tokens[last:], "splice", segment.name, "seam", Reason.OTHER_CONTEXT)
 
     def restore(self, segment: Segment) -> None:
@@ -300,15 +299,10 @@ class KVSequence:
             except BaseException:  # as in splice
                 self.context.truncate(self.seq_id, 0)
                 raise
-        self.seconds["splice"] += time.perf_counter() - started
         changes = {"how": "spliced", "reason": Reason.RESTORED_CONTEXT, "detail": segment.name}
         self.pieces = [replace(piece, **changes) for piece in self.pieces]  # type: ignore[arg-type]
-        restored = Piece("splice", segment.name, len(self), len(segment), "spliced", Reason.RESTORED)
-        self.pieces.append(replace(restored, **_storage(segment)))
         self._images += images_of(segment.media, len(self), segment.axes)
-        self._tokens += [int(token) for token in segment.tokens]
-        self._done = len(self)
-        self._logits = None
+        self._add_spliced(segment, segment.tokens, started, Reason.RESTORED)
 
     # Decoding. A loop takes the pending tokens, decodes them, possibly with those of others, and calls `advance`.
 
@@ -334,7 +328,7 @@ class KVSequence:
             if progress:
                 progress(total - max(0, self._divided - self._done), total)
 
-    def advance(self, count: int, logits: NDArray[np.float32] | EngineError | None = None) -> None:
+    def advance(self, count: int, logits: Logits | EngineError | None = None) -> None:
         """Record that the first `count` pending tokens are decoded; `logits`: after the last token of all, or an
         error."""
         self._done += count
@@ -342,12 +336,9 @@ class KVSequence:
 
     def resync(self) -> None:
         """Resynchronise after a failed or interrupted decode: decoded tokens count, the rest stays pending."""
-        self._done = min(len(self), self._row(self.context.length(self.seq_id)))
+        length = self.context.length(self.seq_id)
+        self._done = min(len(self), row(self._images, length) if self._images else length)
         self._logits = None
-
-    def _row(self, position: int) -> int:
-        """Return the row at a position."""
-        return row(self._images, position) if self._images else position
 
     def preempt(self, length: int) -> None:
         """Preempt: drop the K/V from position `length` on to free its cells; the tokens are pending again. Raises
@@ -363,7 +354,7 @@ class KVSequence:
         if not self.intact:
             raise EngineError("the sequence of this sequence was closed, or changed by other code: assemble it again")
 
-    def try_logits(self) -> NDArray[np.float32] | None:
+    def try_logits(self) -> Logits | None:
         """Return the logits after the last token, or None if decoding the pending tokens will give them. Raises
         EngineError where the last token was spliced, or its logits are NaN."""
         if isinstance(self._logits, EngineError):
@@ -372,14 +363,11 @@ class KVSequence:
             image = bool(self._images) and self._images[-1].last == len(self)
             if self.dry or not self.pieces or self.pieces[-1].how == "spliced" or image:
                 raise EngineError("a spliced row has no logits: append a token after it")
-            self._step_back()  # decoded, but without logits: after truncate, rewrite or an interrupt
+            # decoded, but without logits, after truncate, rewrite or an interrupt: the last token is pending again
+            self.check_intact()
+            self.context.truncate(self.seq_id, self.position(len(self) - 1))
+            self._done = len(self) - 1
         return None if self.pending else self._logits
-
-    def _step_back(self) -> None:
-        """Make the last token pending again."""
-        self.check_intact()
-        self.context.truncate(self.seq_id, self.position(len(self) - 1))
-        self._done = len(self) - 1
 
     def flush(self, progress: Progress | None = None, first: Sequence[int] = ()) -> None:
         """Decode all pending tokens. After a failure or an interrupt, decoded tokens stay and the rest is pending.
@@ -426,7 +414,10 @@ class KVSequence:
         try:
             if moves and not self.dry:
                 # Rewriting fills gaps between entries, so at position 0 the old entry stays until then.
-                self._move_tails(max(patches[0].first, 1 if 0 in new else 0), tails)
+                self.context.truncate(self.seq_id, self.position(max(patches[0].first, 1 if 0 in new else 0)))
+                for tail in tails:
+                    moved = np.array(self._tokens[tail.start : tail.end], np.int32)
+                    self.context.splice(self.seq_id, tail.to, moved, tail.rows, tail.at, axes=tail.axes)
             self._done = len(tokens) if self.dry else row(images, self.context.length(self.seq_id))
             ready = sorted(row_index for row_index in recomputed if row_index < self._done)
             if ready and not self.dry:  # the rest is at the end and stays pending
@@ -442,15 +433,13 @@ class KVSequence:
         self._tokens[:] = tokens
         self._images = images
         self._logits = None
-        shifted_pieces = (self._shift_piece(piece, shift, recomputed) for piece in self.pieces)
-        self.pieces = [piece for piece in shifted_pieces if piece.tokens]
+        pieces, self.pieces = self.pieces, []
+        for piece in pieces:
+            start, end = shift(piece.position), shift(piece.position + piece.tokens)
+            if start < end:
+                count = sum(start <= row_index < end for row_index in recomputed)
+                self.pieces.append(replace(piece, position=start).resized(end - start, piece.rewritten + count))
         return len(recomputed)
-
-    @staticmethod
-    def _shift_piece(piece: Piece, shift: Callable[[int], int], recomputed: Iterable[int]) -> Piece:
-        start, end = shift(piece.position), shift(piece.position + piece.tokens)
-        count = sum(start <= row_index < end for row_index in recomputed)
-        return replace(piece, position=start).resized(end - start, piece.rewritten + count)
 
     def _tails(self, patches: Sequence[Patch], images: Sequence[Image]) -> list[_Tail]:
         """Return the moved ranges after the patches. Raises UnsupportedError if one cannot be moved."""
@@ -459,18 +448,10 @@ class KVSequence:
         for part in parts:
             start, end = part.before
             at, to = self.position(start), position(images, part.after[0])
-            reason = self.context.can_move(at, to, self.position(end) - at)
-            if reason:
+            if reason := self.context.can_move(at, to, self.position(end) - at):
                 raise UnsupportedError(f"what follows the change cannot be moved: {reason}")
             moves.append((start, end, at, to))
         return [] if self.dry else [_Tail(*move, *self.read(*move[:2], self.context.lossless_type)) for move in moves]
-
-    def _move_tails(self, keep: int, tails: Sequence[_Tail]) -> None:
-        """Keep the first rows, splice the tails at their new positions, and leave the gaps vacant."""
-        self.context.truncate(self.seq_id, self.position(keep))
-        for tail in tails:
-            tokens = np.array(self._tokens[tail.start : tail.end], np.int32)
-            self.context.splice(self.seq_id, tail.to, tokens, tail.rows, tail.at, axes=tail.axes)
 
     def read(self, start: int, end: int, dtype: str) -> tuple[tuple[LayerRows, ...], NDArray[np.int32] | None]:
         """Read the K/V of rows [start, end) without rotating it, and positions on three axes if images share them."""
@@ -494,7 +475,7 @@ class KVSequence:
         self.pieces = self._cut_pieces(length)
         self._logits = None
 
-    def logits(self) -> NDArray[np.float32]:
+    def logits(self) -> Logits:
         """Return the logits after the last token, [n_vocab]. Raises EngineError if that was spliced."""
         result = self.try_logits()
         while result is None:
@@ -503,7 +484,7 @@ class KVSequence:
         self.check_intact()
         return result
 
-    def lookahead(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def lookahead(self, tokens: Sequence[int]) -> Logits:
         """Return the logits after each of these tokens as a continuation, [len(tokens), n_vocab], leaving the sequence
         unchanged."""
         self.flush()
@@ -568,10 +549,107 @@ class KVSequence:
         )
 
 
-def _storage(segment: Segment) -> dict[str, Any]:
-    """Return the fields of a Piece for a quantized segment."""
-    return {"kept": segment.kv, "nbytes": segment.nbytes} if any(quantized(segment.kv)) else {}
-
-
 def _next_size(tokens: int) -> int:
     return -(-(tokens + 256) // 1024) * 1024
+
+
+def decode(
+    sequences: Sequence[KVSequence], limit: int | None = None, every: Collection[int] = ()
+) -> dict[int, list[Logits] | EngineError]:
+    """Decode pending tokens of all sequences in one batch of at most `limit` tokens. A sequence whose tokens are all
+    decoded has its logits afterwards. Returns, for the sequence ids in `every`, the logits after each token, or an
+    error. NaN logits are an error of one sequence, which raises it when its logits are requested. After an interrupt or
+    a failure each sequence keeps its decoded tokens; the rest stays pending."""
+    context = sequences[0].context
+    for sequence in sequences:
+        sequence.check_intact()
+    size = min(context.stride, limit or context.stride)
+    shares = fair_shares([sequence.batch for sequence in sequences], size)
+    parts = [(sequence, count) for sequence, count in zip(sequences, shares, strict=True) if count]
+    outputs: dict[int, Output] = {}
+    for sequence, count in parts:
+        complete = count == len(sequence.pending)
+        outputs[sequence.seq_id] = "all" if sequence.seq_id in every else "last" if complete else "none"
+    started = time.perf_counter()
+    try:
+        context.append({seq.seq_id: np.array(seq.pending[:count], np.int32) for seq, count in parts}, outputs)
+    except BaseException:
+        done = [context.length(seq.seq_id) == seq.length(seq.rows + count) for seq, count in parts]
+        if all(done):  # an interrupt raised after the call had completed
+            _advance(parts, outputs, every)
+        else:
+            for sequence in sequences:
+                sequence.resync()
+        raise
+    finally:
+        for sequence in sequences:
+            sequence.seconds["decode"] += time.perf_counter() - started
+    return _advance(parts, outputs, every)
+
+
+def _advance(
+    parts: Sequence[tuple[KVSequence, int]], outputs: Mapping[int, Output], every: Collection[int]
+) -> dict[int, list[Logits] | EngineError]:
+    """Report to each sequence how many tokens were decoded and their logits."""
+    outputs_of = [{"none": 0, "last": 1, "all": count}[outputs[seq.seq_id]] for seq, count in parts]
+    logits_of: dict[int, list[Logits] | EngineError] = {}
+    index = -sum(outputs_of)
+    for (sequence, count), number in zip(parts, outputs_of, strict=True):
+        sequence.advance(count)
+        try:
+            logits = [sequence.context.logits(index + offset) for offset in range(number)]
+        except EngineError as error:
+            sequence.advance(0, error)
+            logits_of[sequence.seq_id] = error
+        else:
+            if logits and not sequence.pending:
+                sequence.advance(0, logits[-1])
+            if sequence.seq_id in every:
+                logits_of[sequence.seq_id] = logits
+        index += number
+    return logits_of
+
+
+def fair_shares(wanted: Sequence[int], size: int) -> list[int]:
+    """Return shares of a total of at most `size`: small requests in full, large ones equally."""
+    left, shares = size, [0] * len(wanted)
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    for done, index in enumerate(order):
+        shares[index] = min(wanted[index], left // (len(order) - done))
+        left -= shares[index]
+    return shares
+
+
+class TokenGenerator:
+    """Generates at most `limit` tokens at the end of a sequence. The caller computes the logits and calls `choose`
+    while `active` is true."""
+
+    def __init__(self, sequence: KVSequence, sampler: Sampler, limit: int) -> None:
+        self.sequence, self.sampler, self.limit = sequence, sampler, limit
+        self.count = 0  # tokens generated
+        self.active = limit > 0
+        sequence.stopped = "length"
+
+    def choose(self, logits: Logits) -> int | None:
+        """Sample the next token and append it; None if generation ends, see `sequence.stopped`. Raises EngineError
+        without space for the first token."""
+        seq, ends = self.sequence, self.sequence.context.model.ends
+        if self.count == self.limit:  # would the next token be an end token?
+            self.active = False
+            if ends(self.sampler.likeliest(logits)):
+                seq.stopped = "end"
+            return None
+        token = self.sampler.next(logits)
+        if ends(token):
+            self.active, seq.stopped = False, "end"
+            return None
+        if not self.count:
+            seq.append([token], "answer")
+        else:
+            try:
+                seq.extend([token])
+            except EngineError:
+                self.active, seq.stopped = False, "context"
+                return None
+        self.count += 1
+        return token

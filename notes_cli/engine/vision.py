@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine import native, process
-from notes_cli.engine.header import Header, read_header
+from notes_cli.engine.header import Source, read_header
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.segment import Media, Tokens
-from notes_cli.engine.source import Source
 from notes_cli.errors import EngineError, ImageError, ModelError
 from notes_cli.images import Picture, pixels
 
@@ -115,7 +114,11 @@ class VisionEncoder:
         self.model, self.path = model, path
         header = read_header(path)
         self.projector = header.text("clip.projector_type") or header.text("clip.vision.projector_type")
-        _check(header, path, self.projector)
+        if header.architecture != "clip":
+            raise ModelError(f"{path} is no projector (mmproj): its architecture is {header.architecture or 'unknown'}")
+        if self.projector in _PLACED_BY_PROMPT:
+            text = f"{path}: a {self.projector} places an image by where the prompt has it, so that it cannot move"
+            raise ModelError(text)
         self.limits = (native.fits(min_tokens or 0), native.fits(max_tokens or header.number(MAX_TOKENS_KEY) or 0))
         if llama.llama_vocab_type(model.vocab) == llama.LLAMA_VOCAB_TYPE_NONE:  # llama.cpp would abort
             raise ModelError(f"{model.name} has no tokenizer, and so no words to mark an image by")
@@ -149,7 +152,8 @@ class VisionEncoder:
             raise self._load_error(list(lines))
         if self.source.changed:
             raise ModelError(f"{path} changed while it was being loaded", "Try again when it is complete")
-        self._check_vision()
+        if not self._mtmd.mtmd_support_vision(self._handle):
+            raise ModelError(f"{self.path} hears and does not see", "Name a projector of images")
 
     def _load_error(self, lines: list[str]) -> ModelError:
         """Make the error for a failed load from llama.cpp's log."""
@@ -184,10 +188,6 @@ class VisionEncoder:
     def _axes(self) -> bool:
         """True if the model uses M-RoPE."""
         return bool(self._mtmd.mtmd_decode_use_mrope(self._handle))
-
-    def _check_vision(self) -> None:
-        if not self._mtmd.mtmd_support_vision(self._handle):
-            raise ModelError(f"{self.path} hears and does not see", "Name a projector of images")
 
     def plan(self, picture: Picture) -> ImageEmbeddings:
         """Compute the rows and positions of an image without encoding it."""
@@ -295,13 +295,6 @@ class VisionEncoder:
                     f"{self.path} marks an image by {mark}, which is no token of {self.model.name}",
                     _OTHER,
                 )
-
-
-def _check(header: Header, path: Path, projector: str) -> None:
-    if header.architecture != "clip":
-        raise ModelError(f"{path} is no projector (mmproj): its architecture is {header.architecture or 'unknown'}")
-    if projector in _PLACED_BY_PROMPT:
-        raise ModelError(f"{path}: a {projector} places an image by where the prompt has it, so that it cannot move")
 
 
 def _message(line: str) -> str:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from notes_cli.engine.source import part_names
+from notes_cli.engine.header import part_names
 from notes_cli.errors import Help, ModelError, NotesError, reason
 from notes_cli.library.model_stores import HUB, SMOLLM2, NamedModel, files, hub_bases, parse
 from notes_cli.library.safe_files import check_private, replacing

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, TypeVar
 
-from notes_cli.engine.source import stamp
+from notes_cli.engine.header import stamp
 from notes_cli.errors import ModelError, NotesError, Progress, reason
 from notes_cli.library.safe_files import check_private, check_private_file, replacing
 

@@ -35,13 +35,13 @@ from notes_cli.engine.gguf_file import (
     read_tensors,
     read_values,
 )
-from notes_cli.engine.identity import Identity
 from notes_cli.engine.segment import (
     BLOCK,
     Q8_0,
     STORED_TYPES,
     Carry,
     FieldSpan,
+    Identity,
     ImageFile,
     Media,
     Prefill,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from notes_cli.engine.architectures import ADVICE, ollama_evidence
 from notes_cli.engine.header import Header, read_header
-from notes_cli.engine.ollama_form import ADVICE, ollama_evidence
 from notes_cli.errors import Help, ModelError
 from notes_cli.library.model_stores import (
     HUB,

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import Help, NotesError, OutdatedError, Remedy, reason
 from notes_cli.library.safe_files import check_private, check_private_file, make_private, replacing
 from notes_cli.library.segment_files import CHECKPOINTS
@@ -68,7 +68,7 @@ class Composition:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """Result of skills through which a recurrent state was carried (measure/carried_state.py)."""
+    """Result of skills through which a recurrent state was carried (measure/composition.py)."""
 
     verdict: str  # one of CARRIED
     why: str  # sentence with counts and intervals

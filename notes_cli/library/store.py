@@ -16,8 +16,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.segment import Identity, Segment, Tokens
 from notes_cli.errors import (
     CompilingError,
     DamagedError,

@@ -7,43 +7,25 @@ follows a correction. A default changes only if another setting is proven better
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 import notes_cli
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
 from notes_cli.editing.select_tokens import influence
-from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
-from notes_cli.library.profiles import (
-    WAYS,
-    CalibrationCheckpoint,
-    Keep,
-    Measured,
-    Profile,
-    Profiles,
-    keep_nothing,
-    step_name,
-)
+from notes_cli.library.profiles import WAYS, CalibrationCheckpoint, Keep, Profile, Profiles, keep_nothing, step_name
 from notes_cli.measure.battery import Case, Pair
-from notes_cli.measure.carried_state import measure_carried
-from notes_cli.measure.compare import cosine, verify_system
-from notes_cli.measure.composition import measure_pairs
+from notes_cli.measure.composition import Decision, Tally, decide, measure_carried, measure_pairs
 from notes_cli.measure.significance import LEAST, choose
+from notes_cli.measure.verify import verify_system
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
 from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
@@ -60,63 +42,16 @@ THINK = 256  # tokens of reasoning
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
-    """The outcome of one case with one setting."""
-
-    choice: str
-    logits: NDArray[np.float32]
-    decoded: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Recomputed:
     """Decisions of a full recompute with the old value, and with the new one."""
 
-    before: _Decision
-    after: _Decision
+    before: Decision
+    after: Decision
 
     @property
     def decisive(self) -> bool:
         """True if the decision depends on the field."""
         return self.before.choice != self.after.choice
-
-
-class _Tally:
-    """Observations by setting (`what`), its value (`name`) and `way` (direct or reasoned), in order of the cases."""
-
-    def __init__(self) -> None:
-        self.rows: list[Sequence[Any]] = []  # JSON values
-
-    def add(self, what: str, name: str, way: str, decision: _Decision, reference: _Decision, right: str) -> None:
-        near = cosine(decision.logits, reference.logits)
-        same, is_right = decision.choice == reference.choice, decision.choice == right
-        self.rows.append([what, name, way, same, is_right, near, decision.decoded, decision.seconds])
-
-    def _grouped(self) -> dict[tuple[str, str, str], list[Sequence[Any]]]:
-        groups: dict[tuple[str, str, str], list[Sequence[Any]]] = defaultdict(list)
-        for what, name, way, *row in self.rows:
-            groups[what, name, way].append(row)
-        return groups
-
-    def right(self, what: str, way: str = "direct") -> dict[str, list[bool]]:
-        """Return correctness by name and case, without `stale` and names that were not possible in all cases."""
-        correct = {
-            name: [row[1] for row in rows]
-            for (setting, name, by), rows in self._grouped().items()
-            if (setting, by) == (what, way) and name != str(STALE)
-        }
-        most = max(map(len, correct.values()), default=0)
-        return {name: cases for name, cases in correct.items() if len(cases) == most}
-
-    def measured(self) -> list[Measured]:
-        measured = []
-        for (what, name, way), rows in self._grouped().items():
-            same, right, near, decoded, seconds = (list(column) for column in zip(*rows, strict=True))
-            counts = len(rows), sum(same), sum(right)
-            means = round(fmean(near), 5), round(fmean(decoded), 1), round(1000 * fmean(seconds), 1)
-            measured.append(Measured(what, name, way, *counts, *means))
-        return measured
 
 
 class Calibration(NamedTuple):
@@ -172,7 +107,7 @@ def calibrate(
     recurrent state may be carried through skills; over the pairs, whether skills that were compiled separately
     compose. `progress` counts each case twice, a third time for recurrent state, and each pair. `keep` saves the
     result of each step. Raises UnsupportedError if K/V of this model cannot be saved."""
-    tally, decisive = _Tally(), dict.fromkeys(WAYS, 0)
+    tally, decisive = Tally(), dict.fromkeys(WAYS, 0)
     cache = workspace.context.options.cache
     update = progress or (lambda done, of: None)
     state = len(cases) if workspace.context.supports("carry") is None else 0
@@ -242,7 +177,7 @@ def _try_forms(
     workspace: Workspace, number: int, case: Case, recomputed: dict[int, _Recomputed]
 ) -> list[Sequence[Any]]:
     """Measure wordings, seams and places in one case, and add its recomputes to `recomputed`."""
-    tally = _Tally()
+    tally = Tally()
     prompt = _prompt(case, compile_skill(workspace, case.skill))
     reference = recomputed[number] = _recompute(workspace, case, prompt)
     _try_wordings(workspace, case, prompt, reference, tally)
@@ -254,7 +189,7 @@ def _try_edits(
     workspace: Workspace, number: int, case: Case, wording: str, recomputed: Mapping[int, _Recomputed]
 ) -> tuple[list[Sequence[Any]], dict[str, bool]]:
     """Measure the edit methods in one case. Returns rows, and whether the decision depends on the field, by way."""
-    tally = _Tally()
+    tally = Tally()
     prompt = replace(_prompt(case, _compile_with_influence(workspace, case)), wording=wording)
     thinking = replace(prompt, think=True)
     direct = recomputed[number] if number in recomputed else _recompute(workspace, case, prompt)
@@ -263,7 +198,7 @@ def _try_edits(
     return tally.rows, by
 
 
-def _choose_setting(tally: _Tally, what: str, default: str) -> str:
+def _choose_setting(tally: Tally, what: str, default: str) -> str:
     """Return the wording, seam or place that is proven better than the default, else the default. All cost the same;
     longer seams are safer."""
     right = tally.right(what)
@@ -287,14 +222,14 @@ def _recompute(workspace: Workspace, case: Case, prompt: Prompt) -> _Recomputed:
     return _Recomputed(before, _decide(workspace, replace(prompt, method=RECOMPUTE), case, splice=False))
 
 
-def _try_wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: _Tally) -> None:
+def _try_wordings(workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, tally: Tally) -> None:
     for wording in shipped_wordings().forms:
         decision = _decide(workspace, replace(prompt, method=ERRATUM, wording=wording), case)
         tally.add("wording", wording, "direct", decision, reference.after, case.right[1])
 
 
 def _try_methods(
-    workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: _Tally
+    workspace: Workspace, case: Case, prompt: Prompt, reference: _Recomputed, way: str, tally: Tally
 ) -> bool:
     """Measure all methods. Returns whether a recompute's decision depends on the field."""
     after = reference.after
@@ -308,7 +243,7 @@ def _try_methods(
     return reference.decisive
 
 
-def _try_unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: _Decision, tally: _Tally) -> None:
+def _try_unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: Decision, tally: Tally) -> None:
     """Measure seams and places on the unedited text; `reference` is its recompute."""
     right = case.right[0]
     for seam in SEAMS:
@@ -323,11 +258,8 @@ def _try_unedited(workspace: Workspace, case: Case, prompt: Prompt, reference: _
 
 def _decide(
     workspace: Workspace, prompt: Prompt, case: Case, *, splice: bool = True, seam: int = DEFAULT_SEAM
-) -> _Decision:
-    started = time.perf_counter()
+) -> Decision:
     room = THINK if prompt.think else 0
-    with assemble(workspace, prompt, splice=splice, seam=seam, room=room) as sequence:
-        logits = sequence.logits()
-        decoded = sequence.decoded
-        choice = run(choose_task(workspace, sequence, case.choices, room)).choice
-    return _Decision(choice, logits, decoded, time.perf_counter() - started)
+    return decide(
+        workspace, lambda: assemble(workspace, prompt, splice=splice, seam=seam, room=room), case.choices, room
+    )

@@ -1,4 +1,4 @@
-"""Measures composition: whether skills that were compiled separately give the decisions of one prefill of all.
+"""Measures whether spliced skills give the decisions of one prefill: several compiled apart, and a state carried on.
 
 K/V of a skill that was compiled alone does not depend on the skills before it. A question that needs two skills may
 suffer from that more than one that a single skill answers (Kamera, arXiv 2606.23581), so both kinds are measured. The
@@ -11,19 +11,33 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Progress, UnsupportedError
-from notes_cli.library.profiles import Composition, Keep, Measured, keep_nothing, step_name
-from notes_cli.measure.battery import Asked, Pair
-from notes_cli.measure.compare import ANSWER, RECOMPUTE, Composed, Mended, Question, cosine, verify_system
+from notes_cli.library.profiles import Carried, Composition, Keep, Measured, keep_nothing, step_name
+from notes_cli.measure.battery import Case, Pair
 from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of
-from notes_cli.measure.verify import Case, decided
+from notes_cli.measure.verify import (
+    ANSWER,
+    ONE_PREFILL,
+    Composed,
+    Mended,
+    Question,
+    answered,
+    cosine,
+    recomputed,
+    verify_system,
+)
+from notes_cli.measure.verify import Case as Measurement
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import choose_task
@@ -40,20 +54,70 @@ REVERSED, LONGER, TOGETHER, SUFFIX = "reversed", f"seam@{SEAM}", "together", "su
 # By cost: none; some tokens per answer; a compile and its file; decoding all skills but the first for each answer.
 REPAIRS = (REVERSED, LONGER, TOGETHER, SUFFIX)
 WITHOUT = ("without the first", "without the second")
-NEEDS = {1: "one", 2: "two"}  # number of skills that a question needs
+NEEDS = {1: "one", 2: "two"}  # skills that a question needs
 
 Whole = Callable[[], Segment]  # compiles the skills of a prompt as one
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
-    """The outcome of one question with one way of composing."""
+class Decision:
+    """The answer that a prompt decides for, the logits it was chosen from, and its cost."""
 
-    right: bool
-    same: bool  # as one prefill of both
-    cosine: float
+    choice: str
+    logits: NDArray[np.float32]
     decoded: int
     seconds: float
+
+
+def decide(
+    workspace: Workspace, assembled: Callable[[], KVSequence], choices: Sequence[str], room: int = 0
+) -> Decision:
+    """Assemble a prompt and choose an answer, after reasoning of at most `room` tokens."""
+    started = time.perf_counter()
+    with assembled() as sequence:
+        logits, decoded = sequence.logits(), sequence.decoded
+        choice = run(choose_task(workspace, sequence, choices, room)).choice
+    return Decision(choice, logits, decoded, time.perf_counter() - started)
+
+
+class Tally:
+    """Decisions by setting (`what`), its value (`name`) and `way` (such as direct or reasoned), in order of the
+    cases."""
+
+    def __init__(self) -> None:
+        self.rows: list[Sequence[Any]] = []  # JSON values
+
+    def add(self, what: str, name: str, way: str, decision: Decision, reference: Decision, right: str) -> None:
+        """Add a decision. `reference`: that of a full recompute; `right`: the correct answer."""
+        near = cosine(decision.logits, reference.logits)
+        same, is_right = decision.choice == reference.choice, decision.choice == right
+        self.rows.append([what, name, way, same, is_right, near, decision.decoded, decision.seconds])
+
+    def _grouped(self) -> dict[tuple[str, str, str], list[Sequence[Any]]]:
+        groups: dict[tuple[str, str, str], list[Sequence[Any]]] = defaultdict(list)
+        for what, name, way, *row in self.rows:
+            groups[what, name, way].append(row)
+        return groups
+
+    def right(self, what: str, way: str = "direct") -> dict[str, list[bool]]:
+        """Return correctness by name and case, without names that were not possible in all cases."""
+        correct = {
+            name: [row[1] for row in rows]
+            for (setting, name, by), rows in self._grouped().items()
+            if (setting, by) == (what, way)
+        }
+        most = max(map(len, correct.values()), default=0)
+        return {name: cases for name, cases in correct.items() if len(cases) == most}
+
+    def measured(self) -> list[Measured]:
+        """Return counts and means by setting, name and way."""
+        measured = []
+        for (what, name, way), rows in self._grouped().items():
+            same, right, near, decoded, seconds = (list(column) for column in zip(*rows, strict=True))
+            counts = len(rows), sum(same), sum(right)
+            means = round(fmean(near), 5), round(fmean(decoded), 1), round(1000 * fmean(seconds), 1)
+            measured.append(Measured(what, name, way, *counts, *means))
+        return measured
 
 
 def measure_pairs(
@@ -69,52 +133,32 @@ def measure_pairs(
     reasoning. `keep` saves the result of each pair."""
     if not pairs or workspace.context.supports("splice") is not None:
         return None, []
-    rows: dict[tuple[str, int], list[_Decision]] = defaultdict(list)
+    tally = Tally()
     for number, pair in enumerate(pairs):
-        for needs, way, *values in keep(step_name("pair", number, pair), partial(_try_pair, workspace, pair, think)):
-            rows[way, needs].append(_Decision(*values))
+        tally.rows += keep(step_name("pair", number, pair), partial(_try_pair, workspace, pair, think))
         step()
-    right = {key: [decision.right for decision in decisions] for key, decisions in rows.items()}
-    return judge(right), [_measured(way, needs, decisions) for (way, needs), decisions in rows.items()]
+    return judge(*(tally.right("composition", NEEDS[needs]) for needs in (1, 2))), tally.measured()
 
 
-def _try_pair(workspace: Workspace, pair: Pair, think: bool) -> list[list[object]]:
-    """Ask the questions of a pair in every way. Returns rows of needed skills, way, and the fields of `_Decision`."""
+def _try_pair(workspace: Workspace, pair: Pair, think: bool) -> list[Sequence[Any]]:
+    """Ask the questions of a pair in every way."""
+    tally, room = Tally(), THINK if think else 0
     segments = [compile_skill(workspace, skill) for skill in (pair.first, pair.second)]
     whole = compile_skill(workspace, joined([pair.first, pair.second], "both"))
-    return [
-        [asked.needs, way, *astuple(decision)]
-        for asked in pair.asked
-        for way, decision in _try_ways(workspace, segments, whole, asked, think).items()
-    ]
-
-
-def _try_ways(
-    workspace: Workspace, segments: Sequence[Segment], whole: Segment, asked: Asked, think: bool
-) -> dict[str, _Decision]:
-    """Return the outcome of a question by way of composing."""
-    prompt = Prompt(asked.question, segments, system=verify_system(), think=think)
-    room = THINK if think else 0
-    ways: dict[str, Callable[[], KVSequence]] = {
-        RECOMPUTE: partial(assemble, workspace, prompt, splice=False, room=room),
-        SPLICED: partial(assemble, workspace, prompt, room=room),
-        **{way: partial(repair, workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},
-    }
-    if asked.needs == 2:
-        for way, left in zip(WITHOUT, reversed(segments), strict=True):
-            ways[way] = partial(assemble, workspace, replace(prompt, segments=[left]), splice=False, room=room)
-    reference, choices, decisions = None, {}, {}
-    for way, make in ways.items():
-        started = time.perf_counter()
-        with make() as sequence:
-            logits = sequence.logits()
-            reference = logits if reference is None else reference  # the recompute is first
-            decoded = sequence.decoded
-            choices[way] = run(choose_task(workspace, sequence, asked.choices, room)).choice
-        seconds = time.perf_counter() - started
-        same = choices[way] == choices[RECOMPUTE]
-        decisions[way] = _Decision(choices[way] == asked.right, same, cosine(logits, reference), decoded, seconds)
-    return decisions
+    for asked in pair.asked:
+        prompt = Prompt(asked.question, segments, system=verify_system(), think=think)
+        ways: dict[str, Callable[[], KVSequence]] = {
+            ONE_PREFILL: partial(assemble, workspace, prompt, splice=False, room=room),
+            SPLICED: partial(assemble, workspace, prompt, room=room),
+            **{way: partial(repair, workspace, prompt, way, lambda: whole, room=room) for way in REPAIRS},
+        }
+        if asked.needs == 2:
+            for way, left in zip(WITHOUT, reversed(segments), strict=True):
+                ways[way] = partial(assemble, workspace, replace(prompt, segments=[left]), splice=False, room=room)
+        decisions = {way: decide(workspace, make, asked.choices, room) for way, make in ways.items()}
+        for way, decision in decisions.items():
+            tally.add("composition", way, NEEDS[asked.needs], decision, decisions[ONE_PREFILL], asked.right)
+    return tally.rows
 
 
 def repair(
@@ -157,7 +201,7 @@ def whole_of(segments: Sequence[Segment]) -> Skill:
 def compose(
     workspace: Workspace,
     prompt: Prompt,
-    cases: Sequence[Case],
+    cases: Sequence[Measurement],
     *,
     choices: Sequence[str] | None = None,
     seam: int = DEFAULT_SEAM,
@@ -176,7 +220,7 @@ def compose(
             tuple(
                 left.name
                 for left in segments
-                if _decision(workspace, _without(prompt, case, left), choices, progress) != case.reference
+                if recomputed(workspace, _without(prompt, case, left), choices, progress)[1].text != case.reference
             ),
             case.same_decision,
         )
@@ -199,36 +243,21 @@ def compose(
                 asked = replace(prompt, question=case.question, errata=())
                 with repair(workspace, asked, way, whole, seam=seam, room=ANSWER) as sequence:
                     sequence.flush(progress)
-                    same.append(decided(sequence, choices)[0] == case.reference)
+                    same.append(answered(sequence, choices).text == case.reference)
             tried.append(Mended(way, tuple(same)))
         except NotesError as error:  # a skill that is too short, or too many tokens at once
             tried.append(Mended(way, refused=str(error)))
     return Composed(tuple(segment.name for segment in segments), questions, tuple(tried))
 
 
-def _without(prompt: Prompt, case: Case, left: Segment) -> Prompt:
+def _without(prompt: Prompt, case: Measurement, left: Segment) -> Prompt:
     others = [segment for segment in prompt.segments if segment is not left]
     return replace(prompt, question=case.question, errata=(), segments=others)
 
 
-def _decision(workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None) -> str:
-    with assemble(workspace, prompt, splice=False, room=ANSWER) as sequence:
-        sequence.flush(progress)
-        return decided(sequence, choices)[0]
-
-
-def _measured(way: str, needs: int, rows: Sequence[_Decision]) -> Measured:
-    near, decoded, seconds = (fmean(getattr(row, name) for row in rows) for name in ("cosine", "decoded", "seconds"))
-    counts = len(rows), sum(row.same for row in rows), sum(row.right for row in rows)
-    return Measured(
-        "composition", way, NEEDS[needs], *counts, round(near, 5), round(decoded, 1), round(1000 * seconds, 1)
-    )
-
-
-def judge(right: Mapping[tuple[str, int], Right]) -> Composition:
-    """Return the verdict from the correctness by way and number of skills needed, 1 or 2."""
-    two = {way: cases for (way, needs), cases in right.items() if needs == 2}
-    together, spliced = two[RECOMPUTE], two[SPLICED]
+def judge(one: Mapping[str, Right], two: Mapping[str, Right]) -> Composition:
+    """Return the verdict from the correctness by way, of questions that need one skill, and two."""
+    together, spliced = two[ONE_PREFILL], two[SPLICED]
     alone = " and ".join(f"{sum(two[way])}" for way in WITHOUT)
     if len(together) < LEAST:
         return Composition("open", "", f"{len(together)} questions prove nothing: {LEAST} at least are needed")
@@ -239,13 +268,13 @@ def judge(right: Mapping[tuple[str, int], Right]) -> Composition:
             "this model does not answer questions that need two skills even when it reads both together: right in "
             f"{count_of(together)}, with one of the two left out in {alone}; nothing follows for splicing",
         )
-    single = f"{sum(right[SPLICED, 1])} of {len(right[SPLICED, 1])} (read together: {sum(right[RECOMPUTE, 1])})"
+    single = f"{sum(one[SPLICED])} of {len(one[SPLICED])} (read together: {sum(one[ONE_PREFILL])})"
     figures = (
         f"right in {count_of(spliced)}, read together in {count_of(together)}, with one of the two left out in {alone}"
     )
     if better(together, spliced):
         good = [way for way in REPAIRS if better(two[way], spliced) and as_good(two[way], together)]
-        cheapest = good[0] if good else RECOMPUTE
+        cheapest = good[0] if good else ONE_PREFILL
         mended = f"{cheapest} is right in {count_of(two[cheapest])}" if good else "nothing that was tried repairs that"
         return Composition(
             *("fails", cheapest),
@@ -256,3 +285,62 @@ def judge(right: Mapping[tuple[str, int], Right]) -> Composition:
         why = f"skills that were compiled apart answer questions that need two of them: {figures}; of one: {single}"
         return Composition("holds", "", why)
     return Composition("open", "", f"neither a loss nor that there is none is proven: {figures}; of one: {single}")
+
+
+CARRIED, NO_SKILL = "carried", "without"
+PLACES = ("after", "before")  # of the skill, relative to the other text
+
+
+def measure_carried(
+    workspace: Workspace, cases: Sequence[Case], done: Callable[[], object], keep: Keep = keep_nothing
+) -> tuple[Carried | None, list[Measured]]:
+    """Decide each case with its skill after another text, and before another skill that the recurrent state is carried
+    through. Return the verdict, and the results of each way; nothing for a model without state that can be carried.
+    `done` is called after each case. `keep` saves the result of each."""
+    if workspace.context.supports("carry") is not None:
+        return None, []
+    tally = Tally()
+    with workspace.with_carry(True):
+        other = compile_skill(workspace, Skill("other", "", verify_system(), (), "-"))
+        for number, case in enumerate(cases):
+            tally.rows += keep(step_name("state", number, case), partial(_try_carried, workspace, case, other))
+            done()
+    after, before = (tally.right("state", place) for place in PLACES)
+    return judge_carried({way: [*after[way], *before[way]] for way in after}), tally.measured()
+
+
+def _try_carried(workspace: Workspace, case: Case, other: Segment) -> list[Sequence[Any]]:
+    """Decide a case in both places and each way."""
+    tally = Tally()
+    skill = compile_skill(workspace, replace(case.skill, name="mine"))
+    after = Prompt(case.question, [skill], system=verify_system())
+    for place, prompt in zip(PLACES, (after, Prompt(case.question, [skill, other])), strict=True):
+        without = replace(prompt, segments=[segment for segment in prompt.segments if segment is not skill])
+        ways = {
+            CARRIED: partial(assemble, workspace, prompt),
+            ONE_PREFILL: partial(assemble, workspace, prompt, splice=False),
+            NO_SKILL: partial(assemble, workspace, without, splice=False),
+        }
+        decisions = {way: decide(workspace, make, case.choices) for way, make in ways.items()}
+        for way, decision in decisions.items():
+            tally.add("state", way, place, decision, decisions[ONE_PREFILL], case.right[0])
+    return tally.rows
+
+
+def judge_carried(right: dict[str, Right]) -> Carried:
+    """Return the verdict from the correctness of each way, over all cases and both places."""
+    carried, read, without = right[CARRIED], right[ONE_PREFILL], right[NO_SKILL]
+    if len(read) < 2 * LEAST:
+        return Carried("open", f"{len(read)} decisions prove nothing: {2 * LEAST} at least are needed")
+    if not better(read, without):
+        return Carried(
+            "open",
+            f"this model does not decide by a skill even when it reads it: right in {count_of(read)}, without the "
+            f"skill in {sum(without)}; nothing follows for its state",
+        )
+    figures = f"right in {count_of(carried)}, all decoded in {count_of(read)}, without the skill in {sum(without)}"
+    if better(read, carried):
+        return Carried("fails", f"a state that is carried through skills loses decisions: {figures}")
+    if as_good(carried, read):
+        return Carried("holds", f"a state that is carried through skills decides as one that is decoded: {figures}")
+    return Carried("open", f"neither a loss nor that there is none is proven: {figures}")

@@ -16,17 +16,21 @@ from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Notice, Progress
-from notes_cli.measure.compare import ANSWER, cosine, divergence, same_top, verify_system
 from notes_cli.measure.composition import compose
 from notes_cli.measure.verify import (
+    ANSWER,
     Edits,
     Report,
+    answered,
     below_cosine,
-    decided,
+    cosine,
+    divergence,
     field_questions,
     other_decision,
+    same_top,
     verify,
     verify_edits,
+    verify_system,
 )
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.prompt import Prompt
@@ -147,34 +151,24 @@ def verify_session(
     for question in questions:
         sequence = session.follow(question, (), wording, ANSWER)
         logits, tokens = sequence.logits(), sequence.tokens[len(state.tokens) :]
-        restored.append(_Observation(logits, decided(sequence, choices)[0], tuple(map(int, tokens))))
-        _rewind(workspace, sequence, len(state.tokens))
+        restored.append(_Observation(logits, answered(sequence, choices).text, tuple(map(int, tokens))))
+        if not workspace.model.recurrent:  # else the session restores it again
+            sequence.truncate(len(state.tokens))
 
     longest = max(len(observation.tokens) for observation in restored)
-    with _prefill(workspace, state, longest + 1 + ANSWER, progress) as prefilled:
+    workspace.make_room(len(state.tokens), longest + 1 + ANSWER)
+    with workspace.sequence() as prefilled:
+        prefilled.append(state.tokens)
+        prefilled.flush(progress)
         reference = [_observe_end(prefilled, ending)]
         layers = tuple(map(_layer_error, rows, _rows(prefilled)))
         for observation in restored[1:]:
             with prefilled.share() as sequence:
                 sequence.append(observation.tokens)
-                reference.append(_Observation(sequence.logits(), decided(sequence, choices)[0]))
+                reference.append(_Observation(sequence.logits(), answered(sequence, choices).text))
     points = map(_compare_point, [None, *questions], restored, reference)
     edits = tuple(entry for entry in state.entries if entry.kind == "edit")
     return SessionReport(len(state.tokens), tuple(points), layers, edits, _causes(state))
-
-
-def _prefill(workspace: Workspace, state: State, room: int, progress: Progress | None) -> KVSequence:
-    workspace.make_room(len(state.tokens), room)
-    sequence = workspace.sequence()
-    sequence.append(state.tokens)
-    sequence.flush(progress)
-    return sequence
-
-
-def _rewind(workspace: Workspace, sequence: KVSequence, length: int) -> None:
-    """Truncate to the tokens before the question. Recurrent memory cannot: the session restores the sequence again."""
-    if not workspace.model.recurrent:
-        sequence.truncate(length)
 
 
 def _observe_end(sequence: KVSequence, ending: int) -> _Observation:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from notes_cli.editing.methods import ERRATUM, FIELD, RECOMPUTE, STALE, SUFFIX
 from notes_cli.library.profiles import WAYS, Measured, Profile
-from notes_cli.measure.compare import RECOMPUTE as ONE_PREFILL
 from notes_cli.measure.composition import SPLICED
 from notes_cli.measure.significance import LEAST, format_count, interval
+from notes_cli.measure.verify import ONE_PREFILL
 
 # Columns of the last table of a report: a row per model, to compare several.
 ROW = (

@@ -121,14 +121,6 @@ class Speed:
         return f"Speed({self.model!r}, {', '.join(shown)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Memory and disk needed temporarily to measure one length, in bytes."""
-
-    memory: int
-    disk: int
-
-
 def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALLBACKS) -> Speed:
     """Measure the lengths that fit into memory and disk, shortest first. Raises UnsupportedError if the model's K/V
     cannot be moved, EngineError if no length fits, UnwritableError if the folder is not writable."""
@@ -136,30 +128,24 @@ def bench(workspace: Workspace, wanted: Benching, callbacks: Callbacks = NO_CALL
     for operation in ("read", "splice"):
         if why := context.supports(operation):
             raise UnsupportedError(f"there is no splice to measure: {name} cannot {operation} rows: {why}")
+    lengths, left_out = [], []
     with _temporary_folder(workspace) as folder:
-        possible, left_out = _split_by_limits(workspace, wanted, folder)
-        if not possible:
-            raise EngineError(f"{left_out[0].tokens:,} tokens cannot be measured: {left_out[0].why}", "Measure fewer")
-        for length in left_out:
-            callbacks.on_notice(Notice(f"{length.tokens:,} tokens are left out: {length.why}"))
-        most = possible[max(possible)]
-        available = limits.available_memory()
-        callbacks.on_notice(
-            Notice(
-                f"measuring needs about {human_size(most.memory)} of memory"
-                + (f", of which {human_size(available)} are available," if available else "")
-                + f" and for a while {human_size(most.disk)} in {folder.parent}"
-            )
-        )
-        tokens = _tokens(workspace, max(possible) + SPLICED_AT)
-        lengths = tuple(_measure(workspace, wanted, count, tokens, folder, callbacks) for count in sorted(possible))
+        tokens = _tokens(workspace, max(wanted.tokens) + SPLICED_AT)
+        for count in sorted(set(wanted.tokens)):
+            if why := _limit(workspace, wanted, count, folder):
+                left_out.append(LeftOut(count, why))
+                callbacks.on_notice(Notice(f"{count:,} tokens are left out: {why}"))
+            else:
+                lengths.append(_measure(workspace, wanted, count, tokens, folder, callbacks))
+    if not lengths:
+        raise EngineError(f"{left_out[0].tokens:,} tokens cannot be measured: {left_out[0].why}", "Measure fewer")
     options = workspace.options
     return Speed(
         f"{name} {workspace.model.quantization}",
         workspace.context.threads,
         options.flash_attention,
         options.cache,
-        *(wanted, lengths, tuple(left_out)),
+        *(wanted, tuple(lengths), tuple(left_out)),
     )
 
 
@@ -179,34 +165,23 @@ def _temporary_folder(workspace: Workspace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _split_by_limits(workspace: Workspace, wanted: Benching, folder: Path) -> tuple[dict[int, Need], list[LeftOut]]:
-    """Return the lengths that can be measured, with their needs, and those that cannot."""
+def _limit(workspace: Workspace, wanted: Benching, count: int, folder: Path) -> str | None:
+    """Return why skills of this length cannot be measured, None if they can. Memory is needed for the context and a
+    copy of the K/V, disk for its file."""
+    size, rows = count + wanted.around, _row_bytes(workspace, "f16") * count
+    options = replace(workspace.options, n_ctx=max(workspace.options.n_ctx, size))
+    needed = limits.estimate_memory(workspace.model, options).total + rows
     memory, disk = limits.available_memory(), shutil.disk_usage(folder).free
-    possible: dict[int, Need] = {}
-    left_out = []
-    for count in sorted(set(wanted.tokens)):
-        need, size = _need(workspace, wanted, count), count + wanted.around
-        if workspace.longest is not None and size > workspace.longest:
-            trained = f"the {workspace.longest:,} that {workspace.model.name} was trained for"
-            why = f"with {wanted.around} around them they are more than {trained}"
-        elif not workspace.grows and size > workspace.options.n_ctx:
-            why = f"with {wanted.around} around them they do not fit into a context of {workspace.options.n_ctx:,}"
-        elif memory is not None and need.memory > memory:
-            why = f"they need about {human_size(need.memory)} of memory, and {human_size(memory)} are available"
-        elif need.disk > disk:
-            why = f"they need {human_size(need.disk)} of disk, and {human_size(disk)} are free in {folder.parent}"
-        else:
-            possible[count] = need
-            continue
-        left_out.append(LeftOut(count, why))
-    return possible, left_out
-
-
-def _need(workspace: Workspace, wanted: Benching, count: int) -> Need:
-    """Return the memory for the context and a copy of the K/V, and the disk for its file."""
-    options = replace(workspace.options, n_ctx=max(workspace.options.n_ctx, count + wanted.around))
-    rows = _row_bytes(workspace, "f16") * count
-    return Need(limits.estimate_memory(workspace.model, options).total + rows, rows)
+    if workspace.longest is not None and size > workspace.longest:
+        trained = f"the {workspace.longest:,} that {workspace.model.name} was trained for"
+        return f"with {wanted.around} around them they are more than {trained}"
+    if not workspace.grows and size > workspace.options.n_ctx:
+        return f"with {wanted.around} around them they do not fit into a context of {workspace.options.n_ctx:,}"
+    if memory is not None and needed > memory:
+        return f"they need about {human_size(needed)} of memory, and {human_size(memory)} are available"
+    if rows > disk:
+        return f"they need {human_size(rows)} of disk, and {human_size(disk)} are free in {folder.parent}"
+    return None
 
 
 def _row_bytes(workspace: Workspace, kv_type: str | None = None) -> int:

@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import DamagedError, NewerError, NotesError, SkillError, reason
 from notes_cli.images import read_picture
 from notes_cli.library.container import SegmentInfo, open_stored

@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from notes_cli.engine.constraint import Constraint
 from notes_cli.engine.decision import Decision, decide_task
 from notes_cli.engine.loop import Logits, Task
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.sequence import KVSequence, Stopped
-from notes_cli.engine.token_generator import TokenGenerator
+from notes_cli.engine.sampler import Constraint, Sampler, SamplerOptions
+from notes_cli.engine.sequence import KVSequence, Stopped, TokenGenerator
 from notes_cli.errors import ContextLengthError, Help, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning

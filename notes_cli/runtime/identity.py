@@ -9,10 +9,10 @@ from dataclasses import asdict
 from functools import cached_property
 
 from notes_cli.config import Paths
-from notes_cli.engine import system
-from notes_cli.engine.identity import Identity
+from notes_cli.engine import devices
+from notes_cli.engine.header import Source
 from notes_cli.engine.rotation import RotationCheck, measure_rotation
-from notes_cli.engine.source import Source
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import ModelError, NotesError
 from notes_cli.library.facts import Memory, file_sha256
 from notes_cli.library.profiles import Profiles
@@ -120,7 +120,7 @@ class IdentifiedContexts(Contexts):
 
     def _rotation_key(self, identity: Identity) -> str:
         """Return a key for the model, its rotation and the build of the native library, whose graphs may change."""
-        return f"{identity.key} {system.build()}"
+        return f"{identity.key} {devices.build()}"
 
 
 def changed(source: Source) -> ModelError:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
-from notes_cli.errors import Help, ModelError, SegmentError
+from notes_cli.errors import Help, ModelError, Remedy, SegmentError
 from notes_cli.images import read_picture
-from notes_cli.runtime.identity import changed
+from notes_cli.runtime.identity import IdentifiedContexts, changed
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Skill
-
-if TYPE_CHECKING:
-    from notes_cli.runtime.workspace import Workspace
 
 
 class ImageEncoding:
     """The vision encoder of one workspace, loaded on demand."""
 
-    def __init__(self, workspace: Workspace, projector: Path | None, tokens: tuple[int | None, int | None]) -> None:
+    def __init__(
+        self, contexts: IdentifiedContexts, projector: Path | None, tokens: tuple[int | None, int | None]
+    ) -> None:
         """`tokens`: minimum and maximum per image, where the projector leaves that open."""
-        self._workspace, self._model = workspace, workspace.model
+        self._contexts, self._model = contexts, contexts.model
         self._path, self._tokens = projector, tokens
 
     @cached_property
@@ -35,7 +34,7 @@ class ImageEncoding:
             text = f"{self._model.name} is to look at an image, which takes its projector (mmproj)"
             raise ModelError(text, Help.NAME_PROJECTOR(model=self._model.name))
         low, high = self._tokens
-        threads = self._workspace.context.threads
+        threads = self._contexts.context.threads
         return VisionEncoder(self._model, self._path, min_tokens=low, max_tokens=high, threads=threads)
 
     def close(self) -> None:
@@ -45,7 +44,7 @@ class ImageEncoding:
     @cached_property
     def projector(self) -> str:
         """Identity of the vision encoder in segments: digest of the projector, and its settings."""
-        digest = self._workspace.digest(self.vision.source)
+        digest = self._contexts.digest(self.vision.source)
         if self.vision.source.changed:
             raise changed(self.vision.source)
         return f"{digest} {self.vision.settings}"
@@ -66,10 +65,11 @@ class ImageEncoding:
                 at = shown.end
         return result
 
-    def encode_segment(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
-        """Encode the images of a segment again. `dry`: only compute tokens and positions. Raises SegmentError if the
-        segment has no image files, or was compiled with another encoder."""
-        compile_again = self._workspace.compile_again
+    def encode_segment(
+        self, segment: Segment, compile_again: Callable[[str], Remedy], *, dry: bool = False
+    ) -> ImageEmbeddings:
+        """Encode the images of a segment again. `dry`: only compute tokens and positions. Raises SegmentError, with the
+        remedy `compile_again`, if the segment has no image files, or was compiled with another encoder."""
         if not segment.pictures:
             raise SegmentError(f"{segment.name} holds no image to look at again", compile_again(segment.name))
         pictures = [Shown(image.start, image.end, read_picture(image.data, segment.name)) for image in segment.pictures]

@@ -148,7 +148,7 @@ def constraint_of(workspace: Workspace, request: Request) -> str | None:
 
 def check_usable(workspace: Workspace, grammar: str) -> None:
     """Raise GrammarError for a grammar that was read and cannot be used with the vocabulary of the model."""
-    from notes_cli.engine.constraint import Constraint
+    from notes_cli.engine.sampler import Constraint
 
     Constraint(workspace.model, grammar)
 

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import BinaryIO
 
 from notes_cli import config
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import Help, SkillError
 from notes_cli.library.container import SegmentInfo
 from notes_cli.library.profiles import Profiles

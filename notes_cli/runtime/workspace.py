@@ -129,7 +129,7 @@ class Workspace(IdentifiedContexts):
 
     def encode_images(self, segment: Segment, *, dry: bool = False) -> ImageEmbeddings:
         """Encode the images of a segment again. `dry`: only compute tokens and positions."""
-        return self.image_encoding.encode_segment(segment, dry=dry)
+        return self.image_encoding.encode_segment(segment, self.compile_again, dry=dry)
 
     # The chat template.
 

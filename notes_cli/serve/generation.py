@@ -146,9 +146,8 @@ def _call_format(workspace: Workspace, prepared: PreparedRequest) -> ToolCallFor
 def _completion(
     workspace: Workspace, prepared: PreparedRequest, sequence: KVSequence, index: int, seed: int, on_delta: OnDelta
 ) -> Task[AnswerDone]:
-    from notes_cli.engine.constraint import Constraint
-    from notes_cli.engine.sampler import Sampler
-    from notes_cli.engine.token_generator import TokenGenerator
+    from notes_cli.engine.sampler import Constraint, Sampler
+    from notes_cli.engine.sequence import TokenGenerator
     from notes_cli.text.reasoning import MarkSplitter
 
     params, start, model = prepared.request.params, len(sequence), workspace.model

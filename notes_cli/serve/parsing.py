@@ -101,7 +101,7 @@ class GenerationParams:
     likely: int | None = None  # alternatives to each token in its log-probabilities; None: no log-probabilities
     think: bool = False
     max_think: int = DEFAULT_MAX_THINK
-    grammar: str | None = None  # constraint of the answer (engine/constraint.py)
+    grammar: str | None = None  # constraint of the answer (engine/sampler.py)
     must_call: bool = False  # the grammar is that of a tool call
 
 

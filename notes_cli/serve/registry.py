@@ -37,7 +37,7 @@ class Server:
 
     url: str  # on this machine
     token: str  # a key for processes of its user
-    files: list[list[int]]  # stamps of the model's files (engine/source.py) when it was loaded
+    files: list[list[int]]  # stamps of the model's files (engine/header.py) when it was loaded
     context: dict[str, Any]  # parameters of its contexts
     folders: list[str]  # library, sessions, profiles
     pid: int

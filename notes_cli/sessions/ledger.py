@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from typing import NamedTuple
 
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold
 

@@ -22,7 +22,7 @@ from bench.paper.records import read_records
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
-from notes_cli.measure.compare import cosine
+from notes_cli.measure.verify import cosine
 
 WORDS = ["red", "green", "blue", "black"]
 TASKS: dict[str, Any] = {

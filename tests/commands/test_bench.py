@@ -36,7 +36,7 @@ def test_the_document(tmp_path: Path) -> None:
             assert spread["runs"] == 2 and 0 < spread["low"] <= spread["median"] <= spread["high"]
         assert one["prefill_over_splice"] > 0 and one["write"] > 0
     assert ElementTree.parse(tmp_path / "speed.svg").getroot().tag.endswith("svg")
-    assert "prefilling" not in outcome.err and outcome.err.count("measuring needs about") == 1
+    assert "prefilling" not in outcome.err
 
 
 def test_the_table_and_the_quantized_cache() -> None:

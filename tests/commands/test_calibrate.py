@@ -22,8 +22,8 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition
 from notes_cli.measure.battery import PAIRS
-from notes_cli.measure.compare import Answered
 from notes_cli.measure.significance import LEAST
+from notes_cli.measure.verify import Answered
 from notes_cli.runtime import answering
 from notes_cli.runtime.workspace import Workspace
 
@@ -69,7 +69,7 @@ def hears(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], bool]], 
             yield [sequence]
             return decide(sequence, choices)
 
-        monkeypatch.setattr(calibrate, "choose_task", lambda _, *given: decide_task(*given[:2]))
+        monkeypatch.setattr(composition, "choose_task", lambda _, *given: decide_task(*given[:2]))
         monkeypatch.setattr(answering, "decide_task", decide_task)
         monkeypatch.setattr(calibrate, "SEAMS", (1,))
 
@@ -280,8 +280,8 @@ def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> 
 
 def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows the skills that each question needs, repairs that were tried, and a command, with which verify passes."""
-    monkeypatch.setattr("notes_cli.measure.verify.answered", lambda *given: Answered(*_concluding(*given)))
-    monkeypatch.setattr(composition, "decided", _concluding)
+    for module in ("verify", "composition"):
+        monkeypatch.setattr(f"notes_cli.measure.{module}.answered", lambda *given: Answered(*_concluding(*given)))
     outcome = notes("verify", "returns", "fees", "--question", "Who pays?", "--choices", "a,b")
     assert outcome.code == 1 and "Who pays?  returns + fees  DIFFERS" in outcome.out
     assert "questions that need several skills: 0 of 1 (0.00 to 0.9" in outcome.out

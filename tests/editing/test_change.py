@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from notes_cli.config import shipped_model
 from notes_cli.editing.change import Change, change, field_spans
-from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
-from notes_cli.engine.segment import Segment, Tokens
+from notes_cli.engine.segment import Identity, Segment, Tokens
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import Field
 from notes_cli.text.skill import Skill

@@ -6,18 +6,61 @@ anywhere), and an in-place edit that parks the tail of a sequence under an unuse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
 from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
+from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import LayerRows
+
+LoadZoo = Callable[..., Model]
+Rows = Sequence[LayerRows]
 
 
 def nmse(found: np.ndarray, expected: np.ndarray) -> float:
     """Normalised mean squared error."""
     found, expected = found.astype(np.float64), expected.astype(np.float64)
     return float(((found - expected) ** 2).sum() / (expected**2).sum())
+
+
+def distance(found: Rows, expected: Rows) -> float:
+    """The worst nmse of any layer's K or V; MLA and indexers keep no V."""
+    pairs = [pair for a, b in zip(found, expected, strict=True) for pair in ((a.k, b.k), (a.v, b.v))]
+    return max((nmse(a, b) for a, b in pairs if b.size), default=0.0)
+
+
+def same(found: Rows, expected: Rows, rows: Sequence[int] | slice = slice(None)) -> bool:
+    """True if these rows of all layers are bit-identical."""
+    pairs = [pair for a, b in zip(found, expected, strict=True) for pair in ((a.k, b.k), (a.v, b.v))]
+    return all(np.array_equal(a[rows], b[rows]) for a, b in pairs)
+
+
+def open_context(model: Model, kv: str = "f32", flash: str = "off", **options: Any) -> Context:
+    """A context in whose K/V nothing is rounded, by default, with small batches."""
+    settings = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": kv, "type_v": kv}
+    return Context(model, ContextOptions(**{**settings, "flash_attention": flash, **options}))
+
+
+@contextmanager
+def stopping(ctx: Context, after: float = 0) -> Iterator[list[int]]:
+    """Computations are aborted after that many of their steps, which are counted."""
+    steps = [0]
+
+    @llama.ggml_abort_callback  # type: ignore[untyped-decorator]
+    def stop(_: object) -> bool:
+        steps[0] += 1
+        return steps[0] > after
+
+    llama.llama_set_abort_callback(ctx.handle, stop, None)
+    try:
+        yield steps
+    finally:
+        llama.llama_set_abort_callback(ctx.handle, llama.ggml_abort_callback(), None)
 
 
 def decode(context: Context, tokens: Sequence[int], position: int, seq_id: int = 0) -> np.ndarray:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from reference import nmse
 
 from bench import zoo_more
 from notes_cli.engine import native
@@ -23,10 +24,6 @@ from notes_cli.errors import EngineError, ModelError, UnsupportedError
 MODELS = Path(__file__).parents[2] / "build" / "zoo" / "models"
 SEQUENCES = 4
 BOUND = 1e-3  # of the squared error of logits, over their square: rounding is below 1e-5, another's state above 1e-2
-
-
-def nmse(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    return float(((found - wanted) ** 2).sum() / (wanted**2).sum())
 
 
 def error(path: Path, physical: int) -> float | None:

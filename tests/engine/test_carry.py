@@ -7,20 +7,18 @@ tokens, so that state and logits after a segment must equal those of a recompute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zoo
-from reference import nmse
+from reference import nmse, open_context
 
 from bench import zoo_more
 from notes_cli.engine import recurrent
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows, Tokens, Transition
 from notes_cli.errors import EngineError, UnsupportedError
 
@@ -54,52 +52,36 @@ EACH = ["mamba", "mamba2", "qwen35", "kimi-linear", "minimax-01", "lfm2", *zoo_m
 BOUND = 1e-10  # normalised mean squared error of logits
 
 
-def made(name: str, folder: Path) -> Path:
-    """Write a model in which a single recurrent layer contributes."""
-    path = folder / f"{name}.gguf"
-    if name in ALONE:
-        source, silent = ALONE[name]
-        a = -0.001 if name == "kimi-linear" else -0.01  # a random one forgets in a few tokens
-        remembers = {f"blk.{layer}.ssm_a": a for layer in (0, 1)}
-        overrides = {"kda.gate_lower_bound": -0.02} if name in BOUNDED else {}
-        return zoo.variant(source, path, overrides, fill=dict.fromkeys(silent, 0.0) | remembers)
-    zoo_more.write(path, name, *zoo_more.RECURRENT[name](1))
-    return path
+def made(name: str, folder: Path, whole: bool) -> Path:
+    """Write a model of the zoo as it is, or one in which a single recurrent layer contributes."""
+    path = folder / f"{name}{' whole' * whole}.gguf"
+    if name not in ALONE:
+        zoo_more.write(path, name, *zoo_more.RECURRENT[name](*([] if whole else [1])))
+        return path
+    source, silent = ALONE[name]
+    if whole:
+        return zoo.zoo_model(source)
+    a = -0.001 if name == "kimi-linear" else -0.01  # a random one forgets in a few tokens
+    remembers = {f"blk.{layer}.ssm_a": a for layer in (0, 1)}
+    overrides = {"kda.gate_lower_bound": -0.02} if name in BOUNDED else {}
+    return zoo.variant(source, path, overrides, fill=dict.fromkeys(silent, 0.0) | remembers)
 
 
 @pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Model]]:
+def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Model]]:
     folder = tmp_path_factory.mktemp("carry")
-    models: dict[str, Model] = {}
+    models: dict[tuple[str, bool], Model] = {}
 
-    def load(name: str) -> Model:
-        if name not in models:
-            models[name] = Model(made(name, folder))
-        return models[name]
-
-    yield load
-    for model in models.values():
-        model.close()
-        model.path.unlink()
-
-
-@pytest.fixture(scope="module")
-def load_whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Model]]:
-    """The models of the zoo as they are."""
-    folder = tmp_path_factory.mktemp("whole")
-    models: dict[str, Model] = {}
-
-    def load(name: str) -> Model:
-        if name not in models:
-            path = zoo.zoo_model(ALONE[name][0]) if name in ALONE else folder / f"{name}.gguf"
-            if name not in ALONE:
-                zoo_more.write(path, name, *zoo_more.RECURRENT[name]())
-            models[name] = Model(path)
-        return models[name]
+    def load(name: str, whole: bool = False) -> Model:
+        if (name, whole) not in models:
+            models[name, whole] = Model(made(name, folder, whole))
+        return models[name, whole]
 
     yield load
     for model in models.values():
         model.close()
+    for path in folder.iterdir():
+        path.unlink()
 
 
 @dataclass(frozen=True)
@@ -116,13 +98,6 @@ class Compiled:
 
 def text(model: Model, seed: int, count: int) -> Tokens:
     return np.random.default_rng(seed).integers(0, model.n_vocab, count).astype(np.int32)
-
-
-@contextmanager
-def opened(model: Model, n_ctx: int = 512, n_ubatch: int = 64) -> Iterator[Context]:
-    options = ContextOptions(n_ctx, max(64, n_ubatch), n_ubatch, 1, type_k="f32", type_v="f32", flash_attention="off")
-    with Context(model, options) as context:
-        yield context
 
 
 def decode(context: Context, tokens: Tokens, seq_id: int = 0) -> None:
@@ -163,11 +138,11 @@ def logits(context: Context, seq_id: int = 0) -> np.ndarray:
 
 def error(model: Model, left: Tokens, tokens: Tokens, found: Compiled, **options: int) -> float:
     """Of the segment carried after `left`, against the same tokens decoded."""
-    with opened(model, **options) as context:
+    with open_context(model, **options) as context:
         decode(context, left)
         carry(context, found)
         mine = logits(context)
-    with opened(model, **options) as context:
+    with open_context(model, **options) as context:
         decode(context, np.concatenate([left, tokens]))
         return nmse(mine, logits(context))
 
@@ -189,11 +164,11 @@ CONTROLS: dict[str, Callable[[Transition], Transition]] = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_segment_carries_the_state_after_any_left_context(load: Callable[[str], Model], name: str) -> None:
+def test_a_segment_carries_the_state_after_any_left_context(load: Callable[..., Model], name: str) -> None:
     """Compiled once, after 5 tokens, it fits an empty sequence, one token and many; the controls do not."""
     model = load(name)
     tokens = text(model, 1, 24)
-    with opened(model) as context:
+    with open_context(model) as context:
         found = compiled(context, text(model, 2, 5), tokens)
     for left in (0, 1, 100):
         assert error(model, text(model, 3, left), tokens, found) < BOUND
@@ -205,33 +180,33 @@ def test_a_segment_carries_the_state_after_any_left_context(load: Callable[[str]
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_of_any_length_and_over_the_borders_of_batches(load: Callable[[str], Model], name: str) -> None:
+def test_of_any_length_and_over_the_borders_of_batches(load: Callable[..., Model], name: str) -> None:
     """From one token after the seam to hundreds, in micro-batches of 1, 7 and 64."""
     model = load(name)
     for count, n_ubatch in ((1, 64), (2, 64), (5, 1), (40, 7), (64, 64), (333, 64)):
-        with opened(model) as context:
+        with open_context(model) as context:
             tokens = text(model, count, sum(recurrent.margins(context)) + count)
-        with opened(model, n_ubatch=n_ubatch) as context:
+        with open_context(model, n_ubatch=n_ubatch) as context:
             found = compiled(context, text(model, 2, 3), tokens)
         assert error(model, text(model, 3, 50), tokens, found) < BOUND, (count, n_ubatch)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_whole_models_at_the_compile_context(load_whole: Callable[[str], Model], name: str) -> None:
+def test_whole_models_at_the_compile_context(load: Callable[..., Model], name: str) -> None:
     """With all layers: a segment carried at its own position equals the decoded one, as does a moved one without left
     context; two parts equal the whole, also after another left context, where both are approximations."""
-    model = load_whole(name)
+    model = load(name, whole=True)
     left, other, tokens = text(model, 2, 5), text(model, 3, 30), text(model, 1, 40)
-    with opened(model) as context:
+    with open_context(model) as context:
         whole = compiled(context, left, tokens)
         seam, tail = whole.seam, whole.tail
         decode(context, tokens[len(tokens) - tail :])
         wanted = logits(context)
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, left)
         carry(context, whole)
         assert nmse(logits(context), wanted) < BOUND
-    with opened(model) as context:
+    with open_context(model) as context:
         middle = seam + 11
         first = compiled(context, left, tokens[:middle], seam, 0)
         with recurrent.capturing(context, 0) as captured:
@@ -239,11 +214,11 @@ def test_whole_models_at_the_compile_context(load_whole: Callable[[str], Model],
             transitions = captured()
         rows = context.read(0, 0, len(left) + len(tokens) - tail, base=0, dtype="f32")
         second = Compiled(tokens[middle:], 0, tail, len(left) + middle, rows, transitions)
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, other)
         carry(context, whole)
         wanted = logits(context)
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, other)
         carry(context, first)
         carry(context, second)
@@ -251,33 +226,32 @@ def test_whole_models_at_the_compile_context(load_whole: Callable[[str], Model],
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in zoo_more.RECURRENT and "mamba" not in name])
-def test_keys_turn_with_their_positions(load_whole: Callable[[str], Model], name: str) -> None:
+def test_keys_turn_with_their_positions(load: Callable[..., Model], name: str) -> None:
     """A segment compiled at the start and carried to position 40 of an empty sequence equals one decoded there:
     attention layers of hybrids are moved as in other models."""
-    model = load_whole(name)
+    model = load(name, whole=True)
     tokens = text(model, 1, 40)
-    with opened(model) as context:
+    with open_context(model) as context:
         found = compiled(context, tokens[:0], tokens, max(1, recurrent.margins(context)[0]))
-    with opened(model) as context:
+    with open_context(model) as context:
         context.decode_at(0, 40, tokens)
         wanted = logits(context)
-    with opened(model) as context:
+    with open_context(model) as context:
         context.decode_at(0, 40, tokens[: found.seam])
         carry(context, replace(found, seam=0, tokens=tokens[found.seam :], base=found.seam))
         assert nmse(logits(context), wanted) < 1e-8
 
 
-def test_who_shares_a_state_keeps_it(load: Callable[[str], Model]) -> None:
+def test_who_shares_a_state_keeps_it(load: Callable[..., Model]) -> None:
     """A shared state is carried for one of two sequences; the other continues as before."""
     model = load("qwen35")
     tokens = text(model, 1, 24)
-    options = ContextOptions(512, 64, 64, 1, 2, True, type_k="f32", type_v="f32", flash_attention="off")
-    with opened(model) as context:
+    with open_context(model) as context:
         found = compiled(context, text(model, 2, 5), tokens)
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, text(model, 3, 9))
         wanted = logits(context)
-    with Context(model, options) as context:
+    with open_context(model, n_sequences=2, unified=True) as context:
         decode(context, text(model, 3, 9))
         with context.share(0, 9) as other:
             middle = tokens[found.seam :]
@@ -287,18 +261,18 @@ def test_who_shares_a_state_keeps_it(load: Callable[[str], Model]) -> None:
             assert nmse(logits(context), wanted) < BOUND
 
 
-def test_what_is_no_number_is_refused_and_nothing_has_changed(load: Callable[[str], Model]) -> None:
+def test_what_is_no_number_is_refused_and_nothing_has_changed(load: Callable[..., Model]) -> None:
     """NaN in a transition or in rows: the sequence has the state and the rows that it had."""
     model = load("granitehybrid")
     tokens = text(model, 1, 24)
-    with opened(model) as context:
+    with open_context(model) as context:
         found = compiled(context, text(model, 2, 5), tokens)
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, np.concatenate([text(model, 3, 9), tokens[: found.seam]]))
         wanted = logits(context)
     bad = replace(found.transitions[0], b=np.full_like(found.transitions[0].b, np.nan))
     rows = next(one for one in found.rows if one.part == "attention")
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, text(model, 3, 9))
         with pytest.raises(EngineError, match="NaN"):
             carry(context, replace(found, transitions=(bad,)))
@@ -312,11 +286,11 @@ def test_what_is_no_number_is_refused_and_nothing_has_changed(load: Callable[[st
         assert nmse(logits(context), wanted) < BOUND
 
 
-def test_what_does_not_fit_is_refused(load: Callable[[str], Model]) -> None:
+def test_what_does_not_fit_is_refused(load: Callable[..., Model]) -> None:
     """Another shape, another position, or nothing captured: one line, and no state."""
     model = load("mamba2")
     tokens = text(model, 1, 24)
-    with opened(model) as context:
+    with open_context(model) as context:
         found = compiled(context, text(model, 2, 5), tokens)
         (one, *others) = found.transitions
         with pytest.raises(EngineError, match="cannot go on at 40"):
@@ -327,19 +301,18 @@ def test_what_does_not_fit_is_refused(load: Callable[[str], Model]) -> None:
         with pytest.raises(EngineError, match="no transition of layer 1"):
             recurrent.carry(context, 0, context.length(0), tokens, found.rows, [one], context.length(0))
     captures = pytest.raises(EngineError, match="what was captured")
-    with opened(model) as context, recurrent.capturing(context, 0) as captured, captures:
+    with open_context(model) as context, recurrent.capturing(context, 0) as captured, captures:
         captured()
 
 
-def test_what_is_not_decoded_alone_is_not_captured(load: Callable[[str], Model]) -> None:
+def test_what_is_not_decoded_alone_is_not_captured(load: Callable[..., Model]) -> None:
     """Two sequences in a batch, or rows that were restored: a transition would be that of something else."""
     model = load("mamba2")
-    options = ContextOptions(512, 64, 64, 1, 2, True, type_k="f32", type_v="f32", flash_attention="off")
-    with Context(model, options) as context, recurrent.capturing(context, 0) as captured:
+    with open_context(model, n_sequences=2, unified=True) as context, recurrent.capturing(context, 0) as captured:
         context.append({0: text(model, 1, 5), 1: text(model, 2, 5)}, "none")
         with pytest.raises(UnsupportedError, match="several sequences"):
             captured()
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, text(model, 1, 5))
         rows = context.read(0, 0, 5, base=0, dtype="f32")
         context.clear()
@@ -352,21 +325,21 @@ def test_what_is_not_decoded_alone_is_not_captured(load: Callable[[str], Model])
 
 def test_attention_alone_has_nothing_to_carry() -> None:
     """A model without recurrent layers is refused by name."""
-    with Model(zoo.zoo_model("llama-dense")) as model, opened(model) as context:
+    with Model(zoo.zoo_model("llama-dense")) as model, open_context(model) as context:
         assert "no recurrent layers" in str(context.supports("carry"))
         with pytest.raises(UnsupportedError, match="no recurrent layers"), recurrent.capturing(context, 0):
             pass
 
 
-def test_a_context_computes_as_before_once_nothing_is_captured(load: Callable[[str], Model]) -> None:
+def test_a_context_computes_as_before_once_nothing_is_captured(load: Callable[..., Model]) -> None:
     """The graphs that capture are not used again."""
     model = load("qwen35")
     tokens = text(model, 1, 64)
-    with opened(model) as context:
+    with open_context(model) as context:
         decode(context, tokens)
         decode(context, tokens)
         wanted = logits(context)
-    with opened(model) as context:
+    with open_context(model) as context:
         with recurrent.capturing(context, 0):
             decode(context, tokens)
         decode(context, tokens)

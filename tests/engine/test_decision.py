@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.decision import Decision, decide, log_softmax
+from notes_cli.engine.decision import decide, log_softmax
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -99,13 +99,3 @@ def test_a_choice_longer_than_the_context(context: Context) -> None:
     with pytest.raises(NotesError, match="too small"):
         decide(seq, ["x" * 500, "y"])
     assert decide(seq, ["x", "y"]).choice in ("x", "y")
-
-
-def test_log_softmax_of_large_logits() -> None:
-    """No overflow: a certain token has log-probability 0."""
-    assert log_softmax(np.array([1e4, 0, 0], np.float32)).tolist() == [0.0, -1e4, -1e4]
-
-
-def test_margin_is_between_the_two_best() -> None:
-    """Of three answers the worst does not count."""
-    assert Decision("a", {"a": 0.6, "b": 0.1, "c": 0.3}).margin == pytest.approx(0.3)

@@ -5,41 +5,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import nmse
+from reference import LoadZoo, nmse, open_context, stopping
 
 from notes_cli.engine import native
-from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, ModelError
 
-LoadZoo = Callable[..., Model]
 random = np.random.default_rng(3)
 TEXTS = [random.integers(0, 128, 30).astype(np.int32) for _ in range(3)]
 QUESTION = random.integers(0, 128, 8).astype(np.int32)
-
-
-def context(model: Model, **options: object) -> Context:
-    settings = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
-    return Context(model, ContextOptions(**{**settings, "flash_attention": "off", **options}))  # type: ignore[arg-type]
-
-
-@contextmanager
-def stopping(ctx: Context) -> Iterator[None]:
-    """Whatever is computed stops at its first node."""
-    stop = llama.ggml_abort_callback(lambda _: True)
-    llama.llama_set_abort_callback(ctx.handle, stop, None)
-    try:
-        yield
-    finally:
-        llama.llama_set_abort_callback(ctx.handle, llama.ggml_abort_callback(), None)
 
 
 @pytest.mark.parametrize("name", ["granitehybrid-dense", "qwen35-dense", "mamba-dense"])
@@ -47,7 +26,7 @@ def test_no_sequence_goes_on_from_the_state_of_another(load_zoo: LoadZoo, name: 
     """To decode 0 and 2 together llama.cpp moves the state of 1, and does not if that is stopped: each is as it was, or
     empty."""
     model = load_zoo(name)
-    with context(model, n_sequences=3, unified=True) as ctx, context(model) as fresh:
+    with open_context(model, n_sequences=3, unified=True) as ctx, open_context(model) as fresh:
         for seq_id, text in enumerate(TEXTS):
             ctx.append({seq_id: text})
         with stopping(ctx), pytest.raises(EngineError, match="stopped"):
@@ -70,7 +49,7 @@ def test_an_image_needs_what_its_window_shows(load_zoo: LoadZoo) -> None:
     """A second sequence continues where a small cache has dropped the window: an image is refused, as text is."""
     model = load_zoo("gemma3-dense")
     text = random.integers(0, 128, 640).astype(np.int32)
-    with context(model, n_ctx=1024, n_sequences=2, unified=True, swa_full=False) as ctx:
+    with open_context(model, n_ctx=1024, n_sequences=2, unified=True, swa_full=False) as ctx:
         ctx.append({0: text})
         with ctx.share(0, 200) as other:
             with pytest.raises(EngineError, match="sliding-window layers no longer hold what position 200"):
@@ -82,7 +61,7 @@ def test_an_image_needs_what_its_window_shows(load_zoo: LoadZoo) -> None:
 def test_an_image_without_room_says_so(load_zoo: LoadZoo, name: str) -> None:
     """After some of its rows: they are gone, with the whole sequence where it cannot go back."""
     model = load_zoo(name)
-    with context(model, n_sequences=2, unified=True) as ctx:
+    with open_context(model, n_sequences=2, unified=True) as ctx:
         ctx.append({0: TEXTS[0], 1: np.tile(TEXTS[1], 7)})
         with pytest.raises(EngineError, match="free cells"):
             ctx.decode_embeddings(0, 30, picture(model, 400))
@@ -96,7 +75,7 @@ def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) ->
     model = load_zoo(name)
     axes = np.zeros((4, 3), np.int32)
     axes[:, 2] = np.arange(4)  # one row of four
-    with context(model, n_ctx=256) as ctx, context(model, n_ctx=256) as fresh:
+    with open_context(model, n_ctx=256) as ctx, open_context(model, n_ctx=256) as fresh:
         for each in (ctx, fresh):
             each.append({0: TEXTS[0]})
         for position, where in ((253, None), (1000, None), (2**31 - 1, None), (2**31 - 4, None), (253, axes)):
@@ -116,7 +95,7 @@ def test_an_image_beyond_the_context_is_refused(load_zoo: LoadZoo, name: str) ->
 def test_what_would_be_read_beyond_its_end_is_refused(load_zoo: LoadZoo) -> None:
     """Arguments of different lengths are refused: tables of tokens, positions of fewer rows."""
     model = load_zoo("qwen2vl-dense")
-    with context(model) as ctx:
+    with open_context(model) as ctx:
         ctx.append({0: TEXTS[0]})
         rows, axes = ctx.read_axes(0, 0, 30, base=0)
         table = np.zeros((2, 3), np.int32)
@@ -153,7 +132,7 @@ def test_a_copy_that_cannot_be(
 ) -> None:
     """llama.cpp aborts, or copies rows without their state. All rows can be copied."""
     model = load_zoo(name)
-    with context(model, n_sequences=2, **options) as ctx:
+    with open_context(model, n_sequences=2, **options) as ctx:
         ctx.append({0: TEXTS[0]})
         with pytest.raises(EngineError, match=why):
             ctx.copy(*arguments)
@@ -166,7 +145,7 @@ def test_a_copy_that_cannot_be(
 def test_a_model_closes_its_contexts(load_zoo: LoadZoo) -> None:
     """Without its weights they would read memory that is gone; closing them once more does nothing."""
     model = load_zoo("llama-dense")
-    ctx, other = context(model), context(model)
+    ctx, other = open_context(model), open_context(model)
     lease = ctx.lease()
     ctx.append({lease.id: TEXTS[0]})
     other.close()
@@ -176,12 +155,14 @@ def test_a_model_closes_its_contexts(load_zoo: LoadZoo) -> None:
             call()
     lease.close()
     ctx.close()
+    with pytest.raises(ModelError, match="closed"):
+        model.tokenize("text")
 
 
 def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
     """Not before it, and with as many numbers as the model takes."""
     model = load_zoo("llama-dense")
-    with context(model) as ctx:
+    with open_context(model) as ctx:
         ctx.append({0: TEXTS[0]})
         with pytest.raises(EngineError, match="after the last row"):
             ctx.decode_embeddings(0, 29, picture(model, 4))
@@ -194,7 +175,7 @@ def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
 def test_numbers_that_are_none_do_not_stay(load_zoo: LoadZoo, flash: str) -> None:
     """Rows of NaN whose sequence is gone: the next one to be leased computes as ever."""
     model = load_zoo("llama-dense")
-    with context(model, n_sequences=2, unified=True, flash_attention=flash) as ctx:
+    with open_context(model, n_sequences=2, unified=True, flash_attention=flash) as ctx:
         with ctx.lease() as bad:
             ctx.decode_embeddings(bad.id, 0, np.full_like(picture(model, 100), np.nan))
             with pytest.raises(EngineError, match="not numbers"):

@@ -71,11 +71,6 @@ def test_signals_that_are_not_ours(make_model: MakeModel, before: str, environme
     assert done.returncode == -6 and "llama.cpp failed" not in done.stderr
 
 
-def test_an_interrupt_is_still_an_interrupt(make_model: MakeModel) -> None:
-    done = crash(make_model(), "import signal; signal.raise_signal(signal.SIGINT)")
-    assert "KeyboardInterrupt" in done.stderr and "llama.cpp failed" not in done.stderr
-
-
 def test_a_greedy_tokenizer_that_would_never_end(make_model: MakeModel, tmp_path: Path) -> None:
     """llama.cpp's tokenizer of RWKV turns round for ever, and takes all memory, at a byte that only begins tokens."""
     data = make_model().read_bytes()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from reference import decode, nmse
+from reference import LoadZoo, decode, distance, nmse, open_context, same
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError
 
 # The zoo's sections hide the axes after the first; those of released models show them, and one has pairs that no axis
@@ -30,13 +28,12 @@ VARIANTS = [
     ("glm4-dense", [8, 12, 12, 0]),
     ("paddleocr-moe", [16, 24, 24, 0]),
 ]
+context = partial(open_context, n_ctx=256)
 BOUND = 1e-6  # nmse of f32 rows and logits
 TARGET = 90
 
 random = np.random.default_rng(11)
 BEFORE, AFTER, QUESTION = (random.integers(0, 128, n).astype(np.int32) for n in (5, 7, 8))
-
-LoadZoo = Callable[..., Model]
 
 
 class Image(NamedTuple):
@@ -61,11 +58,6 @@ class Image(NamedTuple):
 WIDE, HIGH = Image(3, 4), Image(5, 2, seed=1)
 # Tokens of the whole span: an image has none, any will do.
 SPAN = np.concatenate([BEFORE, np.zeros(WIDE.rows, np.int32), AFTER])
-
-
-def context(model: Model, **options: object) -> Context:
-    settings = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
-    return Context(model, ContextOptions(**{**settings, "flash_attention": "off", **options}))  # type: ignore[arg-type]
 
 
 def load(load_zoo: LoadZoo, name: str, sections: list[int] | None) -> Model:
@@ -101,11 +93,6 @@ def tell(ctx: Context, position: int) -> int:
 def asked(ctx: Context, position: int) -> np.ndarray:
     """Logits of each token of a question at that position, by stock calls."""
     return np.stack([decode(ctx, [int(token)], position + i) for i, token in enumerate(QUESTION)])
-
-
-def distance(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> float:
-    """The worst nmse of any layer's K or V."""
-    return max(max(nmse(a.k, b.k), nmse(a.v, b.v)) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("image", [WIDE, HIGH], ids=["wide", "high"])
@@ -169,7 +156,7 @@ def test_what_is_left_after_a_splice_of_an_image(load_zoo: LoadZoo, name: str, s
         before = ours.read_axes(0, 0, len(SPAN), base=0, dtype="f32")[0]
         ours.splice(0, end, np.zeros(HIGH.rows, np.int32), rows, 0, axes=axes)
         after = ours.read_axes(0, 0, len(SPAN), base=0, dtype="f32")[0]
-        assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(after, before, strict=True))
+        assert same(after, before)
         assert (ours.read_axes(0, end, HIGH.rows, base=end, dtype="f32")[1] == HIGH.axes(end)).all()
         where = end - np.arange(len(AFTER), 0, -1)
         ours.truncate(0, end)
@@ -200,7 +187,7 @@ def test_positions_that_cannot_be_are_refused(load_zoo: LoadZoo) -> None:
             ctx.splice(0, 250, SPAN, rows, 0, axes=axes)
         again, still = ctx.read_axes(0, 0, len(SPAN), base=0, dtype="f32")
         assert (still == axes).all()
-        assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(again, rows, strict=True))
+        assert same(again, rows)
 
 
 def test_a_model_of_texts_has_one_axis(load_zoo: LoadZoo) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference import same
 
 from notes_cli.engine import interrupts, native, process
 from notes_cli.engine.context import Context
@@ -112,7 +113,7 @@ def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypa
             seq.flush()
     assert seq.context.length(seq.seq_id) in (len(TEXT), len(seq)) and seq.intact
     after = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
-    assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(before, after, strict=True))
+    assert same(before, after)
     goes_on(seq)
 
 

@@ -18,8 +18,11 @@ from reference import nmse
 from notes_cli.commands.remedies import worded
 from notes_cli.config import shipped_model
 from notes_cli.engine import limits, native
+from notes_cli.engine import options as module
 from notes_cli.engine.context import Context
+from notes_cli.engine.header import read_integers
 from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
 from notes_cli.engine.options import KV_TYPES, ContextOptions
 from notes_cli.errors import EngineError
 
@@ -113,8 +116,7 @@ def test_a_list_in_the_header(make_model: Callable[..., Path]) -> None:
     with Model(make_model("lfm2")) as model:
         assert limits._integers(model, "attention.head_count_kv") == [0, 2, 0]
         assert limits._integers(model, "attention.nothing") == []
-    with make_model("lfm2").open("rb") as file:
-        assert limits._list(file, "tokenizer.ggml.token_type")[-3:] == [3, 3, 3]
+    assert read_integers(make_model("lfm2"), "tokenizer.ggml.token_type")[-3:] == [3, 3, 3]
 
 
 def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,3 +211,17 @@ def test_reserved_addresses_are_no_memory() -> None:
     )
     done = subprocess.run([sys.executable, "-c", reserve], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(("share", "threads"), [(2.0, 1), (0.3, 3), (0.001, 4)])
+def test_no_more_threads_than_the_weights_keep_busy(
+    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, share: float, threads: int
+) -> None:
+    """A thread for each such share of the weights: one at least, a core each at most. As many as are asked for."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
+    with Model(make_model("llama")) as model:
+        monkeypatch.setattr(module, "THREAD_WEIGHTS", int(share * llama.llama_model_size(model.handle)))
+        with Context(model, ContextOptions(n_ctx=64)) as context:
+            assert llama.llama_n_threads(context.handle) == threads
+        with Context(model, ContextOptions(n_ctx=64, n_threads=7)) as context:
+            assert llama.llama_n_threads(context.handle) == 7

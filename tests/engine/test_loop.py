@@ -11,13 +11,11 @@ import pytest
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.decision import Decision, decide, decide_task
-from notes_cli.engine.decoding import fair_shares
 from notes_cli.engine.loop import AHEAD, Lookahead, Task, run, serve
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.sequence import KVSequence
-from notes_cli.engine.token_generator import TokenGenerator
+from notes_cli.engine.sequence import KVSequence, TokenGenerator, fair_shares
 from notes_cli.errors import EngineError, NotesError
 
 SKILL = list(range(30, 90))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -17,7 +15,6 @@ from notes_cli.engine.patches import (
     changed_ranges,
     is_ascending,
     merge_ranges,
-    new_positions,
     position_map,
 )
 
@@ -83,13 +80,6 @@ def test_alignment_covers_both_sequences_once(case: tuple[int, list[Patch]]) -> 
         assert tokens[slice(*part.after)] == expected
 
 
-@given(patches_of())
-def test_positions_of_new_tokens(case: tuple[int, list[Patch]]) -> None:
-    length, patches = case
-    tokens = naive(length, patches)
-    assert new_positions(patches) == {position for position, token in enumerate(tokens) if token >= 1000}
-
-
 @given(patches_of(), st.data())
 def test_a_row_is_disturbed_unless_its_token_is_where_it_was(
     case: tuple[int, list[Patch]], data: st.DataObject
@@ -126,9 +116,3 @@ def test_only_ranges_inside_that_ascend() -> None:
     assert not is_ascending([(3, 4), (0, 1)], 5)
     assert not is_ascending([(2, 1)], 5) and not is_ascending([(-1, 1)], 5)
     assert not is_ascending([(4, 6)], 5)
-
-
-def test_it_needs_no_llama_cpp() -> None:
-    """So that reading a ledger does not load llama.cpp."""
-    code = "import sys, notes_cli.engine.patches; sys.exit('notes_cli.lib' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

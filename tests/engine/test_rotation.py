@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reference import LoadZoo
 
 import notes_cli.runtime.identity as work
 from notes_cli.engine import native
@@ -26,7 +27,6 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
 MakeModel = Callable[..., Path]
-LoadZoo = Callable[..., Model]
 Read = Callable[..., tuple[LayerRows, ...]]
 
 

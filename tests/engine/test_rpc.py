@@ -12,28 +12,26 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from reference import same
 
 import notes_cli as notes
 from notes_cli.cli import cli
-from notes_cli.engine import limits
-from notes_cli.engine import rpc as servers_module
+from notes_cli.engine import devices, limits
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError, NotesError
-from notes_cli.library.container import open_stored, write_segment
 
-from ..conftest import MakeModel, MakeSegment
+from ..conftest import MakeModel
 from ..zoo import MODELS
 
 PROGRAM = MODELS.parent / "bin" / "ggml-rpc-server"
@@ -61,7 +59,7 @@ class Server:
         end = time.monotonic() + 60
         while True:
             try:
-                servers_module.check(self.address)
+                devices.check_server(self.address)
                 return
             except EngineError:
                 assert self.process.poll() is None and time.monotonic() < end, self._log.read_text()
@@ -93,12 +91,6 @@ def options(flash: str = "on", kv: str = "f16", **more: Any) -> ContextOptions:
         flash_attention=flash,  # type: ignore[arg-type]
         **more,
     )
-
-
-def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> bool:
-    """Bit for bit: the server computes with the same code on the same processor."""
-    pairs = [pair for a, b in zip(found, wanted, strict=True) for pair in ((a.k, b.k), (a.v, b.v))]
-    return all(np.array_equal(a, b) for a, b in pairs)
 
 
 Made = tuple[list[np.ndarray], list[tuple[LayerRows, ...]]]
@@ -149,85 +141,6 @@ def test_rows_and_logits_are_those_of_this_machine(
     assert server.messages()["graph_compute"] > before["graph_compute"]
     assert all(np.array_equal(a, b) for a, b in zip(far_logits, logits, strict=True))
     assert len(far_rows) == len(rows) and all(map(same, far_rows, rows))
-
-
-@pytest.mark.parametrize("flash", ["on", "off"])
-def test_messages_are_counted(make_model: MakeModel, server: Server, flash: str) -> None:
-    """One message for K and one for V of a layer, not one per row; columns are read before they are written. Cells of
-    another sequence in between are unchanged."""
-    length = 200
-    tokens = np.resize(TEXT, length)
-
-    def counted(did: Callable[[], object]) -> Counter[str]:
-        before = server.messages()
-        did()
-        context.read(
-            1, 0, 1, base=0
-        )  # messages without a reply may be pending: a reply shows that all earlier ones have arrived
-        found = server.messages() - before
-        found["get_tensor"] -= 2 * len(context.layers)
-        return +found
-
-    with (
-        Model(make_model("llama"), rpc=[server.address]) as model,
-        Context(model, options(flash, n_sequences=3, unified=True)) as context,
-    ):
-        context.append({1: MORE})
-        each = len(context.layers)
-        context.append({0: tokens})
-        rows = context.read(0, 0, length, base=0)
-        assert counted(lambda: context.read(0, 0, length, base=7)) == {"get_tensor": 2 * each}
-        context.truncate(0, 0)
-        columns = {"get_tensor": each} if flash == "off" else {}
-        assert counted(lambda: context.splice(0, 3, tokens, rows, 0)) == {"set_tensor": 2 * each, **columns}
-
-        # Now cells of two sequences by turns, some of which become free: the next splice has to go between the others.
-        context.clear()
-        context.append({1: MORE})
-        for token in tokens:
-            context.append({0: [int(token)], 2: [int(token)]}, output="none")
-        other = context.read(2, 0, length, base=0, dtype="f32")
-        assert counted(lambda: context.read(2, 0, length, base=0)) == {"get_tensor": 2 * each}
-        context.truncate(0, 0)
-        spliced = counted(lambda: context.splice(0, 0, tokens, rows, 0))
-        assert spliced == {"set_tensor": 2 * each, "get_tensor": 2 * each}
-        assert same(context.read(2, 0, length, base=0, dtype="f32"), other)
-        assert same(context.read(0, 0, length, base=0), rows)
-
-
-@pytest.mark.parametrize("flash", ["on", "off"])
-@pytest.mark.patches("speed")
-def test_rows_of_several_buffers_from_a_file(
-    make_model: MakeModel, make_segment: MakeSegment, server: Server, tmp_path: Path, flash: str
-) -> None:
-    """An odd number of rows, by two threads with alternating buffers: the same rows as locally, in one message per
-    buffer."""
-    length, width, buffer, line = 4133, 1024, 4 << 20, 32
-    random = np.random.default_rng(9)
-
-    def rows() -> np.ndarray:
-        return random.standard_normal((length, width), np.float32).astype("f2")
-
-    layers = tuple(LayerRows(number, rows(), rows()) for number in range(2))
-    tokens = np.zeros(length, np.int32)
-    write_segment(tmp_path / "a.gguf", replace(make_segment(), tokens=tokens, fields=(), layers=layers))
-    found = []
-    for rpc in ((), [server.address]):
-        path = make_model("qwen3", layers=2, embd=width, heads=32, kv_heads=32)
-        with (
-            Model(path, rpc=rpc) as model,
-            Context(model, replace(options(flash), n_ctx=length + 256, n_threads=2)) as context,
-        ):
-            segment = open_stored(tmp_path / "a.gguf")
-            context.append({0: MORE})
-            context.read(0, 0, 1, base=0)  # a reply shows that all earlier messages have arrived
-            before = server.messages()
-            context.splice(0, len(MORE), tokens, segment.layers, segment.base)
-            found.append(context.read(0, 0, len(MORE) + length, base=0, dtype="f32"))
-            sent = server.messages() - before
-    assert same(found[1], found[0])
-    buffers = -(-length // ((buffer // (2 * width) - line) // line * line))
-    assert buffers > 2 and sent["set_tensor"] == 2 * (buffers + (1 if flash == "off" else buffers))
 
 
 def written(folder: Path, name: str = "skill") -> Path:
@@ -358,7 +271,7 @@ def test_what_is_no_server_of_ours(
     answer: bytes | None, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One line with its address, before the model's file is looked at. llama.cpp would end the process, or wait."""
-    monkeypatch.setattr(servers_module, "PATIENCE", 0.3)
+    monkeypatch.setattr(devices, "PATIENCE", 0.3)
     stranger = Stranger(answer)
     try:
         with pytest.raises(EngineError, match=f"{stranger.address} {says}"):
@@ -379,20 +292,20 @@ def test_a_server_of_two_names_is_one(make_model: MakeModel, server: Server) -> 
     port = server.address.rpartition(":")[2]
     with Model(make_model(), rpc=[f"127.0.0.1:{port}", f"localhost:{port}", f"127.0.0.1:{port}"]) as model:
         assert model.tokenize("a")
-    servers_module.check(server.address)  # and it lives
+    devices.check_server(server.address)  # and it lives
 
 
 def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes one client at a time; llama.cpp would wait until the other one has gone."""
-    monkeypatch.setattr(servers_module, "PATIENCE", 0.3)
-    host, port = servers_module.address(server.address)
+    monkeypatch.setattr(devices, "PATIENCE", 0.3)
+    host, port = devices.address(server.address)
     with (
         socket.create_connection((host, port)),
         pytest.raises(EngineError, match="one client at a time"),
     ):
-        servers_module.check(server.address)
-    monkeypatch.setattr(servers_module, "PATIENCE", 10.0)
-    servers_module.check(server.address)  # and it lives: who gave up has not harmed it
+        devices.check_server(server.address)
+    monkeypatch.setattr(devices, "PATIENCE", 10.0)
+    devices.check_server(server.address)  # and it lives: who gave up has not harmed it
 
 
 @pytest.mark.parametrize(
@@ -400,14 +313,14 @@ def test_a_server_that_is_busy_is_not_waited_for(server: Server, monkeypatch: py
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(EngineError, match="is no address of an RPC server"):
-        servers_module.address(text)
+        devices.address(text)
 
 
 def test_the_protocol_is_that_of_the_library() -> None:
     """A new llama.cpp may have another."""
     header = (MODELS.parent / "llama.cpp" / "ggml" / "include" / "ggml-rpc.h").read_text()
     found = [re.search(rf"RPC_PROTO_{part}_VERSION +(\d+)", header) for part in ("MAJOR", "MINOR")]
-    assert tuple(int(match[1]) for match in found if match) == servers_module.PROTOCOL
+    assert tuple(int(match[1]) for match in found if match) == devices.PROTOCOL
 
 
 def test_the_commands_have_it(

@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment
 from notes_cli.errors import EngineError
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import nmse
+from reference import LoadZoo, nmse, same
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
-from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows
@@ -25,7 +24,6 @@ TEXT = list(range(40))
 MORE = [7, 3, 9]
 
 Load = Callable[..., Context]
-LoadZoo = Callable[..., Model]
 
 
 @pytest.fixture
@@ -55,10 +53,6 @@ def rows(seq: KVSequence) -> tuple[LayerRows, ...]:
     return context.read(seq.seq_id, 0, context.length(seq.seq_id), base=0, dtype=context.lossless_type)
 
 
-def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> bool:
-    return all(np.array_equal(a.k, b.k) and np.array_equal(a.v, b.v) for a, b in zip(found, wanted, strict=True))
-
-
 def close(found: np.ndarray, wanted: np.ndarray) -> bool:
     """Equal to rounding: other cells are added up in another order."""
     return bool(np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max()))
@@ -70,17 +64,6 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
 def pool(size: int = 3) -> tuple[Pool, list[int]]:
     emptied: list[int] = []
     return Pool(size, emptied.append), emptied
-
-
-def test_a_lease_is_held_until_it_is_closed() -> None:
-    """Its id is unique; once closed, the id is free and the rows are dropped, once however often it is closed."""
-    held, emptied = pool()
-    with held.lease(1) as lease:
-        assert (lease.id, held.held, held.free) == (1, [1], [0, 2])
-    lease.close()
-    assert (held.held, held.free, emptied, lease.held) == ([], [0, 1, 2], [1], False)
-    with pytest.raises(EngineError, match="was given back"):
-        _ = lease.id
 
 
 def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
@@ -104,20 +87,6 @@ def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
     gc.collect()
     assert emptied == []
     assert held.free == [0, 1, 2] and emptied == [2] and held.tokens(2) == []
-
-
-def test_to_clear_a_pool_is_to_forget_all() -> None:
-    """All leases end, and closing them again does nothing."""
-    held, emptied = pool()
-    leases = [held.lease(number) for number in range(3)]
-    held.clear()
-    assert held.free == [0, 1, 2] and not any(lease.held for lease in leases)
-    new = held.lease(0)
-    for lease in leases:
-        lease.close()
-    del leases
-    gc.collect()
-    assert held.held == [0] and new.held and emptied == []
 
 
 # Sequences.
@@ -462,13 +431,3 @@ def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
     size = context.n_ctx
     context.resize(n_ctx=512, n_sequences=3)
     assert context.n_ctx >= size > 512
-
-
-def test_a_stock_copy_is_a_share_too(load: Load) -> None:
-    """Sequences that share cells by llama.cpp's own call, as other programs do, and whose tokens are known."""
-    context = load(n_sequences=2, unified=True)
-    with written(context) as one, KVSequence(context) as two:
-        llama.llama_memory_seq_cp(llama.llama_get_memory(context.handle), one.seq_id, two.seq_id, 0, 30)
-        two.append(TEXT[:30])
-        context.resize(n_ctx=1024)
-        assert context.used == len(TEXT) and context.length(two.seq_id) == 30

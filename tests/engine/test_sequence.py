@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import nmse
+from reference import nmse, same
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
-from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
@@ -99,12 +98,6 @@ def test_a_splice_where_it_was_compiled_is_exact(sequence: KVSequence, segment: 
     prefilled.append([*LEFT, *SKILL, *ASK])
     np.testing.assert_allclose(spliced, prefilled.logits(), atol=0.05 * float(np.abs(spliced).max()))
     assert sequence.pieces[1].reason is Reason.UNMOVED
-
-
-def rows_of(sequence: KVSequence) -> list[np.ndarray]:
-    """K and V of all layers."""
-    found = sequence.context.read(sequence.seq_id, 0, len(sequence), base=0)
-    return [part for layer in found for part in (layer.k, layer.v)]
 
 
 def close(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> bool:
@@ -202,24 +195,10 @@ def test_lookahead_leaves_it_as_it_was(sequence: KVSequence) -> None:
     assert sequence.context.length(0) == len(sequence) == 11
     assert (sequence.logits() == before).all()
     after = sequence.context.read(0, 0, len(sequence), base=0)
-    assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(rows, after, strict=True))
+    assert same(rows, after)
     for token, expected in zip((70, 71, 72), ahead, strict=True):
         sequence.append([token])
         np.testing.assert_allclose(sequence.logits(), expected, atol=1e-2 * float(np.abs(expected).max()))
-
-
-def test_generate_after_a_lookahead_goes_on_from_the_notebook(sequence: KVSequence) -> None:
-    """Lookahead does not change the next answer."""
-    with Sampler(SamplerOptions()) as sampler:
-        sequence.append([*LEFT, *ASK])
-        said = list(sequence.generate(sampler, 6))
-        sequence.truncate(len(LEFT) + len(ASK) - 1)
-        sequence.append(ASK[-1:])
-        best = int(sequence.logits().argmax())
-        other = next(t for t in range(60, 120) if int(sequence.lookahead([t])[0].argmax()) != best)
-        sequence.lookahead([other])
-        assert list(sequence.generate(sampler, 6)) == said
-    assert said[0] == best
 
 
 def test_truncate_goes_back(sequence: KVSequence) -> None:
@@ -289,30 +268,6 @@ def test_failed_decoding_keeps_what_waits(sequence: KVSequence, monkeypatch: pyt
     assert sequence.context.length(0) == 8
 
 
-def test_an_interrupt_after_decoding_does_not_decode_twice(
-    sequence: KVSequence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C is noticed when llama.cpp returns: the rows exist then, and must not be decoded again."""
-    append = Context.append
-
-    def interrupted(self: Context, tokens: dict[int, np.ndarray], output: Any) -> None:
-        append(self, tokens, output)
-        raise KeyboardInterrupt
-
-    sequence.append([*LEFT, *ASK])
-    with monkeypatch.context() as patch:
-        patch.setattr(Context, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            sequence.flush()
-    sequence.append([70])
-    found = sequence.logits()
-    assert sequence.context.length(0) == len(sequence) == 12
-    sequence.context.clear()
-    again = KVSequence(sequence.context)
-    again.append([*LEFT, *ASK, 70])
-    np.testing.assert_allclose(found, again.logits(), atol=1e-2 * float(np.abs(found).max()))
-
-
 def test_generate_stops_before_an_end_token(sequence: KVSequence) -> None:
     """The end of turn is neither yielded nor in the sequence; the answer is one piece."""
     end = sequence.context.model.end_tokens[0]
@@ -331,19 +286,6 @@ def test_generate_stops_at_the_limit(sequence: KVSequence) -> None:
     end = sequence.context.model.end_tokens[0]
     assert list(sequence.generate(Script(end), 2)) == []  # type: ignore[arg-type]
     assert [piece.kind for piece in sequence.pieces] == ["text", "answer"]
-
-
-def test_rewrite_changes_the_ledger_and_the_rows(sequence: KVSequence) -> None:
-    """Rewriting the last two tokens equals having written them so from the start."""
-    sequence.append([*LEFT, 1, 2])
-    sequence.rewrite([8, 9], np.array([72, 105], np.int32))
-    sequence.append([63])
-    found = sequence.logits()
-    sequence.context.clear()
-    straight = KVSequence(sequence.context)
-    straight.append([*LEFT, *ASK])
-    assert sequence.tokens.tolist() == straight.tokens.tolist()
-    np.testing.assert_allclose(found, straight.logits(), atol=1e-2 * float(np.abs(found).max()))
 
 
 def test_dry_keeps_the_ledger_and_computes_nothing(sequence: KVSequence, segment: Segment) -> None:

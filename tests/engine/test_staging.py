@@ -1,4 +1,4 @@
-"""Tests of staging buffers, as for a GPU, on host memory: the same bits, and the number of calls."""
+"""Tests of staging buffers, as for a GPU, on host memory: the same bits, and nothing of what is refused."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from notes_cli.library.container import open_segment, open_stored, write_segment
 
 from ..conftest import MakeModel, MakeSegment
 
-SIZE = 4 << 20  # of a buffer (native/notes_stage.h)
-LINE = 32
 WIDTH = 1024  # elements of a row
 LONG = 4133  # rows: of f16 two buffers and something, of f32 four
 FORMS = [(lines, late) for lines in (False, True) for late in (False, True)]
@@ -137,27 +135,6 @@ def test_rows_of_several_buffers(model: Model, path: Path, kv: str, flash: str) 
                 with native.staged(lines=lines, late=late):
                     found = [placed(context, open_stored(path)), placed(context, open_stored(path), 777)]
                     assert found == wanted and placed(context, segment) == wanted[0], (threads, lines, late)
-
-
-@pytest.mark.parametrize(("kv", "size"), [("f16", 2), ("f32", 4)])
-@pytest.mark.parametrize("lines", [True, False])
-@pytest.mark.parametrize("flash", ["on", "off"])
-def test_calls_are_counted(model: Model, path: Path, flash: str, lines: bool, kv: str, size: int) -> None:
-    """One call per buffer and tensor, not per row. Columns that cannot be copied by lines are read and written as a
-    whole, since cells between them belong to other sequences."""
-    buffers = -(-LONG // ((SIZE // (WIDTH * size) - LINE) // LINE * LINE))
-    assert buffers > 2, "their turns come again"
-    whole = flash == "off" and not lines
-    with Context(model, options(kv, flash, LONG + 300)) as context, native.staged(lines=lines, late=False):
-        context.append({0: TEXT[:5]})
-        segment, counts = open_stored(path), [native.traffic().copies]
-        context.splice(0, 5, segment.tokens, segment.layers, segment.base)
-        counts.append(native.traffic().copies)
-        context.read(0, 5, LONG, base=0, dtype=kv)
-        counts.append(native.traffic().copies)
-    spliced, read = np.diff(counts)
-    assert spliced == len(segment.layers) * (buffers + (2 if whole else buffers))
-    assert read == len(segment.layers) * (buffers + (1 if whole else buffers))
 
 
 def test_what_is_refused_leaves_nothing(model: Model, path: Path, tmp_path: Path) -> None:

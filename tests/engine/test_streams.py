@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
-from reference import nmse
+from reference import LoadZoo, nmse, open_context, same
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import LayerRows
 from notes_cli.errors import EngineError
 
@@ -25,20 +22,10 @@ SKILL = random.integers(0, 128, 24).astype(np.int32)
 QUESTION = random.integers(0, 128, 12).astype(np.int32)
 NEW = random.integers(0, 128, 3).astype(np.int32)
 
-LoadZoo = Callable[..., Model]
-
 
 def context(model: Model, name: str, sequences: int = 1, **options: object) -> Context:
-    settings = {
-        "n_ctx": 256 * sequences,
-        "n_batch": 64,
-        "n_ubatch": 64,
-        "n_threads": 1,
-        "type_k": "f32",
-        "type_v": "f32",
-    }
-    settings |= {"flash_attention": FLASH.get(name, "off"), "n_sequences": sequences, **options}
-    return Context(model, ContextOptions(**settings))  # type: ignore[arg-type]
+    settings = {"n_ctx": 256 * sequences, "n_sequences": sequences, **options}
+    return open_context(model, flash=FLASH.get(name, "off"), **settings)
 
 
 def everything(ctx: Context, seq_id: int) -> tuple[LayerRows, ...]:
@@ -50,10 +37,6 @@ def ask(ctx: Context, *sequences: int) -> list[np.ndarray]:
     ctx.append(dict.fromkeys(sequences, QUESTION), "all")
     logits = np.stack([ctx.logits(i) for i in range(len(sequences) * len(QUESTION))])
     return np.split(logits, len(sequences))
-
-
-def same(found: Sequence[LayerRows], wanted: Sequence[LayerRows]) -> bool:
-    return all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(found, wanted, strict=True))
 
 
 def bound(name: str) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from reference import nmse
+from reference import LoadZoo, nmse
 
 from bench.zoo_model import BASE, TARGET, TOKENS, Case, Errors
 from notes_cli.engine.context import Context
@@ -15,7 +14,6 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import UnsupportedError
 
-LoadZoo = Callable[..., Model]
 ORDINARY = ("f16", "plain", "off", "one")
 
 PARTIAL = {"rope.dimension_count": 32, "rope.dimension_count_swa": 32}

@@ -10,21 +10,17 @@ import gguf
 import numpy as np
 import pytest
 from projectors import image_bytes, write_projector
-from reference import decode, nmse
+from reference import LoadZoo, decode, distance, nmse, open_context
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.identity import Identity
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
-from notes_cli.engine.segment import LayerRows, Media, Segment
+from notes_cli.engine.segment import Identity, LayerRows, Media, Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import EngineError, ModelError
 from notes_cli.images import read_picture
-
-LoadZoo = Callable[..., Model]
 
 # A model of the zoo and a projector of a kind that such models are published with, or one that gives rows of the same
 # kind: on several axes, on one, or on one and seeing each other.
@@ -87,9 +83,7 @@ def sight(load_zoo: LoadZoo, tmp_path: Path) -> Callable[..., Sight]:
 
 
 def context(model: Model, kind: str = "f32", **options: object) -> Context:
-    flash = "auto" if kind == "q8_0" else "off"
-    settings = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "type_k": kind, "type_v": kind}
-    return Context(model, ContextOptions(**{**settings, "flash_attention": flash, **options}))  # type: ignore[arg-type]
+    return open_context(model, kind, "auto" if kind == "q8_0" else "off", n_ctx=256, **options)
 
 
 def tell(ctx: Context, seen: ImageEmbeddings, position: int) -> int:
@@ -114,17 +108,13 @@ def asked(ctx: Context, position: int) -> np.ndarray:
     return np.stack([decode(ctx, [int(token)], position + i) for i, token in enumerate(QUESTION)])
 
 
-def rows_of(ctx: Context, seen: ImageEmbeddings, position: int) -> tuple[tuple[LayerRows, ...], np.ndarray | None]:
-    """All rows of `tell`, rotated to position 0, and their axes, if any."""
-    count = len(span(seen))
-    if seen.axes is None:
+def rows_of(
+    ctx: Context, axes: np.ndarray | None, position: int, count: int
+) -> tuple[tuple[LayerRows, ...], np.ndarray | None]:
+    """Rows from this position on, rotated to position 0, and their axes, if images share positions."""
+    if axes is None:
         return ctx.read(0, position, count, base=0, dtype="f32"), None
     return ctx.read_axes(0, position, count, base=0, dtype="f32")
-
-
-def distance(found: tuple[LayerRows, ...], wanted: tuple[LayerRows, ...]) -> float:
-    pairs = [(one, other) for a, b in zip(found, wanted, strict=True) for one, other in ((a.k, b.k), (a.v, b.v))]
-    return max(nmse(one, other) for one, other in pairs if one.size)  # MLA keeps no V
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
@@ -135,16 +125,16 @@ def test_an_image_and_the_text_around_it_move(
     """Spliced elsewhere, rows and a question after them are those of showing the image there; a wrong distance, or
     another image's rows, are not."""
     model, seen, other = sight(name, projector)
-    rows_kind = "f32" if kind == "f32" else "f16"
+    rows_kind, count = "f32" if kind == "f32" else "f16", len(span(seen))
     with context(model, rows_kind) as compiled, context(model, kind) as ours, context(model, kind) as stock:
         end = tell(compiled, seen, TARGET) - TARGET
-        exact, right = rows_of(compiled, seen, TARGET)[0], asked(compiled, TARGET + end)
+        exact, right = rows_of(compiled, seen.axes, TARGET, count)[0], asked(compiled, TARGET + end)
         compiled.clear()
         assert tell(compiled, seen, 0) == end
-        rows, axes = rows_of(compiled, seen, 0)
+        rows, axes = rows_of(compiled, seen.axes, 0, count)
         ours.splice(0, TARGET, span(seen), rows, 0, axes=axes)
         tell(stock, seen, TARGET)
-        (found, where), (wanted, there) = rows_of(ours, seen, TARGET), rows_of(stock, seen, TARGET)
+        (found, where), (wanted, there) = (rows_of(each, seen.axes, TARGET, count) for each in (ours, stock))
         assert (where is None) == (there is None) and (where is None or (where == there).all())
         logits = asked(stock, TARGET + end)
         off, answered = distance(found, wanted), nmse(asked(ours, TARGET + end), logits)
@@ -157,7 +147,7 @@ def test_an_image_and_the_text_around_it_move(
         compiled.clear()
         tell(compiled, other, 0)
         ours.clear()
-        ours.splice(0, TARGET, span(seen), rows_of(compiled, other, 0)[0], 0, axes=axes)
+        ours.splice(0, TARGET, span(seen), rows_of(compiled, other.axes, 0, count)[0], 0, axes=axes)
         assert nmse(asked(ours, TARGET + end), logits) > wrong
 
 
@@ -165,11 +155,7 @@ def segment(sequence: KVSequence, seen: ImageEmbeddings, name: str = "photo") ->
     """The image at the start of this sequence, which is empty, as a segment."""
     sequence.append_image(seen)
     sequence.flush()
-    ctx = sequence.context
-    if seen.axes is None:
-        rows = ctx.read(sequence.seq_id, 0, len(seen.tokens), base=0, dtype="f32")
-    else:
-        rows = ctx.read_axes(sequence.seq_id, 0, len(seen.tokens), base=0, dtype="f32")[0]
+    rows, _ = sequence.read(0, len(seen.tokens), "f32")
     identity = Identity("tiny", "tiny", "F32", "", "", "", "f32/f32", "")
     nothing = np.zeros(0, np.int32)
     return Segment(*(name, "", "image", seen.tokens, 0, nothing, (), identity, rows), media=seen.media, axes=seen.axes)
@@ -214,14 +200,9 @@ def test_a_text_with_images_in_it_moves_as_one(
         ours.splice(0, TARGET, one.tokens, one.layers, 0, axes=one.axes)
         assert nmse(asked(ours, at), logits) < BOUNDS[kind]
 
-        def rows(ctx: Context) -> tuple[LayerRows, ...]:
-            if one.axes is None:
-                return ctx.read(0, TARGET, len(one), base=0, dtype="f32")
-            found, axes = ctx.read_axes(0, TARGET, len(one), base=0, dtype="f32")
-            assert (axes == one.axes).all()
-            return found
-
-        assert distance(rows(ours), rows(stock)) < BOUNDS[kind]
+        (found, where), (wanted, _) = (rows_of(each, one.axes, TARGET, len(one)) for each in (ours, stock))
+        assert (where is None and one.axes is None) or (where == one.axes).all()
+        assert distance(found, wanted) < BOUNDS[kind]
         with KVSequence(scratch) as seq:
             wrong = segment(seq, swapped)
         ours.clear()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import NotesError, SegmentError
 from notes_cli.library import segment_files
 from notes_cli.library.check import ASIDE, Finding, check_library, check_memory, check_profiles

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import NotesError, OutdatedError
 from notes_cli.library.profiles import Composition, Measured, Profile, Profiles
 

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from notes_cli.commands.remedies import worded
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import DamagedError, Help, NotesError, SegmentError, UnwritableError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import Library, changes, export, shared_segments

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import Notice, UnwritableError
 from notes_cli.library import segment_files, tidy
 from notes_cli.library.container import open_segment, open_stored, write_segment

@@ -10,34 +10,28 @@ import numpy as np
 import pytest
 
 from notes_cli.config import shipped_model
-from notes_cli.editing.methods import METHODS
 from notes_cli.engine.options import ContextOptions
 from notes_cli.library.profiles import CalibrationCheckpoint, Profile, step_name
 from notes_cli.measure.battery import pairs, shipped_battery
-from notes_cli.measure.calibrate import CLASSES, SEAMS, _Decision, _Tally, calibrate
+from notes_cli.measure.calibrate import SEAMS, calibrate
+from notes_cli.measure.composition import Decision, Tally
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 
 from ..conftest import MakeWorkspace
 
 
-def test_every_class_holds_methods() -> None:
-    """The candidates exist, and no method is in two classes."""
-    names = [name.partition("@")[0] for names in CLASSES for name in names]
-    assert set(names) <= set(METHODS) and len(set(names)) == len(names)
-
-
 def test_it_is_not_agreement_that_counts() -> None:
     """One case, ten times in three ways: correctness counts, not agreement with the recompute."""
     logits = np.ones(3, np.float32)
-    found = {name: _Decision(choice, logits, 1, 0.1) for name, choice in (("erratum", "new"), ("field", "old"))}
-    tally = _Tally()
+    found = {name: Decision(choice, logits, 1, 0.1) for name, choice in (("erratum", "new"), ("field", "old"))}
+    tally = Tally()
     for _ in range(10):
         for name, one in found.items():
             tally.add("method", name, "direct", one, found["field"], "new")
         tally.add("method", "stale", "direct", found["field"], found["field"], "new")
     tally.add("method", "suffix", "direct", found["erratum"], found["field"], "new")  # in one case alone
-    assert tally.right("method") == {"erratum": [True] * 10, "field": [False] * 10}
+    assert tally.right("method") == {"erratum": [True] * 10, "field": [False] * 10, "stale": [False] * 10}
     measured = {one.name: (one.same, one.right) for one in tally.measured()}
     assert measured == {"erratum": (0, 10), "field": (10, 0), "stale": (10, 0), "suffix": (0, 1)}
 

@@ -1,7 +1,8 @@
-"""Composition of skills: verdicts from figures, and the ways in which skills are composed."""
+"""Composition of skills and carried recurrent state: what is measured, the verdicts, and the effect of a profile."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,12 +13,15 @@ from notes_cli.engine.decision import Decision
 from notes_cli.engine.loop import Task
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
+from notes_cli.errors import NotesError
+from notes_cli.library.profiles import Carried, Profile, Profiles
 from notes_cli.measure import composition, significance, verify
-from notes_cli.measure.battery import Asked, Pair, pairs
-from notes_cli.measure.compare import Answered
-from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, measure_pairs
+from notes_cli.measure.battery import Asked, Pair, pairs, shipped_battery
+from notes_cli.measure.calibrate import calibrate
+from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, judge_carried, measure_carried, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.significance import LEAST
+from notes_cli.measure.verify import Answered
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 
@@ -27,11 +31,11 @@ N = 48
 FEW = 8  # pairs
 
 
-def figures(right: dict[str, int], of: int = N) -> dict[tuple[str, int], list[bool]]:
-    """Correctness by way: of so many questions that need two skills, and all that need one."""
+def figures(right: dict[str, int], of: int = N) -> tuple[dict[str, list[bool]], dict[str, list[bool]]]:
+    """Correctness by way: of all questions that need one skill, and of so many that need two."""
     ways = {"recompute": of, "spliced": of, **dict.fromkeys(REPAIRS, of), **dict.fromkeys(WITHOUT, of // 3), **right}
-    found = {(way, 2): [number < count for number in range(of)] for way, count in ways.items()}
-    return found | {(way, 1): [True] * of for way in ways if way not in WITHOUT}
+    one = {way: [True] * of for way in ways if way not in WITHOUT}
+    return one, {way: [number < count for number in range(of)] for way, count in ways.items()}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def figures(right: dict[str, int], of: int = N) -> dict[tuple[str, int], list[bo
 def test_what_follows_from_the_figures(right: dict[str, int], verdict: str, repair: str) -> None:
     """A proven loss is reported with the cheapest repair that is as good as one prefill; without a verdict if the model
     cannot answer such questions."""
-    found = judge(figures(right))
+    found = judge(*figures(right))
     assert (found.verdict, found.repair) == (verdict, repair)
     spliced = right.get("recompute" if verdict == "unable" else "spliced", N)
     assert f"{spliced} of {N} (" in found.why
@@ -60,7 +64,7 @@ def test_what_follows_from_the_figures(right: dict[str, int], verdict: str, repa
 
 def test_few_questions_prove_nothing() -> None:
     """Whatever the figures."""
-    assert judge(figures({"spliced": 0}, of=LEAST - 1)).verdict == "open"
+    assert judge(*figures({"spliced": 0}, of=LEAST - 1)).verdict == "open"
 
 
 class Reader:
@@ -145,11 +149,11 @@ def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatc
     alone, both = (replace(one, choices=("yes", "no")) for one in pair.asked)
     reader = Reader([replace(pair, asked=(alone, both))])
 
-    def decided(sequence: KVSequence, choices: Sequence[str]) -> tuple[str, float]:
-        return reader.decide(sequence, choices).choice, 1.0
+    def answered(sequence: KVSequence, choices: Sequence[str]) -> Answered:
+        return Answered(reader.decide(sequence, choices).choice, 1.0)
 
-    monkeypatch.setattr(verify, "answered", lambda *given: Answered(*decided(*given)))
-    monkeypatch.setattr(composition, "decided", decided)
+    for module in (verify, composition):
+        monkeypatch.setattr(module, "answered", answered)
     workspace = make_workspace()
     segments = [compile_skill(workspace, one) for one in (pair.first, pair.second)]
     wanted = Examination(segments, [alone.question, both.question], choices=alone.choices)
@@ -168,3 +172,80 @@ def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatc
     single = examine_splice(workspace, replace(wanted, questions=[alone.question])).composition
     assert single is not None and single.tried == () and single.repair == ""
     assert examine_splice(workspace, replace(wanted, splice=segments[:1])).composition is None
+
+
+@pytest.mark.parametrize(
+    ("carried", "read", "without", "verdict", "says"),
+    [
+        (60, 60, 20, "holds", "decides as one that is decoded: right in 60 of 60"),
+        (59, 60, 20, "holds", "right in 59 of 60"),
+        (40, 60, 20, "fails", "loses decisions"),
+        (55, 60, 20, "open", "neither a loss nor that there is none"),
+        (30, 30, 30, "open", "does not decide by a skill even when it reads it"),
+    ],
+)
+def test_what_follows(carried: int, read: int, without: int, verdict: str, says: str) -> None:
+    """`holds` needs decisions that depend on the skill, and hardly any of them lost."""
+    right = {
+        name: [number < count for number in range(60)]
+        for name, count in (("carried", carried), ("recompute", read), ("without", without))
+    }
+    found = judge_carried(right)
+    assert found.verdict == verdict and says in found.why
+
+
+def test_few_decisions_prove_nothing() -> None:
+    """Even if all are right."""
+    found = judge_carried({name: [name != "without"] * 40 for name in ("carried", "recompute", "without")})
+    assert found.verdict == "open" and found.why.startswith("40 decisions prove nothing")
+
+
+@pytest.mark.patches("recurrent")
+def test_a_random_hybrid_is_not_trusted(make_workspace: MakeWorkspace) -> None:
+    """Both places and all three ways are measured, and the verdict is `open`."""
+    workspace, cases = make_workspace("lfm2"), shipped_battery()[:3]
+    told: list[int] = []
+    found, measured = measure_carried(workspace, cases, lambda: told.append(1))
+    assert found is not None and found.verdict == "open" and len(told) == 3
+    assert {(one.name, one.way) for one in measured} == {
+        (way, place) for way in ("carried", "recompute", "without") for place in ("after", "before")
+    }
+    decoded = {(one.name, one.way): one.decoded for one in measured}
+    assert all(decoded["carried", place] < decoded["recompute", place] for place in ("after", "before"))
+    assert not workspace.context.carries
+
+
+@pytest.mark.patches("recurrent")
+def test_attention_alone_is_not_measured_for_it(make_workspace: MakeWorkspace) -> None:
+    """It has no recurrent state."""
+    assert measure_carried(make_workspace(), shipped_battery()[:1], lambda: None) == (None, [])
+
+
+@pytest.mark.patches("recurrent")
+def test_a_profile_decides_unless_the_user_does(make_workspace: MakeWorkspace) -> None:
+    """A saved profile is followed; a damaged one is refused, and no state is carried."""
+    first = make_workspace("mamba")
+    told: list[tuple[int, int]] = []
+    profile = calibrate(first, shipped_battery()[:2], lambda done, of: told.append((done, of)))
+    assert told[-1] == (6, 6) and profile.carry is not None and profile.carry.verdict == "open"
+    profiles = Profiles(first.paths.profiles)
+
+    def opened(found: Carried | None, **chosen: bool) -> bool:
+        parts = {name: getattr(profile, name) for name in Profile.__dataclass_fields__} | {"carry": found}
+        path = profiles.save(Profile(**parts), "test")
+        assert profiles.read(path).carry == found
+        with Workspace(first.model.path, first.options, paths=first.paths, **chosen) as workspace:
+            _ = workspace.identity
+            return workspace.context.carries
+
+    assert opened(Carried("holds", "because"))
+    assert not opened(Carried("fails", "because")) and not opened(None)
+    assert not opened(Carried("holds", "because"), carry=False)
+    assert opened(Carried("open", "because"), carry=True)
+    path = profiles.path(first.identity, first.context.options.cache)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"carry": {"verdict": "surely", "why": ""}}))
+    with pytest.raises(NotesError, match=r"carry\.verdict is 'surely'"):
+        profiles.read(path)
+    with Workspace(first.model.path, first.options, paths=first.paths) as workspace:
+        _ = workspace.identity
+        assert not workspace.context.carries

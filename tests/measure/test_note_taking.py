@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.library.profiles import Measured, Profile
 from notes_cli.measure.note_taking import ROW, finding, is_page, page, row
 

@@ -24,22 +24,6 @@ def chosen(table: Mapping[str, list[bool]]) -> str:
     return choose(table, "erratum", CLASSES, SAFEST).name
 
 
-@pytest.mark.parametrize(
-    ("count", "of", "low", "high"),
-    [
-        (0, 10, 0.0, 0.3085),
-        (5, 10, 0.1871, 0.8129),
-        (10, 10, 0.6915, 1.0),
-        (38, 40, 0.8308, 0.9939),
-        (0, 0, 0.0, 1.0),
-        (11, 52, 0.1106, 0.3470),
-    ],
-)
-def test_intervals_of_the_tables(count: int, of: int, low: float, high: float) -> None:
-    """Clopper-Pearson intervals as in printed tables."""
-    assert interval(count, of) == pytest.approx((low, high), abs=6e-5)
-
-
 def test_intervals_are_exact() -> None:
     """At each end the outcome has a probability of 1/40, also for thousands of cases."""
     for count, of in ((3, 7), (40, 52), (900, 1000), (7, 5000)):

@@ -1,4 +1,4 @@
-"""Verification: the comparisons, and the criteria."""
+"""Verification of splices and edit methods: the comparisons, and the criteria."""
 
 from __future__ import annotations
 
@@ -8,16 +8,35 @@ from typing import Any
 import numpy as np
 import pytest
 
+from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.decision import decide
 from notes_cli.errors import NotesError
-from notes_cli.measure.compare import FIRST, Parting, answered, noise_of, parting
 from notes_cli.measure.examination import Examination, examine_splice
-from notes_cli.measure.verify import Case, Report, corrected_segment, field_questions, verify
+from notes_cli.measure.verify import (
+    FIRST,
+    Case,
+    EditCase,
+    Edits,
+    Parting,
+    Report,
+    Tried,
+    answered,
+    corrected_segment,
+    cosine,
+    divergence,
+    field_questions,
+    noise_of,
+    parting,
+    same_top,
+    verify,
+    verify_edits,
+)
 from notes_cli.runtime.answering import explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
+from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, with_values
 
@@ -134,12 +153,6 @@ def test_noise_is_what_other_batches_do(workspace: Workspace) -> None:
     assert noise_of(workspace, replace(one, prompt=one.prompt[::-1])) > 1e-2
 
 
-def test_means() -> None:
-    """Cosines and divergence are means over the cases."""
-    report = Report((GOOD, replace(GOOD, cosine=0.5, kl=0.2)))
-    assert (report.cosine, report.kl) == pytest.approx((0.75, 0.1))
-
-
 def test_cases_hold_what_the_prompts_give(workspace: Workspace, skill: Skill) -> None:
     """Spliced, reference and corrected decisions are those of prompts assembled by hand."""
     segment = compile_skill(workspace, skill)
@@ -163,12 +176,6 @@ def test_an_exact_splice_measures_as_exact(workspace: Workspace, skill: Skill) -
     assert not any(case.moved for case in report.cases)
 
 
-def test_decisions_without_choices_are_greedy_answers(workspace: Workspace, skill: Skill) -> None:
-    """Up to 24 greedy tokens, without a margin."""
-    case = verify(workspace, Prompt("", [compile_skill(workspace, skill)]), ["Why?"]).cases[0]
-    assert case.margin is None and 0 < len(case.reference) <= 24
-
-
 def test_the_corrected_text(workspace: Workspace, skill: Skill) -> None:
     """It has the new values and their tokens, other fields stay, and there is no K/V to splice by mistake."""
     segment = compile_skill(workspace, skill)
@@ -189,3 +196,98 @@ def test_nothing_to_ask(workspace: Workspace, skill: Skill) -> None:
     """Without a question, the error has the remedy."""
     with refused(NotesError, "--question"):
         verify(workspace, Prompt("", [compile_skill(workspace, skill)]), [])
+
+
+A = np.array([1, 2, 3], np.float32)
+B = np.array([3, 2, 1], np.float32)
+
+
+def test_equal_logits_are_as_near_as_can_be() -> None:
+    """Cosine 1, no divergence, the same top."""
+    assert cosine(A, A) == pytest.approx(1)
+    assert divergence(A, A) == 0
+    assert same_top(A, A)
+
+
+def test_divergence_by_hand() -> None:
+    """KL(reference || found) of two small distributions, in nats; it is not symmetric."""
+    p, q = np.exp(B) / np.exp(B).sum(), np.exp(A) / np.exp(A).sum()
+    assert divergence(A, B) == pytest.approx(float((p * np.log(p / q)).sum()), rel=1e-6)
+    assert not same_top(A, B)
+
+
+def test_divergence_of_numbers_that_are_none_is_not_zero() -> None:
+    """NaN gives NaN, and must never look like a perfect match."""
+    assert np.isnan(divergence(np.full(3, np.nan, np.float32), A))
+
+
+def test_divergence_with_tokens_ruled_out_on_both_sides() -> None:
+    """Tokens of probability 0 in the reference add nothing."""
+    a, b = np.append(A, np.float32(-np.inf)), np.append(B, np.float32(-np.inf))
+    assert divergence(a, b) == pytest.approx(divergence(A, B))
+
+
+SAME = EditCase("Why?", 1.0, 0.0, True, "a", "a", 9)
+OTHER = replace(SAME, cosine=0.5, kl=1.0, decision="b", decoded=11)
+CHOICES = ["a", "b"]
+
+
+def test_which_methods_pass() -> None:
+    """Each requested and possible method in all its cases; with "all", only the one that auto chooses."""
+    good, bad, refused = (
+        Tried("field", (SAME,)),
+        Tried("stale", (SAME, OTHER)),
+        Tried("block", refused=NotesError("why")),
+    )
+    assert (bad.same, bad.mean("cosine"), bad.mean("kl"), bad.mean("decoded")) == (1, 0.75, 0.5, 10)
+    assert refused.mean("cosine") is None and not refused.passed
+    for tried, auto, every, passed in (
+        ((good, refused), "x", False, True),
+        ((good, bad), "x", False, False),
+        ((refused,), "x", False, False),
+        ((good, bad, refused), "field", True, True),
+        ((good, bad, refused), "stale", True, False),
+        ((good, bad, refused), "block", True, False),
+    ):
+        assert Edits(tried, auto, "why", every).passed is passed
+
+
+@pytest.fixture
+def prompt(workspace: Workspace, skill: Skill) -> Prompt:
+    return Prompt("", [compile_skill(workspace, skill)], system="Be kind.", fields={"date": "2026-07-01"})
+
+
+def test_cases_of_methods_hold_what_the_prompts_give(workspace: Workspace, skill: Skill, prompt: Prompt) -> None:
+    """The reference is the corrected text, compiled and assembled by hand; a case is the edited sequence."""
+    field, recompute = verify_edits(workspace, prompt, ["Why?"], ["field", "recompute"], choices=CHOICES).tried
+    new = compile_skill(workspace, with_values(skill, {"date": "2026-07-01"}))
+    by_hand = assemble(workspace, Prompt("Why?", [new], system="Be kind."), splice=False)
+    wanted, reference = by_hand.logits(), decide(by_hand, CHOICES).choice
+    assert field.cases[0].reference == recompute.cases[0].decision == reference
+    assert recompute.cases[0].kl == 0 and recompute.cases[0].decoded == len(by_hand)
+    amended = assemble(workspace, replace(prompt, question="Why?", method=Method("field")))
+    assert field.cases[0].cosine == pytest.approx(cosine(amended.logits(), wanted), abs=1e-5)
+    assert field.cases[0].decoded == len(by_hand) - len(new) + 1 + len("2026-07-01")
+
+
+def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each method is tried once, with that of the profile; refused ones are no errors."""
+    found = Defaults(Method("selective", 3), None, 1, "early", "selective@3: 9 of 9")
+    monkeypatch.setattr("notes_cli.runtime.settings.defaults", lambda workspace, think=False: found)
+    monkeypatch.setattr("notes_cli.runtime.settings.few_tokens_follow", lambda change: False)
+    edits = verify_edits(workspace, prompt, ["Why?"], ["all", "field"], choices=CHOICES)
+    assert [one.method for one in edits.tried] == [*(str(Method(name)) for name in METHODS), "selective@3"]
+    assert (edits.auto, edits.why, edits.all) == ("selective@3", "selective@3: 9 of 9", True)
+    assert [one.method for one in edits.tried if one.refused] == ["block"]
+    assert [one.method for one in verify_edits(workspace, prompt, ["Why?"], ["auto"]).tried] == ["selective@3"]
+
+
+def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
+    """No question, a value that changes nothing, an unknown method."""
+    for changed, questions, methods, message in (
+        (prompt, [], ["auto"], "Give --question"),
+        (replace(prompt, fields={"tier": "gold"}), ["Why?"], ["auto"], "the text says tier=gold already"),
+        (prompt, ["Why?"], ["magic"], "no edit method 'magic'"),
+    ):
+        with refused(NotesError, message):
+            verify_edits(workspace, changed, questions, methods)

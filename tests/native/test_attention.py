@@ -152,12 +152,6 @@ def test_what_models_ask_for(way: dict[str, object], threads: int) -> None:
         assert difference(case) < 2e-5, case
 
 
-def test_the_number_of_threads_changes_rounding_only() -> None:
-    """K and V are split where there are more threads than tiles, and the parts are put together again."""
-    for queries in (1, 16):
-        assert max(difference(Case(queries=queries, rows=2000, threads=threads)) for threads in (1, 2, 7, 16)) < 2e-5
-
-
 @pytest.mark.parametrize("kind", [F16, Q8_0, F32])
 @pytest.mark.parametrize("mask", ["causal", "none", "window", "apart", "heads", "blind"])
 def test_heads_of_a_tile_are_told_apart(mask: str, kind: int) -> None:

@@ -104,7 +104,7 @@ def test_libraries_of_another_llama_cpp_are_not_taken_for_ours(tmp_path: Path) -
         command = ["cc", "-shared", "-x", "c", os.devnull, named + name, "-o", str(paths[-1])]
         subprocess.run(command, check=True)
     code = f"import ctypes\nkept = [ctypes.CDLL(path) for path in {list(map(str, paths))}]\n"
-    done = run(code + "from notes_cli.engine import system\nprint(*system.available())")
+    done = run(code + "from notes_cli.engine import devices\nprint(*devices.available())")
     assert "CPU" in done.stdout and done.stderr == ""
 
 

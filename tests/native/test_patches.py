@@ -36,11 +36,6 @@ def added(text: str) -> list[str]:
     return re.findall(r"^\+(?!\+\+ ).*", text, re.MULTILINE)
 
 
-def test_added_lines_are_counted() -> None:
-    text = "Problem: a\n+++ b/x.cpp\n@@ -1,2 +1,4 @@\n a\n+b\n+\n-c\n+++d;\n"
-    assert added(text) == ["+b", "+", "+++d;"]
-
-
 def test_the_hooks_are_small() -> None:
     """Call sites alone: a kernel or a bug fix belongs to another group."""
     lines = [line for path in (PATCHES / "hooks").glob("*.patch") for line in added(path.read_text())]

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.identity import Identity
-from notes_cli.engine.segment import FieldSpan, LayerRows, Segment
+from notes_cli.engine.segment import FieldSpan, Identity, LayerRows, Segment
 from notes_cli.library.container import peek, write_segment
 from notes_cli.library.profiles import Carried, Measured, Profile, Profiles
 from notes_cli.library.store import Library

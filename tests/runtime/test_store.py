@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from notes_cli.config import Paths
-from notes_cli.engine.identity import Identity
 from notes_cli.engine.options import ContextOptions
+from notes_cli.engine.segment import Identity
 from notes_cli.errors import Notice, Remedy, Say, SegmentError
 from notes_cli.library.store import Library, SegmentFile, Target
 from notes_cli.runtime.assemble import assemble

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from notes_cli.engine.identity import Identity
+from notes_cli.engine.segment import Identity
 from notes_cli.sessions.ledger import Header, read_ledger, serialize
 from notes_cli.sessions.listing import HEAD, LEDGER
 

@@ -18,7 +18,7 @@ from notes_cli.engine.decision import decide
 from notes_cli.engine.patches import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.measure.compare import ANSWER
+from notes_cli.measure.verify import ANSWER
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
