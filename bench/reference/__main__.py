@@ -94,14 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bench.reference.author import write_tasks
 
         given.tasks = write_tasks(clone, FOLDER / "tasks.json")
-    tables, failed = [], []
-    for path in given.model or default_models():
-        name, found = run(path, clone, given.tasks, given.facts, given.threads)
-        tables.append(f"{name}:\n\n{report.table(found)}\n\n")
-        failed += [f"{name}: {line}" for line in report.failures(found)]
-        print(tables[-1], end="", flush=True)
+    found = dict(run(path, clone, given.tasks, given.facts, given.threads) for path in given.model or default_models())
+    print(report.table(found))
+    failed = [f"{name}: {line}" for name, some in found.items() for line in report.failures(some)]
     if given.write:
-        put_between(PAGE, BEGIN, END, "\n" + "".join(tables))
+        put_between(PAGE, BEGIN, END, f"\n{report.table(found)}\n\n")
     print("\n".join(failed) or "Every case conforms.")
     return 1 if failed else 0
 

@@ -53,15 +53,19 @@ def compare(
     return found
 
 
-def table(found: Sequence[Compared]) -> str:
-    """A row for each state."""
+def table(models: Mapping[str, Sequence[Compared]]) -> str:
+    """A row for each state, with three columns for each model."""
+    heads = [f"{name}: 1 - cosine at most | same decision | from stale, median" for name in models]
     rows = []
-    for state in dict.fromkeys(one.state for one in found):
-        some = [one for one in found if one.state == state]
-        same, scale = sum(one.same for one in some), median(one.from_stale for one in some)
-        largest = max(one.distance for one in some)
-        rows.append(f"{state} | {len(some)} | {largest:.0e} | {same} of {len(some)} | {scale:.0e}")
-    return grid("state | cases | 1 - cosine at most | same decision | 1 - cosine from stale", rows)
+    for state in dict.fromkeys(one.state for found in models.values() for one in found):
+        cells = [state]
+        for found in models.values():
+            some = [one for one in found if one.state == state]
+            cells.append(f"{max((one.distance for one in some), default=0):.0e}")
+            cells.append(f"{sum(one.same for one in some)} of {len(some)}")
+            cells.append(f"{median(one.from_stale for one in some) if some else 0:.0e}")
+        rows.append(" | ".join(cells))
+    return grid(" | ".join(["state", *heads]), rows)
 
 
 def failures(found: Sequence[Compared]) -> list[str]:
