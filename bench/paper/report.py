@@ -297,7 +297,8 @@ def left_out(data: dict[str, Any]) -> str:
     """The experiments that do not count, a line each: why, and their figures all the same."""
     models, reasons = data["models"], dict[str, dict[str, str]]()
     for name, one in models.items():
-        for experiment, reason in one["left"].items():
+        missing = dict.fromkeys((key for key in SUMS if key not in {*one["counts"], *one["left"]}), "not run")
+        for experiment, reason in (missing | one["left"]).items():
             reasons.setdefault(experiment, {})[name] = reason
         for key, row in one["rows"].items():
             if not passes(row):
