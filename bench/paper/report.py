@@ -36,7 +36,6 @@ TITLES = {  # row -> its title
     "positions.top": "K/V of the 8 positions of the highest effect",
     "positions.random": "K/V of 8 random positions",
     "gated.full": "gated by a field, new value: right after a full prefill",
-    "gated.stale": "gated, stale cache",
     "gated.field": "gated, field in place",
     "gated.erratum": "gated, erratum alone",
     "gated.both": "gated, field and erratum",
@@ -55,8 +54,6 @@ TITLES = {  # row -> its title
     "turns.errata.cosine": "28 turns, errata: cosine of the logits",
     "turns.both.agree": "28 turns, field and errata: same decision",
     "turns.both.cosine": "28 turns, field and errata: cosine",
-    "e2.early.agree": "E2, memory before the conversation: same decision",
-    "e2.early.cosine": "E2, memory before the conversation: cosine",
     "e2.late.agree": "E2, memory after the conversation: same decision",
     "e2.late.cosine": "E2, memory after the conversation: cosine",
     "e2.late.not rotated.cosine": "E2, memory after the conversation, not rotated: cosine",
@@ -297,7 +294,8 @@ def left_out(data: dict[str, Any]) -> str:
     """The experiments that do not count, a line each: why, and their figures all the same."""
     models, reasons = data["models"], dict[str, dict[str, str]]()
     for name, one in models.items():
-        for experiment, reason in one["left"].items():
+        missing = dict.fromkeys((key for key in SUMS if key not in {*one["counts"], *one["left"]}), "not run")
+        for experiment, reason in (missing | one["left"]).items():
             reasons.setdefault(experiment, {})[name] = reason
         for key, row in one["rows"].items():
             if not passes(row):
