@@ -441,7 +441,7 @@ class KVSequence:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
-        self._logits = None
+        self._logits, self._divided = None, 0
         shifted_pieces = (self._shift_piece(piece, shift, recomputed) for piece in self.pieces)
         self.pieces = [piece for piece in shifted_pieces if piece.tokens]
         return len(recomputed)

@@ -113,7 +113,7 @@ def resolve(
     request = _add_global_errata(workspace, request, segments, callbacks.on_notice, before, unheard or {})
     _notify_fields(request, [*before, *segments], callbacks.on_notice)
     stated = False
-    if had is None:  # a session keeps the text of its skills as compiled
+    if not goes_on:
         fields, errata = as_new_values(request.errata, request.fields, segments)
         stated = len(errata) < len(request.errata)
         request = replace(request, fields=fields, errata=errata)
@@ -281,13 +281,12 @@ def _method(
 def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) -> tuple[Method, str]:
     """Return the edit method for the prompt's values where none is given, and the reason; `stated`: it must append an
     erratum."""
-    if any(
-        reference.skill == segment.name
-        for segment in prompt.segments
-        if segment.media
-        for reference, _ in resolve_values(prompt.fields, prompt.segments)
-    ):
-        return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
+    with_images = {segment.name for segment in prompt.segments if segment.media}
+    corrected = {reference.skill for reference, _ in resolve_values(prompt.fields, prompt.segments)}
+    if corrected & with_images:
+        if corrected <= with_images:
+            return ERRATUM, f"{ERRATUM}: the skills that it corrects have images, and no rows of such skills are edited"
+        stated = True
     return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think, stated=stated)
 
 
