@@ -79,7 +79,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A prompt's chunks and their tokens; for a skill the longer of its tokens before and after its change."""
+    """A prompt's chunks and their tokens, those of a skill after its change."""
 
     chunks: tuple[Chunk, ...]
     tokens: tuple[Tokens, ...]
@@ -139,10 +139,10 @@ def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
     by_name = {segment.name: segment for segment in prompt.segments}
     chunks = chunks_of(workspace, prompt) if chunks is None else chunks
     changes = changes_of(workspace, prompt)
-    tokens = [
-        _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
-        for chunk in chunks
-    ]
+    edited = changes if prompt.method.record.edits_rows else {}
+    skills = {name: segment.tokens for name, segment in by_name.items()}
+    skills |= {name: changed.tokens for name, changed in edited.items()}
+    tokens = [skills[chunk.name] if chunk.kind == "splice" else workspace.tokenize(chunk) for chunk in chunks]
     opening = workspace.with_bos(np.zeros(0, np.int32))  # BOS, for a template that begins with a skill
     if chunks[0].kind != "splice":
         tokens[0], opening = workspace.with_bos(tokens[0]), opening[:0]
@@ -190,9 +190,3 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
         if not segment.media  # its K/V cannot be edited
     }
     return {name: changed for name, changed in changes.items() if changed}
-
-
-def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
-    """Return the longer of a skill's tokens before and after its change."""
-    changed = changes.get(segment.name)
-    return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens
