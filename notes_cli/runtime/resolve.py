@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
 from notes_cli.library.segment_files import ERRATA
@@ -264,11 +264,12 @@ def _method(
     erratum."""
     if not request.fields:
         return None, None
-    if request.method:
+    if request.method and request.method != AUTO:
         if request.exact and not request.method.record.exact:
             text = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
             raise NotesError(text, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
         return request.method, None
+    stated = stated and request.method != AUTO  # which may find that an erratum is not needed
     if request.recompute and not stated:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
     prompt = Prompt(request.question, segments, fields=request.fields, think=think)

@@ -14,7 +14,7 @@ import numpy as np
 
 from notes_cli.editing.amend import amend, check, free_cells, instead, prepare, refusal
 from notes_cli.editing.change import Change, change, same
-from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, METHODS, SUFFIX, Method, record_of
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, METHODS, SUFFIX, Method, record_of
 from notes_cli.editing.operations import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
@@ -228,7 +228,7 @@ class Editor:
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         """Set a field, by default with the method of the model's profile. Raises NotesError if that is not possible."""
         value, target = self.check(name, value, method), self._reference(name)
-        if method is not None:
+        if method is not None and method != AUTO:
             return self._edit(target, value, method, "")
         method, chosen = self._choose_method(target, value)
         try:

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from notes_cli.editing.amend import amend, refusal
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method
 from notes_cli.editing.operations import Prepared
 from notes_cli.engine.image_positions import images_of
 from notes_cli.engine.loop import Task
@@ -237,7 +237,9 @@ class Session:
         names = iter([*pending, *(erratum.key for erratum in parsed)])
         texts = [*pending.values(), *(word(erratum, wording) for erratum in parsed)]
         editor = Editor(self._kv)
-        in_place = self._errata and (editor.edits_in_place if method is None else method.record.edits_rows)
+        in_place = self._errata and (
+            editor.edits_in_place if method is None or method == AUTO else method.record.edits_rows
+        )
         values = [(known.find(key)[0], value) for key, value in self._errata.items()]
         earlier = [(reference, value) for reference, value in values if reference.skill not in skills]
         stated = [self.state.known.key(reference.skill, reference.field) for reference, _ in earlier]
@@ -274,7 +276,8 @@ class Session:
     def _method(self, request: Request) -> Method:
         """Return the method by which the turn in progress corrects fields."""
         in_place = self._correction.skills or self._compiled
-        return request.method or (FIELD_ERRATUM if in_place else ERRATUM)
+        named = None if request.method == AUTO else request.method
+        return named or (FIELD_ERRATUM if in_place else ERRATUM)
 
     def _changes_of(self, segments: Sequence[Segment], values: Iterable[tuple[Reference, str]]) -> dict[str, Change]:
         """Return the changes in place of new skills, by name; none where that is not possible."""
