@@ -117,11 +117,12 @@ class _Trial:
         return tokens
 
     def _decisions(self, sequence: KVSequence, answer: Sequence[int]) -> list[Probabilities]:
-        """Return the probabilities of the choices; without these, those of each token of the answer."""
+        """Return the probabilities of the choices; without these, those of each token of the answer and of the next, as
+        one may end where the other goes on."""
         if self._choices is not None:
             return [np.array([*decide(sequence, self._choices).probabilities.values()], np.float64)]
         self.decoded += len(answer)
-        rows = [sequence.logits(), *(sequence.lookahead(answer[:-1]) if len(answer) > 1 else ())]
+        rows = [sequence.logits(), *(sequence.lookahead(answer) if answer else ())]
         return [np.exp(log_softmax(row)) for row in rows]
 
     def _fork(self, prompt: Prompt, patches: Sequence[Patch] = ()) -> KVSequence:
