@@ -161,6 +161,15 @@ def test_braces_of_a_user_stay() -> None:
     assert word(Erratum(None, None, "{text} {value}")) == "Correction: {text} {value}"
 
 
+def test_the_authors_wording() -> None:
+    """As in the author's experiments, word by word."""
+    said = word(Erratum("date", "2026-07-01", ""), "state")
+    assert said == (
+        "[STATE UPDATE] date has changed to 2026-07-01; this overrides any earlier value AND any earlier conclusion. "
+        "Apply the current value."
+    )
+
+
 def test_an_unknown_wording_names_the_known() -> None:
     """The names are those of prompts/errata.json."""
     with pytest.raises(SkillError, match="Known wordings: now, changed"):
