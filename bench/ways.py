@@ -75,7 +75,7 @@ def main() -> int:
         model.compile(given.skill, name="skill")
         client, scheduler = stack.enter_context(served(model.workspace.model.path, Path(home)))
         for number in range(given.asked):
-            value, method = f"Pine {number}", notes.Method("erratum")
+            value, method = f"Pine {number}", notes.Method("field+erratum")
             question, system = QUESTIONS[number % len(QUESTIONS)], SYSTEMS[number % len(SYSTEMS)]
             how = {"splice": ["skill"], "system": system, "max_tokens": 1}
             by_erratum = notes.Request(question, errata=[f"{given.field}={value}"], method=method, **how)  # type: ignore[arg-type]
