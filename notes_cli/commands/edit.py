@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, blend@K, or suffix: "
-    "decode everything after it again.",
+    help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, "
+    "blend@K, or suffix: decode everything after it again.",
 )
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
