@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from notes_cli.config import Paths, from_variables
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import AUTO, Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
@@ -31,7 +31,7 @@ from notes_cli.runtime.keywords import check_keywords, checked
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, Answer, Asking, Callbacks, Request, Stream
-from notes_cli.runtime.settings import AUTO, parse_method
+from notes_cli.runtime.settings import parse_method
 from notes_cli.runtime.synchronized import Computing, synchronized, synchronized_steps
 from notes_cli.runtime.workspace import Workspace
 
@@ -526,7 +526,7 @@ class Model(_AsyncMethods):
         self,
         splice: Sequence[SkillRef] | Examination,
         fields: Mapping[str, str] | None = None,
-        methods: Sequence[str] = (AUTO,),
+        methods: Sequence[str] = (str(AUTO),),
         *,
         questions: Sequence[str] = (),
         errata: Sequence[str] | Mapping[str, str] = (),

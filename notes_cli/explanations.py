@@ -206,6 +206,7 @@ def _settings_as_json(settings: Settings, goes_on: bool = False) -> dict[str, An
     return {
         "method": str(settings.method) if settings.method else None,
         "method_why": settings.why,
+        "method_tokens": settings.tried,
         "place": None if goes_on else settings.place,
         "seam": settings.seam,
         "wording": settings.wording,

@@ -92,7 +92,8 @@ REQUEST = [
     "--method",
     metavar="METHOD",
     help="How a new value changes the cache: field+erratum, erratum (which leaves all entries), field, suffix, "
-    "recompute, block, selective@K, blend@K, stale, or auto: as measured, else field+erratum.  [default: auto]",
+    "recompute, block, selective@K, blend@K, stale, or auto: field alone if this question is decided as by "
+    "field+erratum.  [default: as measured, else field+erratum]",
 )
 @click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
 @click.option(

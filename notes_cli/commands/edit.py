@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="METHOD",
-    help="auto: as measured (notes calibrate). Or erratum, field, field+erratum, selective@K, blend@K, or suffix: "
-    "decode everything after it again.",
+    help="auto: as measured (notes calibrate), else field+erratum. Or erratum, field, field+erratum, selective@K, "
+    "blend@K, or suffix: decode everything after it again.",
 )
 @click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 @model_options
@@ -45,8 +45,9 @@ def command(name: str | None, everybody: bool, fields: tuple[str, ...], method: 
     An erratum precedes the next question; the other methods change the cache now. Where field, selective or blend
     was not enough, give the same value once more, by erratum or suffix.
 
-    With --all every session that has the skill gets the erratum, and so does every conversation of a server over this
-    library and every later question with the skill, for as long as its text stays the same. Without --field these
+    With --all every session that has the skill gets the correction with its next question, and so does every
+    conversation of a server over this library and every later question with the skill, for as long as its text stays
+    the same. Without --field these
     errata are listed. The value of the text takes one back.
 
     \b

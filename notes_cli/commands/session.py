@@ -207,6 +207,8 @@ def compact(name: str, json_: bool, **model: Any) -> None:
         f"took out {errata}: {counted(tokens, 'token')} are left, {outcome.removed} fewer; {outcome.decoded} of them "
         "were decoded again"
         if outcome.fields
+        else f"{outcome.decoded} tokens after errata that were cut out were decoded again"
+        if outcome.decoded
         else f"nothing to take out: no erratum in session {name} is superseded by another"
     )
     _print({"name": name, **asdict(outcome), "tokens": tokens}, line, json_)

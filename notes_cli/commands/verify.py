@@ -136,8 +136,8 @@ def command(
     answers = answers_of(choices)
     questions += _read_questions(file)
 
+    from notes_cli.editing.methods import AUTO
     from notes_cli.measure.examination import Examination
-    from notes_cli.runtime.settings import AUTO
     from notes_cli.text.fields import parse_values
 
     wanted = Examination(
@@ -145,7 +145,7 @@ def command(
         questions=questions,
         errata=errata,
         fields=parse_values(fields),
-        methods=methods or [AUTO],
+        methods=methods or [str(AUTO)],
         choices=answers,
         system=system,
         seam=seam,

@@ -148,13 +148,15 @@ class Method:
 
     @property
     def record(self) -> Record:
-        return METHODS[self.name]
+        return METHODS["field+erratum" if self == AUTO else self.name]
 
 
 # Methods that code refers to: the control, the field alone, the erratum (possible on every model), both, the exact
 # one, and the reference.
 STALE, FIELD, ERRATUM, FIELD_ERRATUM = Method("stale"), Method("field"), Method(), Method("field+erratum")
 SUFFIX, RECOMPUTE = Method("suffix"), Method("recompute")
+# Not a method of its own: chooses between the field alone and both for each edit (runtime/auto.py).
+AUTO = Method("auto")
 
 
 def record_of(text: str) -> Record | None:

@@ -432,7 +432,7 @@ class KVSequence:
             self.seconds["decode"] += time.perf_counter() - started
         self._tokens[:] = tokens
         self._images = images
-        self._logits = None
+        self._logits, self._divided = None, 0
         pieces, self.pieces = self.pieces, []
         for piece in pieces:
             start, end = shift(piece.position), shift(piece.position + piece.tokens)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.editing.methods import record_of
+from notes_cli.editing.methods import AUTO, record_of
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import LayerRows
 from notes_cli.engine.sequence import KVSequence
@@ -36,7 +36,6 @@ from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import NO_CALLBACKS, Callbacks, Request, freeze_lists
 from notes_cli.runtime.resolve import resolve
-from notes_cli.runtime.settings import AUTO
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import Entry, State
@@ -230,7 +229,7 @@ class Examination:
     questions: Sequence[str] = ()
     errata: Sequence[str] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
-    methods: Sequence[str] = (AUTO,)
+    methods: Sequence[str] = (str(AUTO),)
     choices: Sequence[str] | None = None
     system: str | None = None
     seam: int | None = None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from notes_cli.config import resource
 from notes_cli.documents import read_yaml
 from notes_cli.editing.change import change
-from notes_cli.editing.methods import METHODS, RECOMPUTE, Method
+from notes_cli.editing.methods import AUTO, METHODS, RECOMPUTE, Method
 from notes_cli.engine.decision import decide, log_softmax
 from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence
@@ -23,7 +23,7 @@ from notes_cli.runtime.check_rows import RowCheck, check_rows
 from notes_cli.runtime.corrections import known_fields, resolve_values
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.resolve import method_for
-from notes_cli.runtime.settings import AUTO, DEFAULT_SEAM
+from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.state import SkillText
 from notes_cli.text.keys import listed
@@ -511,7 +511,7 @@ def verify_edits(
         values = ", ".join(f"{name}={value}" for name, value in prompt.fields.items())
         raise NotesError(f"there is nothing to verify: the text says {values} already")
     auto, why = method_for(workspace, prompt)
-    named = {AUTO: [auto], ALL: [*map(Method, METHODS), auto]}
+    named = {str(AUTO): [auto], ALL: [*map(Method, METHODS), auto]}
     chosen = [named.get(name) or [Method.parse(name, also=tuple(named))] for name in methods]
     wanted = dict.fromkeys(method for several in chosen for method in several)
     prompts = [replace(prompt, question=question) for question in questions]

@@ -9,6 +9,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from notes_cli.editing.methods import AUTO, FIELD_ERRATUM
 from notes_cli.engine.decision import decide_task
 from notes_cli.engine.loop import Task, run, run_stepwise
 from notes_cli.engine.sequence import KVSequence
@@ -84,6 +85,10 @@ def prepare(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry
         dry=dry,
         room=max_new_tokens(workspace, request, draft.settings.think),
     )
+    if request.method == AUTO and draft.settings.method == FIELD_ERRATUM and not dry and not draft.settings.think:
+        from notes_cli.runtime.auto import choose_per_edit
+
+        sequence, draft = choose_per_edit(workspace, draft, sequence)
     return Plan.of(draft, sequence)
 
 

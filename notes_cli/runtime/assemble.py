@@ -176,9 +176,14 @@ def _spliced_pieces(pieces: Sequence[Piece], name: str) -> list[Piece]:
 
 
 def temporary_cells(prompt: Prompt, parts: Parts) -> int:
-    """Return the number of cells that assembling needs temporarily."""
+    """Return the number of cells that assembling needs temporarily: to edit in place, and for the tokens as compiled
+    where a new value is shorter."""
     by_name = {segment.name: segment for segment in prompt.segments}
-    return sum(free_cells(by_name[name], changed, prompt.method) for name, changed in parts.changes.items())
+    edited = parts.changes if prompt.method.record.edits_rows else {}
+    return sum(
+        free_cells(by_name[name], changed, prompt.method) + max(0, len(by_name[name]) - len(changed.tokens))
+        for name, changed in edited.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from itertools import count
 
 import numpy as np
 
+from notes_cli.editing.change import Change
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.runtime.assemble import APART
+from notes_cli.runtime.assemble import APART, temporary_cells
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
@@ -42,6 +43,11 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def temporary(self) -> int:
+        """Number of cells that its prefill needs temporarily."""
+        return temporary_cells(self.prompt, self.parts)
 
     def begin(self, length: int) -> int:
         """Return where to continue with a cached prefix of this length: after it, or in a first turn at the start of
@@ -97,7 +103,8 @@ class PrefixCache:
             spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
             image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens do not identify it
             how = _DECODED if not spliced else _EXACT if exact else seam
-            number = self._number(by_name[chunk.name], how) if spliced or image else 0
+            edited = parts.changes.get(chunk.name) if prompt.method.record.edits_rows else None
+            number = self._number(by_name[chunk.name], how, edited) if spliced or image else 0
             origins.append(np.full(len(ids), number, np.int32))
             if spliced or image:
                 splices.append((place, place + len(ids)))
@@ -114,15 +121,16 @@ class PrefixCache:
             Prompt(""), parts, 0, splice=False, exact=False, tokens=tokens, origins=origins, splices=(), prefix_only=0
         )
 
-    def _number(self, segment: Segment, how: int) -> int:
-        """Number an origin: equal for segments with the same K/V that are placed alike. `how`: the seam, _DECODED or
-        _EXACT."""
+    def _number(self, segment: Segment, how: int, edited: Change | None) -> int:
+        """Number an origin: equal for segments with the same K/V that are placed alike, and edited in place alike.
+        `how`: the seam, _DECODED or _EXACT."""
         layers = segment.layers
         if isinstance(layers, Stored):
             rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))
         else:  # in memory, from an image that is not stored: the same bytes and encoder give the same K/V
             rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
-        key = segment.name, segment.base, segment.prefix_only, rows, how
+        patches = [(patch.first, patch.last, *patch.tokens) for patch in edited.patches] if edited else ()
+        key = segment.name, segment.base, segment.prefix_only, rows, how, tuple(patches)
         with self._numbering:
             number = self._numbers.pop(key, None) or next(self._unused)
             self._numbers[key] = number

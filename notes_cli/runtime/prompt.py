@@ -46,30 +46,40 @@ class Prompt:
     @property
     def after_skills(self) -> list[str]:
         """Errata after the skills, including those of a method that also edits K/V."""
-        return [
-            word(erratum, self.wording) for erratum in (self.method_errata if self.method.record.edits_rows else ())
-        ]
+        return [word(erratum, self.wording) for erratum, skill in self._method_errata if self._edits(skill)]
 
     @property
     def before_question(self) -> list[str]:
-        """Errata before the question: those of a method that leaves the K/V, then free text."""
-        before = () if self.method.record.edits_rows else self.method_errata
+        """Errata before the question: those of fields whose K/V is left, then free text."""
+        before = [erratum for erratum, skill in self._method_errata if not self._edits(skill)]
         return [word(erratum, self.wording) for erratum in (*before, *self.errata)]
 
     @property
     def method_errata(self) -> list[Erratum]:
-        """The method's errata: one for each value, if it appends any."""
+        """The method's errata in the order of the prompt: one for each value, if it appends any."""
+        errata = sorted(self._method_errata, key=lambda pair: not self._edits(pair[1]))
+        return [erratum for erratum, _ in errata]
+
+    @property
+    def _method_errata(self) -> list[tuple[Erratum, str]]:
+        """The method's errata, each with its skill."""
         if not self.method.record.appends_erratum:
             return []
         return [
-            Erratum(reference.field, value, f"{reference.key}={value}", reference.skill if reference.shared else "")
-            for reference, value in resolve_values(self.fields, self.segments)
+            (Erratum(field.field, value, f"{field.key}={value}", field.skill if field.shared else ""), field.skill)
+            for field, value in resolve_values(self.fields, self.segments)
         ]
+
+    def _edits(self, skill: str) -> bool:
+        """Return True if the method changes the K/V of a skill: it leaves that of images, and of texts with them."""
+        return self.method.record.edits_rows and not any(
+            segment.media for segment in self.segments if segment.name == skill
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A prompt's chunks and their tokens; for a skill the longer of its tokens before and after its change."""
+    """A prompt's chunks and their tokens, those of a skill after its change."""
 
     chunks: tuple[Chunk, ...]
     tokens: tuple[Tokens, ...]
@@ -129,10 +139,10 @@ def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
     by_name = {segment.name: segment for segment in prompt.segments}
     chunks = chunks_of(workspace, prompt) if chunks is None else chunks
     changes = changes_of(workspace, prompt)
-    tokens = [
-        _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
-        for chunk in chunks
-    ]
+    edited = changes if prompt.method.record.edits_rows else {}
+    skills = {name: segment.tokens for name, segment in by_name.items()}
+    skills |= {name: changed.tokens for name, changed in edited.items()}
+    tokens = [skills[chunk.name] if chunk.kind == "splice" else workspace.tokenize(chunk) for chunk in chunks]
     opening = workspace.with_bos(np.zeros(0, np.int32))  # BOS, for a template that begins with a skill
     if chunks[0].kind != "splice":
         tokens[0], opening = workspace.with_bos(tokens[0]), opening[:0]
@@ -161,12 +171,15 @@ def with_tools(
 
 
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
-    """Return the changes of new values by skill. Raises SkillError for a field that no skill has."""
-    values = resolve_values(prompt.fields, prompt.segments)
-    for segment in prompt.segments if prompt.method.record.edits_rows else ():
-        if segment.media and any(reference.skill == segment.name for reference, _ in values):
-            text = f"{segment.name} has an image, and its fields cannot be edited by {prompt.method.name}"
-            raise UnsupportedError(text, Help.OTHER_METHOD(method=ERRATUM))
+    """Return the changes of new values by skill. Raises SkillError for a field that no skill has, UnsupportedError if
+    the method would edit a skill with an image: next to another one an erratum is enough."""
+    values, record = resolve_values(prompt.fields, prompt.segments), prompt.method.record
+    corrected = {reference.skill for reference, _ in values}
+    with_images = [segment.name for segment in prompt.segments if segment.media and segment.name in corrected]
+    stated = record.appends_erratum and len(with_images) < len(corrected)
+    if with_images and record.edits_rows and not stated:
+        text = f"{with_images[0]} has an image, and its fields cannot be edited by {prompt.method.name}"
+        raise UnsupportedError(text, Help.OTHER_METHOD(method=ERRATUM))
     changes = {
         segment.name: change(
             workspace.model,
@@ -177,9 +190,3 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
         if not segment.media  # its K/V cannot be edited
     }
     return {name: changed for name, changed in changes.items() if changed}
-
-
-def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
-    """Return the longer of a skill's tokens before and after its change."""
-    changed = changes.get(segment.name)
-    return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens

@@ -41,7 +41,7 @@ class Request:
     splice: Skills to splice: names of compiled skills, paths of segment files or texts, or Segments.
     errata: Corrections stated after the skills: `field=value` or free text, or a mapping of fields to values.
     fields: New values of fields, a mapping, applied by `method`.
-    method: Edit method for `fields`, a name or a Method; None or "auto" for the calibrated one.
+    method: Edit method for `fields`, a name or a Method; None: the calibrated one, "auto": chosen for the question.
     system: System text before the skills.
     think: Let the model reason before it answers; the reasoning is not part of the answer's text.
     max_think: Tokens of reasoning at most.
@@ -179,6 +179,7 @@ class Settings:
     seam: int
     method: Method | None = None  # None without new values
     why: str | None = None  # reason for the method, unless it was explicit
+    tried: int = 0  # tokens decoded to choose it, besides those of the prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from notes_cli.editing.methods import ERRATUM, RECOMPUTE, SUFFIX, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, RECOMPUTE, SUFFIX, Method
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
 from notes_cli.library.segment_files import ERRATA
@@ -113,7 +113,7 @@ def resolve(
     request = _add_global_errata(workspace, request, segments, callbacks.on_notice, before, unheard or {})
     _notify_fields(request, [*before, *segments], callbacks.on_notice)
     stated = False
-    if had is None:  # a session keeps the text of its skills as compiled
+    if not goes_on:
         fields, errata = as_new_values(request.errata, request.fields, segments)
         stated = len(errata) < len(request.errata)
         request = replace(request, fields=fields, errata=errata)
@@ -264,11 +264,12 @@ def _method(
     erratum."""
     if not request.fields:
         return None, None
-    if request.method:
+    if request.method and request.method != AUTO:
         if request.exact and not request.method.record.exact:
             text = f"{request.method} leaves rows that were computed with the old value, and exact rows were asked for"
             raise NotesError(text, Help.OTHER_METHOD(method=f"{SUFFIX} or {ERRATUM}"))
         return request.method, None
+    stated = stated and request.method != AUTO  # which may find that an erratum is not needed
     if request.recompute and not stated:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
     prompt = Prompt(request.question, segments, fields=request.fields, think=think)
@@ -281,13 +282,12 @@ def _method(
 def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) -> tuple[Method, str]:
     """Return the edit method for the prompt's values where none is given, and the reason; `stated`: it must append an
     erratum."""
-    if any(
-        reference.skill == segment.name
-        for segment in prompt.segments
-        if segment.media
-        for reference, _ in resolve_values(prompt.fields, prompt.segments)
-    ):
-        return ERRATUM, f"{ERRATUM}: a skill that it corrects has an image, and no rows of such a one are edited"
+    with_images = {segment.name for segment in prompt.segments if segment.media}
+    corrected = {reference.skill for reference, _ in resolve_values(prompt.fields, prompt.segments)}
+    if corrected & with_images:
+        if corrected <= with_images:
+            return ERRATUM, f"{ERRATUM}: the skills that it corrects have images, and no rows of such skills are edited"
+        stated = True
     return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think, stated=stated)
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
-from notes_cli.editing.methods import ERRATUM, FIELD_ERRATUM, SUFFIX, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, SUFFIX, Method
 from notes_cli.errors import Help, NotesError, Notice, OutdatedError, Remedy, UnsupportedError
 from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.names import name_of
 
-AUTO = "auto"
 # Measured on tiny models (docs/findings.md).
 DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
 DEFAULT_PLACE = "early"
@@ -42,10 +41,10 @@ UNMEASURED = Defaults(
 
 
 def parse_method(name: Method | str | None) -> Method | None:
-    """Parse a method; None for the calibrated one. Raises NotesError for an unknown name."""
+    """Parse a method; None for the default. Raises NotesError for an unknown name."""
     if not isinstance(name, str):
         return name
-    return None if name == AUTO else Method.parse(name, also=(AUTO,))
+    return AUTO if name == str(AUTO) else Method.parse(name, also=(str(AUTO),))
 
 
 def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:

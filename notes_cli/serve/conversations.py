@@ -14,7 +14,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple
 
@@ -46,6 +46,8 @@ class ConversationState:
     copies: frozenset[Copy] = frozenset()  # in its prompt
     # Errata directly after a copy of a skill, in the message of a question or a later one.
     after_copy: dict[Copy, tuple[str, ...]] = field(default_factory=dict)
+    after_named: tuple[str, ...] = ()  # errata after the skills of the first turn, of fields with values in place
+    in_place: dict[tuple[str, str], str] = field(default_factory=dict)  # these values, by skill and field
     before: dict[int, tuple[str, ...]] = field(default_factory=dict)  # errata at the beginning of a message
     client_errata: tuple[str, ...] = ()  # in order; the client sends them at each turn
     values: dict[tuple[str, str], str] = field(default_factory=dict)  # by skill and field, of the latest errata
@@ -60,8 +62,9 @@ class ConversationState:
             copies=frozenset(copy for copy in self.copies if copy.name != name),
             values={key: value for key, value in self.values.items() if key[0] != name},
         )
-        if any(copy.name == name for copy in self.after_copy):
-            return replace(state, copies=frozenset(), after_copy={}, before={}, client_errata=())
+        if any(copy.name == name for copy in self.after_copy) or any(skill == name for skill, _ in self.in_place):
+            anew = replace(state, copies=frozenset(), after_copy={}, before={}, client_errata=())
+            return replace(anew, after_named=(), in_place={})
         return state
 
 
@@ -171,17 +174,21 @@ def place_errata(
     question: int,
     wording: str | None,
     result: int | None = None,
+    editable: Collection[str] = (),
 ) -> ConversationState:
     """Add errata at the next turn of a conversation: new global ones, and new ones of the client. The client's are
     repeated if a global one has overruled them, or if their skill has a new copy.
 
     `copies`: places of skills in the order of the prompt. `question`: number of the user's last message. `result`:
-    number of the last message if it is a result of a tool call. `wording`: template of errata.
+    number of the last message if it is a result of a tool call. `wording`: template of errata. `editable`: skills of
+    the first turn whose K/V can get new values in place.
 
     Errata come at the beginning of the question's message, where models follow them most often; or after the last new
     copy of a skill in that message or a later one. A new copy would overrule the errata before it, so all errata of its
     skill are repeated. While the question is answered by tool calls, global errata wait for the next question, unless
-    the client has new errata, which come with the result.
+    the client has new errata, which come with the result. New values of skills that come with the first turn are put in
+    place, too, and their errata follow the skills, as in `notes ask`. Those of later turns are not: what was decoded
+    since depends on the text, and would have to be decoded again.
 
     Raises SkillError for an erratum of a field that no skill has.
     """
@@ -197,6 +204,15 @@ def place_errata(
     client_fields = {(field.skill, field.field) for fields in fields_of for field in fields}
     values, after_copy = dict(state.values), dict(state.after_copy)
     sentences: list[str] = []
+    in_place, after_named = dict(state.in_place), list(state.after_named)
+    edited = {name for name in editable if Copy(name) in new_copies}
+    last_of = {field: at for (at, _), fields in zip(parsed, fields_of, strict=True) for field in fields}
+
+    def state_errata(texts: Iterable[str], skills: Collection[str]) -> None:
+        """Add errata of these skills."""
+        after = skills and {*skills} <= edited and question <= 1  # else answers with the old value would follow
+        (after_named if after else sentences).extend(texts)
+
     overruled: set[tuple[str, str]] = set()  # fields with a new global erratum
 
     def sentence(skill: str, name: str) -> str:
@@ -219,7 +235,8 @@ def place_errata(
         }
         values |= new
         if last_copies[name] in new_copies:
-            sentences += [sentence(*key) for key in values if key[0] == name and key not in client_fields]
+            keys = [key for key in values if key[0] == name and key not in client_fields]
+            state_errata((sentence(*key) for key in keys), [name])
         else:
             sentences += [sentence(*key) for key in new]
             overruled |= set(new)
@@ -227,8 +244,10 @@ def place_errata(
         repeat = any((field.skill, field.field) in overruled or field.skill in new_skills for field in fields)
         if at < len(state.client_errata) and not repeat and (fields or not new_skills):
             continue
-        sentences.append(word(client_erratum, wording))
         values |= {(field.skill, field.field): client_erratum.value or "" for field in fields}
+        if not fields or any(last_of[field] == at for field in fields):  # else a later one of this turn supersedes it
+            state_errata([word(client_erratum, wording)], {field.skill for field in fields})
+    in_place |= {key: value for key, value in values.items() if key[0] in edited}
     before = dict(state.before)
     after = next((copy for copy in reversed(copies) if copy in new_copies and copy.message >= question), None)
     if sentences and after:
@@ -241,6 +260,8 @@ def place_errata(
         skills=dict(skills),
         copies=frozenset(copies),
         after_copy=after_copy,
+        after_named=tuple(after_named),
+        in_place=in_place,
         before=before,
         client_errata=tuple(client_errata),
         values=values,

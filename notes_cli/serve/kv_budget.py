@@ -27,7 +27,8 @@ SENTENCE = 32  # tokens that bound the wording around an erratum
 
 def session_tokens(workspace: Workspace, state: State, request: Request) -> tuple[int, int]:
     """Return upper bounds of the tokens of a session with its next prompt, and of the tokens generated after it."""
-    texts = (request.question, request.system or "", *request.errata, *request.fields.values())
+    texts = [request.question, request.system or "", *request.errata, *request.fields.values()]
+    texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
     tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
     tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
     tokens += sum(len(item) for item in (*request.splice, *request.images) if isinstance(item, Segment))

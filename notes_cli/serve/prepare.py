@@ -9,22 +9,30 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from notes_cli.editing.methods import FIELD
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.runtime.generate import ANSWER_RESERVE
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache
-from notes_cli.runtime.prompt import Prompt, parts_of, with_tools
+from notes_cli.runtime.prompt import Prompt, changes_of, parts_of, with_tools
 from notes_cli.runtime.request import UNLIMITED, Request
 from notes_cli.runtime.resolve import check_usable, requests_reasoning, with_unique_names
-from notes_cli.runtime.settings import UNMEASURED, defaults
+from notes_cli.runtime.settings import UNMEASURED, choose, defaults
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.conversations import Conversations, ConversationState, Copy, place_errata, prefix_digests
+from notes_cli.serve.conversations import (
+    NO_MESSAGE,
+    Conversations,
+    ConversationState,
+    Copy,
+    place_errata,
+    prefix_digests,
+)
 from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
 from notes_cli.serve.refusals import Refused, too_long
 from notes_cli.serve.segment_cache import SegmentCache, Text, last_text, match_skills, skill_name
@@ -240,12 +248,20 @@ def _prepare_chat(
     answered_by_calls = any(message.role == "assistant" for message in messages[question:])
     result = len(messages) - 1 if answered_by_calls else None
     copies, errata = _copies(messages, named, settings.place), request.notes.errata
-    now = place_errata(earlier, skills, copies, global_errata, errata, question, settings.wording, result)
+    place = partial(place_errata, *(earlier, skills, copies, global_errata, errata, question, settings.wording, result))
+    now = place(_editable(skills, copies))
+    prompt = Prompt("", list(skills.values()), think=think, fields=_fields(now), method=FIELD)
+    if now.in_place and (earlier is None or now.in_place != earlier.in_place):
+        chosen, _ = choose(workspace, list(changes_of(workspace, prompt).values()), think=think, stated=True)
+        if request.notes.exact or not chosen.record.edits_rows:
+            now = place()
+            prompt = replace(prompt, fields=_fields(now))
     messages = [_with_errata(message, number, now) for number, message in enumerate(messages)]
-    messages = _with_skills(messages, list(map(SkillPart, named)), settings.place)
+    first: list[Part] = [*map(SkillPart, named), *map(ErratumPart, now.after_named)]
+    messages = _with_skills(messages, first, settings.place)
     try:
         conversation = Conversation(tuple(messages), request.tools)
-        prompt = Prompt("", list(skills.values()), think=think, conversation=conversation)
+        prompt = replace(prompt, conversation=conversation)
         toolsets = cache.known() if request.tools and not request.notes.private else ()
         prompt, chunks = with_tools(workspace, prompt, toolsets, cache.open)
         parts = parts_of(workspace, prompt, chunks)
@@ -262,6 +278,17 @@ def _prepare_chat(
         (f"{workspace.template.name} has no tools: the prompt describes them in a general form",) if general else ()
     )
     return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
+
+
+def _editable(skills: Mapping[str, Segment], copies: Sequence[Copy]) -> frozenset[str]:
+    """Return the skills that the request names, and that no message has: their K/V can get new values in place."""
+    in_messages = {copy.name for copy in copies if copy.message != NO_MESSAGE}
+    return frozenset(name for name, segment in skills.items() if name not in in_messages and not segment.media)
+
+
+def _fields(conversation: ConversationState) -> dict[str, str]:
+    """Return the values in place, by `skill.field`."""
+    return {f"{skill}.{name}": value for (skill, name), value in conversation.in_place.items()}
 
 
 def _with_images(

@@ -379,7 +379,7 @@ class Scheduler:
             return self._try_start_question(job, job.prepared)
         assert job.prepared is not None
         prepared, layout, salt = job.prepared, job.prepared.layout, job.request.notes.cache_salt
-        least = len(layout) + 1
+        least = len(layout) + layout.temporary + 1
         if not self.budget.can_allocate(least):
             raise too_long(self.budget.cells, f"needs {least} tokens")
         if not self.budget.ensure_free(0, job.sequences):
@@ -388,19 +388,20 @@ class Scheduler:
         if coming > length + SOON:
             return False
         sequence = self.prefixes.begin(cached, length, layout) if cached and length else self.workspace.sequence()
-        first = self._first_tokens(job, len(layout) - len(sequence), min(prepared.max_new, GRANT))
+        prompt = len(layout) + layout.temporary
+        first = self._first_tokens(job, prompt - len(sequence), min(prepared.max_new, GRANT))
         if first is None:
             self.prefixes.undo(cached, sequence)
             return None
         needed = min(1 + (prepared.reasoning_end if prepared.think else 0), prepared.max_new)
         if first < needed:
             sequence.close()
-            tokens = len(layout) + needed * job.sequences
+            tokens = prompt + needed * job.sequences
             raise too_long(self.budget.cells, f"needs {tokens} tokens")
         sequence.token_limit = self._bounded(len(layout) + prepared.max_new)
         prefix = self.prefixes.add(sequence, layout, salt)
         forks, reasoning_end = job.sequences - 1, max(0, min(prepared.reasoning_end, first - 1))
-        job.reservations = [self.budget.reserve(sequence, len(layout) + first, forks * first, forks, reasoning_end)]
+        job.reservations = [self.budget.reserve(sequence, prompt + first, forks * first, forks, reasoning_end)]
         return self._start(job, self.tasks.answer(job, prepared, prefix, length, first))
 
     def _bounded(self, tokens: int) -> int:

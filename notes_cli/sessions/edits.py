@@ -6,15 +6,15 @@ Also converts skills between segments and ledgers, and parses names of a session
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from notes_cli.editing.amend import amend, check, free_cells, instead, prepare
+from notes_cli.editing.amend import amend, check, free_cells, instead, prepare, refusal
 from notes_cli.editing.change import Change, change, same
-from notes_cli.editing.methods import ERRATUM, METHODS, SUFFIX, Method, record_of
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, METHODS, SUFFIX, Method, record_of
 from notes_cli.editing.operations import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
@@ -156,11 +156,14 @@ class Edited:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The result of a compaction; all empty if no erratum was superseded."""
+    """The result of a compaction; all empty if no erratum was superseded, and nothing was cut before."""
 
     fields: tuple[str, ...] = ()  # of each removed erratum
     removed: int = 0  # tokens removed
     decoded: int = 0  # tokens decoded again
+
+
+_UNPREPARED = Prepared()
 
 
 class _Changed(NamedTuple):
@@ -174,6 +177,19 @@ class _Changed(NamedTuple):
     def patches(self) -> list[Patch]:
         """Patches at positions of the sequence."""
         return offset(self.change.patches, self.skill.position)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Changes of the sequence before the next turn: new values in place, and superseded errata cut out."""
+
+    patches: tuple[Patch, ...] = ()
+    skills: tuple[SkillText, ...] = ()  # with their new values
+
+    @property
+    def cells(self) -> int:
+        """Number of cells that the changes need, also temporarily."""
+        return sum(len(patch.tokens) + max(0, patch.grows) for patch in self.patches)
 
 
 class Editor:
@@ -212,7 +228,7 @@ class Editor:
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         """Set a field, by default with the method of the model's profile. Raises NotesError if that is not possible."""
         value, target = self.check(name, value, method), self._reference(name)
-        if method is not None:
+        if method is not None and method != AUTO:
             return self._edit(target, value, method, "")
         method, chosen = self._choose_method(target, value)
         try:
@@ -253,23 +269,21 @@ class Editor:
                 return entry.how if record and record.in_place and not record.appends_erratum else ""
         return ""
 
-    def _has_image(self, target: Reference) -> bool:
-        """Return True if the skill of the field has an image."""
-        skill = self._skill(target)
+    def _has_image(self, skill: SkillText) -> bool:
         first, last = skill.position, skill.position + skill.tokens
         return any(first <= image.first < last for image in self._state.images)
 
     def _choose_method(self, target: Reference, value: str) -> tuple[Method, str]:
         """Return the method for this model and sequence, and the reason."""
-        if target.key in self._state.stated:  # the erratum comes after the text and would contradict a value there
-            return ERRATUM, f"{ERRATUM}: an earlier erratum of {target.key} follows the text"
-        if self._has_image(target):
+        if self._has_image(self._skill(target)):
             return ERRATUM, f"{ERRATUM}: {target.skill} has an image, and no rows of such a skill are edited"
         changed, default = self._change(target, value), defaults(self._workspace)
         if changed is None:
             return ERRATUM, f"{ERRATUM}: the text has {target.key}={value} already, and an erratum gives another value"
+        if target.key in self._state.stated and not default.method.record.appends_erratum:
+            return FIELD_ERRATUM, f"{FIELD_ERRATUM}: an earlier erratum of {target.key} follows the text"
         following = len(self._state.tokens) - changed.patches[0].first
-        if following <= NEAR and not self._workspace.model.recurrent:
+        if following <= NEAR and target.key not in self._state.stated and not self._workspace.model.recurrent:
             return SUFFIX, f"{SUFFIX}: no more than {NEAR} tokens follow the change, and all of them are decoded"
         if default.method.record.reaches_end:
             return SUFFIX, default.why
@@ -279,20 +293,47 @@ class Editor:
 
     def _edit(self, target: Reference, value: str, method: Method, chosen: str) -> Edited:
         record = method.record
-        if record.edits_rows and self._has_image(target):
+        if record.edits_rows and self._has_image(self._skill(target)):
             message = f"{target.skill} has an image, and its fields cannot be edited by {method.name}"
             raise UnsupportedError(message, Help.OTHER_METHOD(method=ERRATUM))
         changed = self._change(target, value, again=record.reaches_end) if record.edits_rows else None
         if record.edits_rows and not record.appends_erratum and not changed:
             message = f"the text has {target.key}={value} already, and an erratum gives another value"
             raise SkillError(message, Help.OTHER_METHOD(method=ERRATUM))
-        places, prepared = self._amend(changed, method) if changed else ((), Prepared())
+        places, prepared = self._amend(changed, method) if changed else ((), _UNPREPARED)
+        return self._commit(target, value, method, chosen, changed, places, prepared)
+
+    def queue(self, name: str, value: str) -> Edited:
+        """Set a field by an erratum and, where the default method does, in place: both with the next turn
+        (`correction`), without any work on K/V until then. Raises NotesError as `edit` does."""
+        value, target = self.check(name, value), self._reference(name)
+        in_place = self.edits_in_place and not self._has_image(self._skill(target))
+        return self._commit(target, value, FIELD_ERRATUM if in_place else ERRATUM, "")
+
+    @property
+    def edits_in_place(self) -> bool:
+        """True if the default for this model computes the K/V of new values in place."""
+        edits = defaults(self._workspace).method.record.edits_rows
+        return edits and refusal(self._workspace.context, FIELD_ERRATUM, session=True) is None
+
+    def _commit(
+        self,
+        target: Reference,
+        value: str,
+        method: Method,
+        chosen: str,
+        changed: _Changed | None = None,
+        places: Sequence[Range] = (),
+        prepared: Prepared = _UNPREPARED,
+    ) -> Edited:
+        """Write an edit to the ledger."""
+        record = method.record
         origin = Origin(
             rewritten=_count(places),
             passed=prepared.passed,
             selected=method.name if prepared.passed else "",
             erratum=record.appends_erratum,
-            contradicted=not record.appends_erratum and target.key in self._state.stated,
+            contradicted=not record.appends_erratum and target.key in self._state.stated and not self._can_cut(),
         )
         line = {
             "op": "edit",
@@ -334,16 +375,66 @@ class Editor:
         rows, _ = seq.read(first, first + len(segment), seq.context.lossless_type)
         return replace(segment, layers=rows)
 
+    def correction(self, values: Iterable[tuple[Reference, str]], stated: Iterable[str]) -> Correction:
+        """Return the changes before a turn that gives fields of the session these values. `stated`: keys of the fields
+        whose errata the turn states. New values of which the K/V cannot be computed in place are left to their errata,
+        and an erratum that cannot be cut out stays."""
+        known = self._state.known
+        due = {key for key in self._state.pending if self._waits(key)}
+        new = {key: (reference, self._state.values[key]) for key in due for reference in known.find(key)[:1]}
+        new |= {known.key(reference.skill, reference.field): (reference, value) for reference, value in values}
+        changed = self._changes(new.values())
+        cuts = self._cuts(self._state.superseded_by(stated)) if self._can_cut() else []
+        patches = sorted([*cuts, *(patch for one in changed for patch in one.patches)], key=lambda patch: patch.first)
+        return Correction(tuple(patches), tuple(amended(one.skill, one.change) for one in changed))
+
+    def _waits(self, key: str) -> bool:
+        """Return True if the last edit of the field changes its K/V, and was queued."""
+        known = self._state.known
+        edits = (entry for entry in reversed(self._state.entries) if entry.kind == "edit")
+        last = next((entry for entry in edits if key in keys_of(known, entry.name)), None)
+        record = record_of(last.how) if last else None
+        return record is not None and record.edits_rows
+
+    def _changes(self, values: Iterable[tuple[Reference, str]]) -> list[_Changed]:
+        """Return the changes in place that new values make in the skills, by position; none where that is not
+        possible."""
+        by_skill: dict[str, dict[str, str]] = {}
+        for reference, value in values:
+            by_skill.setdefault(reference.skill, {})[reference.field] = value
+        found = []
+        for skill in self._state.skills:
+            if skill.name in by_skill and not self._has_image(skill):
+                segment = as_segment(self._kv, skill)
+                if changes := change(self._workspace.model, segment, by_skill[skill.name]):
+                    found.append(_Changed(skill, segment, changes))
+        if refusal(self._workspace.context, FIELD_ERRATUM, session=True, changes=[one.change for one in found]):
+            return []
+        movable = self._moves_left()
+        return [one for one in found if movable or not any(patch.grows for patch in one.patches)]
+
+    def _can_cut(self) -> bool:
+        """Return True if the K/V after an erratum can be moved to its place."""
+        return self._workspace.context.supports("splice") is None and self._moves_left()
+
+    def _moves_left(self) -> bool:
+        try:
+            check_moves(self._kv, "", Help.OTHER_METHOD(method=ERRATUM))
+        except UnsupportedError:
+            return False
+        return True
+
     def compact(self) -> Compacted:
-        """Remove superseded errata and decode everything after the first of them again, so that the K/V from there on
-        equals that of a prefill of the remaining tokens."""
-        superseded = self._state.superseded
-        if not superseded:
+        """Remove superseded errata and decode everything after the first of them again, and after earlier cuts, so that
+        the K/V from there on equals that of a prefill of the remaining tokens."""
+        superseded, traces = self._state.superseded, self._state.traces
+        if not superseded and not traces:
             return Compacted()
         patches = self._cuts(superseded)
+        first = min([entry.position for entry in traces] + [patch.first for patch in patches])
         self._workspace.make_room(len(self._state.tokens), held=self._kv.loaded)
         with self._kv.changing() as sequence:
-            places = decode_from(sequence, patches)
+            places = decode_from(sequence, [Patch(first, first, ()), *patches])
         fields = tuple(entry.name for entry in superseded)
         self._kv.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
         return Compacted(fields, sum(patch.last - patch.first for patch in patches), _count(places))
@@ -390,6 +481,7 @@ def moves(line: Line) -> int:
         return number_of(line, "moves")
     record = record_of(line["method"]) if line["op"] == "edit" else None
     in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: a method of another version
+    in_place = in_place or (line["op"] == "turn" and "patches" in line)
     return int(in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"]))
 
 

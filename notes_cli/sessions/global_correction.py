@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 
-from notes_cli.editing.methods import ERRATUM
 from notes_cli.errors import NotesError
 from notes_cli.library.global_errata import GlobalErrata, GlobalErratum, marks_of, new_erratum, now
 from notes_cli.library.info import SegmentInfo
@@ -88,5 +87,5 @@ def apply_errata(session: Session, errata: GlobalErrata) -> int:
     read_at = now()
     missing = unheard(session.state, errata.all())
     for key, value in missing.items():
-        session.edit(key, value, ERRATUM, read_at)
+        session.queue(key, value, read_at)
     return len(missing)

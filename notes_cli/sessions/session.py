@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from notes_cli.editing.methods import Method
+from notes_cli.editing.amend import amend, refusal
+from notes_cli.editing.change import Change, change
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method
+from notes_cli.editing.operations import Prepared
 from notes_cli.engine.image_positions import images_of
 from notes_cli.engine.loop import Task
+from notes_cli.engine.patches import changed_ranges
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import EngineError, Help, Notice, SessionError
+from notes_cli.errors import EngineError, Help, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import Plan, answer, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
@@ -26,7 +30,7 @@ from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, 
 from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.edits import Compacted, Edited, Editor, from_segment
+from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
 from notes_cli.sessions.lines import Line, Origin, as_line
@@ -34,7 +38,7 @@ from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import SkillText, State, unheard
 from notes_cli.sessions.tool_results import Result, as_question, results_turn
 from notes_cli.text.erratum import Erratum, read_errata, word
-from notes_cli.text.keys import Known, listed
+from notes_cli.text.keys import Known, Reference, listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
 from notes_cli.text.tools import calls_in, form_of
@@ -54,6 +58,9 @@ class Session:
         self._system = ""  # in the first turn
         self._skills: list[SkillText] = []
         self._errata: dict[str, str] = {}  # values by field
+        self._correction = Correction()  # of what is in the sequence, before the turn
+        self._compiled: dict[str, str] = {}  # values in the texts of new skills that got others in place
+        self._start = 0  # position where it begins
         self._marks: dict[str, tuple[str, ...]] = {}
         self._heard = now()  # when global errata were read
         self._since = 0  # `SessionKV.changes` at its start
@@ -138,7 +145,10 @@ class Session:
                 segments=draft.segments,
                 seam=settings.seam,
                 strict=request.strict,
+                method=request.method,
             )
+            if self._errata:
+                draft = replace(draft, settings=replace(settings, method=self._method(request)))
         else:
             prompt = draft.prompt
             sequence = assemble(self.workspace, prompt, **draft.how, room=room)
@@ -197,8 +207,9 @@ class Session:
             replace(piece, name=next(names)) if piece.kind == "erratum" else piece for piece in sequence.pieces
         ]
         self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in prompt.segments]
+        self._compiled = _compiled(prompt.segments, changes)
         self._marks = _marks(prompt.segments)
-        self._errata = _values_of(errata)
+        self._errata, self._correction, self._start = _values_of(errata), Correction(), 0
 
     def follow(
         self,
@@ -211,43 +222,90 @@ class Session:
         segments: Sequence[Segment] = (),
         seam: int = DEFAULT_SEAM,
         strict: bool = False,
+        method: Method | None = None,
     ) -> KVSequence:
-        """Append the prompt of the next turn, with pending errata before those given. `think`: end it where reasoning
-        begins. `segments`: skills in the user message of this turn. Raises SessionError for a skill that is in the
-        session already; with `strict`, UnsupportedError for one that cannot be spliced."""
+        """Append the prompt of the next turn, with pending errata before those given; new values of fields are computed
+        in place, too, unless `method` leaves the K/V, and superseded errata are cut out. `think`: end it where
+        reasoning begins. `segments`: skills in the user message of this turn. Raises SessionError for a skill that is
+        in the session already; with `strict`, UnsupportedError for one that cannot be spliced."""
         skills = {segment.name: segment for segment in segments}
         self._check_new(segments)
         known = known_fields(*self.state.skills, *segments)
-        parsed = read_errata(errata, known)
+        parsed = _latest(read_errata(errata, known))
         self._question, self._errata = question, _values_of(parsed)
         pending = {key: text for key, text in self._pending(known, wording).items() if key not in self._errata}
         names = iter([*pending, *(erratum.key for erratum in parsed)])
         texts = [*pending.values(), *(word(erratum, wording) for erratum in parsed)]
+        editor = Editor(self._kv)
+        in_place = self._errata and (
+            editor.edits_in_place if method is None or method == AUTO else method.record.edits_rows
+        )
+        values = [(known.find(key)[0], value) for key, value in self._errata.items()]
+        earlier = [(reference, value) for reference, value in values if reference.skill not in skills]
+        stated = [self.state.known.key(reference.skill, reference.field) for reference, _ in earlier]
+        correction = editor.correction(earlier if in_place else (), stated)
+        changes = self._changes_of(segments, values if in_place else ())
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = next_turn(template, [user_message(question, skills=list(skills), errata=texts)])
         tokens = [
             skills[chunk.name].tokens if chunk.kind == "splice" else self.workspace.tokenize(chunk) for chunk in chunks
         ]
-        self.workspace.make_room(len(self.state.tokens) + sum(map(len, tokens)), room, self._kv.loaded)
+        count = len(self.state.tokens) + sum(map(len, tokens)) + correction.cells
+        count += sum(2 * len(patch.tokens) for changed in changes.values() for patch in changed.patches)
+        self.workspace.make_room(count, room, self._kv.loaded)
         for segment in segments:  # again: a larger context may rotate differently (LongRoPE)
             self.workspace.check(segment)
-        sequence = self.sequence
+        sequence = self._corrected(correction)
+        self._start = len(sequence)
         place = SegmentPlacer(seam, strict=strict, encode_images=self.workspace.encode_images)
         for chunk, ids in zip(chunks, tokens, strict=True):
-            if chunk.kind == "splice":
+            if chunk.name in changes:
+                amend(sequence, skills[chunk.name], changes[chunk.name], FIELD_ERRATUM, Prepared(), place)
+            elif chunk.kind == "splice":
                 place(sequence, skills[chunk.name])
             else:
                 sequence.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
         for segment in segments:
             gain = saved_seconds(sequence.pieces, [segment])
             self.workspace.used(segment.name, spliced_tokens(sequence.pieces, segment.name), gain)
-        self._skills, self._marks = [from_segment(segment, None, sequence) for segment in segments], _marks(segments)
+        self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in segments]
+        self._compiled, self._marks = _compiled(segments, changes), _marks(segments)
         self._since = self._kv.changes
+        return sequence
+
+    def _method(self, request: Request) -> Method:
+        """Return the method by which the turn in progress corrects fields."""
+        in_place = self._correction.skills or self._compiled
+        named = None if request.method == AUTO else request.method
+        return named or (FIELD_ERRATUM if in_place else ERRATUM)
+
+    def _changes_of(self, segments: Sequence[Segment], values: Iterable[tuple[Reference, str]]) -> dict[str, Change]:
+        """Return the changes in place of new skills, by name; none where that is not possible."""
+        changes = {}
+        for segment in segments:
+            new = {reference.field: value for reference, value in values if reference.skill == segment.name}
+            changed = change(self.workspace.model, segment, new) if new and not segment.media else None
+            if changed and not refusal(self.workspace.context, FIELD_ERRATUM, changes=[changed]):
+                changes[segment.name] = changed
+        return changes
+
+    def _corrected(self, correction: Correction) -> KVSequence:
+        """Return the sequence, with the correction applied where its K/V can be moved."""
+        self._correction = correction
+        if not correction.patches:
+            return self.sequence
+        try:
+            with self._kv.changing() as sequence:
+                sequence.replace(correction.patches)
+        except UnsupportedError:  # at these positions; errata state the values
+            self._correction = Correction()
+            return self.sequence
         return sequence
 
     def append_results(self, results: Sequence[Result], room: int = 0, think: bool = False) -> KVSequence:
         """Append the next turn with results of the tools that the last answer called. Errata stay pending."""
         self._question, self._skills, self._errata, self._marks = as_question(results), [], {}, {}
+        self._correction, self._compiled, self._start = Correction(), {}, len(self.state.tokens)
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
@@ -330,7 +388,7 @@ class Session:
         turn = self._since if turn is None else turn
         if not turn == self._since == self._kv.changes:
             raise self._superseded()
-        sequence, start = self._kv.held, len(self.state.tokens)
+        sequence, start, patches = self._kv.held, self._start, self._correction.patches
         if answer:
             sequence.append(self.workspace.model.tokenize(answer), "answer", reason=Reason.CHOSEN)
         sequence.flush()
@@ -338,11 +396,16 @@ class Session:
         skills = [asdict(skill) for skill in self._skills]
         line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._errata}
         line |= {"marks": self._marks, "heard": self._heard}
+        if self._compiled:
+            line["first"] = self._compiled
+        if patches:
+            line |= {"patches": as_lines(patches), "amended": [asdict(skill) for skill in self._correction.skills]}
         if self.empty and self._system:
             line["system"] = self._system
         if images := [asdict(image) for image in sequence.images if image.first >= start]:
             line["images"] = images
-        self._kv.commit(line, [(start, len(sequence))])
+        changed = changed_ranges(patches, len(self.state.tokens)) if patches else []
+        self._kv.commit(line, [*changed, (start, len(sequence))])
 
     def _piece_line(self, piece: Piece, sequence: KVSequence) -> Line:
         ids = [int(token) for token in sequence.tokens[piece.position : piece.position + piece.tokens]]
@@ -361,8 +424,12 @@ class Session:
             "tokens": ids,
         }
 
-    def edit(self, name: str, value: str, method: Method | None = None, read_at: str | None = None) -> Edited:
-        return Editor(self._kv, read_at).edit(name, value, method)
+    def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
+        return Editor(self._kv).edit(name, value, method)
+
+    def queue(self, name: str, value: str, read_at: str) -> Edited:
+        """Queue a global erratum, which was read at this time, for the next turn."""
+        return Editor(self._kv, read_at).queue(name, value)
 
     def edits(
         self, values: Mapping[str, str], method: Method | None = None, callbacks: Callbacks = NO_CALLBACKS
@@ -395,6 +462,22 @@ class Session:
 
 def _needs_larger_context(error: EngineError) -> bool:
     return error.remedy is not None and error.remedy.help is Help.LARGER_CONTEXT
+
+
+def _latest(errata: Sequence[Erratum]) -> list[Erratum]:
+    """Drop errata of a field for which a later one has another value."""
+    last = {erratum.key: number for number, erratum in enumerate(errata) if erratum.field}
+    return [erratum for number, erratum in enumerate(errata) if last.get(erratum.key, number) == number]
+
+
+def _compiled(segments: Iterable[Segment], changes: Mapping[str, Change]) -> dict[str, str]:
+    """Return the compiled values of changed fields, by `skill.field`."""
+    changed = ((segment.name, span) for segment in segments for span in segment.fields)
+    return {
+        f"{name}.{span.name}": span.value
+        for name, span in changed
+        if name in changes and span.name in changes[name].fields
+    }
 
 
 def _marks(segments: Iterable[Segment]) -> dict[str, tuple[str, ...]]:

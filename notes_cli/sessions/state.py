@@ -157,8 +157,12 @@ class State:
     def superseded(self) -> list[Entry]:
         """Errata in the sequence, by position, whose fields all got a later value: by an erratum, also a pending one,
         or in the text. Errata of no field are never superseded."""
+        return self.superseded_by(())
+
+    def superseded_by(self, keys: Iterable[str]) -> list[Entry]:
+        """Return `superseded` after errata of these fields, too."""
         superseded: list[Entry] = []
-        known, later = self.known, set(self.pending)
+        known, later = self.known, {*self.pending, *keys}
         for entry in reversed(self.entries):
             keys = keys_of(known, entry.name) if entry.kind in ("erratum", "edit") and entry.name else set()
             if entry.kind == "erratum" and keys and keys <= later:
@@ -180,6 +184,7 @@ class State:
         self.live.append(line)
 
     def _apply_turn(self, line: Line) -> None:
+        done = self._apply_correction(line) if "patches" in line else 0
         start = len(self.tokens)
         self.questions.append(text_of(line, "question"))
         if "system" in line:  # in the first turn
@@ -192,7 +197,7 @@ class State:
             origin = origin_of(piece)
             self.entries.append(Entry(kind, name, text, len(self.tokens), len(ids), how, origin, self.turns))
             self.tokens += ids
-        self.rows += [(line["rows"], row) for row in range(len(self.tokens) - start)]
+        self.rows += [(line["rows"], done + row) for row in range(len(self.tokens) - start)]
         for image in line.get("images", ()):
             self.images.append(_parse_image(image, self._images_end(start), len(self.tokens)))
         fields = self.known
@@ -204,6 +209,23 @@ class State:
             self.stated |= {*errata, *self.pending}
             self.pending = {}
 
+    def _apply_correction(self, line: Line) -> int:
+        """Apply the changes that a turn makes before its own pieces: new values in place, and errata cut out. Returns
+        the number of their rows in the turn's K/V file."""
+        known, places = self.known, line["changed"][:-1]
+        self._replace({**line, "changed": places})
+        amended = {part["name"]: SkillText.from_dict(part) for part in line["amended"]}
+        self.skills = [
+            replace(amended[skill.name], position=skill.position) if skill.name in amended else skill
+            for skill in self.skills
+        ]
+        for number, entry in enumerate(self.entries):
+            if entry.kind == "erratum" and not entry.tokens:
+                self.entries[number] = replace(entry, kind=TRACE, name="", text=f"an erratum of {entry.name}")
+        errata = (entry for entry in self.entries if entry.kind == "erratum" and entry.name)
+        self.stated = set().union(*(keys_of(known, entry.name) for entry in errata))
+        return sum(last - first for first, last in places)
+
     def _images_end(self, start: int) -> int:
         return max([start, *(image.last for image in self.images)])
 
@@ -212,6 +234,7 @@ class State:
         marks = line.get("marks", {})
         self.marks |= {name: [text_of({"": mark}, "") for mark in marks[name]] for name in marks}
         self.first |= {f"{skill.name}.{span.name}": span.value for skill in skills for span in skill.fields}
+        self.first |= {key: text_of(line["first"], key) for key in line.get("first", {})}
 
     def _record_time(self, line: Line, names: Iterable[str]) -> None:
         """Record for these fields up to when global errata were read."""
@@ -283,7 +306,6 @@ class State:
         self.stated = {text_of({"": key}, "") for key in rest["stated"]}
         self.first = {}
         self._record_compiled(rest, self.skills)
-        self.first |= {key: text_of(rest["first"], key) for key in rest.get("first", {})}
         if "heard" in rest:
             self.heard = {key: text_of(rest["heard"], key) for key in rest["heard"]}
         else:  # from an older version

@@ -100,6 +100,24 @@ def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Pat
     assert refused.code == 1 and "--exact and --decode belong" in refused.err and refused.err.count("\n") == 1
 
 
+def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
+    """--explain and --json show the method chosen for --field and the reason; an explicit method has none."""
+    ask = ("ask", "Why?", "--splice", "returns", "--field", "date=2026-07-01", "-n", 1)
+    line = notes(*ask, "--explain").out.splitlines()[-1]
+    assert line.startswith("method field+erratum: the default for a model that calibrate has not measured")
+    for extra in ((), ("--explain",)):
+        found = notes(*ask, "--json", *extra).json
+        assert (found["method"], found["wording"], found["seam"]) == ("field+erratum", "now", 1)
+        assert found["method_why"] == line.removeprefix("method ")
+    auto = notes(*ask, "--method", "auto", "--json").json
+    assert auto["method"] in ("field", "field+erratum") and auto["method_tokens"] > 0 == found["method_tokens"]
+    named = notes(*ask, "--method", "selective@4", "--json").json
+    assert (named["method"], named["method_why"]) == ("selective@4", None)
+    full = notes(*ask, "--recompute", "--json").json
+    assert full["method"] == "recompute" and full["tokens"]["erratum"] == 0
+    assert "method" not in notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()[-1]
+
+
 def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path) -> None:
     """Method, wording, seam and place of the profile hold where the user names none, and not where he does."""
     with Workspace(model, ContextOptions(n_ctx=4096)) as workspace:

@@ -197,7 +197,7 @@ def test_a_failure_that_was_told_is_told_once(notes: Notes) -> None:
 def test_explain_has_the_keys_of_ask(notes: Notes, compiled: Path) -> None:
     """version, server, tokens without the answer's, settings and pieces; nothing else."""
     found = notes("ask", "Why?", "--splice", "returns", "--explain", "--json").json
-    settled = {"method", "method_why", "place", "seam", "wording"}
+    settled = {"method", "method_why", "method_tokens", "place", "seam", "wording"}
     assert found.keys() == {"version", "server", "tokens", "pieces", *settled}
     known = {key for key in documented("ask --json") if key.startswith("tokens.")}
     assert {f"tokens.{key}" for key in found["tokens"]} == known - {"tokens.answer", "tokens.reasoning"}

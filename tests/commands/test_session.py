@@ -210,16 +210,16 @@ def test_compacting(notes: Notes, begun: Path) -> None:
         "nothing to take out: no erratum in session mine is superseded by another\n",
     )
     assert snapshot(begun) == before
-    for value in ("b", "c"):
-        notes("edit", "mine", "--field", f"tier={value}")
-        assert notes(*GO_ON).code == 0
+    notes("edit", "mine", "--field", "tier=b")
+    assert notes(*GO_ON).code == 0
+    notes("edit", "mine", "--field", "tier=c")
     long = notes("session", "show", "mine", "--json").json
     out = notes("session", "compact", "mine").out
     short = notes("session", "show", "mine", "--json").json
     gone = long["tokens"] - short["tokens"]
     assert out.startswith("took out 1 erratum (tier): ") and f"{short['tokens']} tokens are left, {gone} fewer" in out
-    assert [piece["name"] for piece in short["pieces"] if piece["kind"] == "erratum"] == ["tier"]
-    assert (short["edits"], short["turns"]) == (2, 3)
+    assert not [piece["name"] for piece in short["pieces"] if piece["kind"] == "erratum"]
+    assert (short["edits"], short["turns"]) == (2, 2)
     assert notes(*GO_ON).code == 0 and notes("session", "undo", "mine").code == 0
     assert notes("session", "undo", "mine").out == "undid the compaction: tier\n"
     assert notes("session", "show", "mine", "--json").json["pieces"] == long["pieces"]

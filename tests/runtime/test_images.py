@@ -35,7 +35,7 @@ from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.recompile import compile_to_library, stale
 from notes_cli.runtime.request import Answer, Request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 
 @pytest.fixture
@@ -318,11 +318,17 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
         "splice",
         "erratum",
     ]
-    assert "no rows of such a one are edited" in str(plan.settings.why)
+    assert "no rows of such skills are edited" in str(plan.settings.why)
     for name in ("field", "suffix", "block", "recompute", "field+erratum"):
         with pytest.raises(UnsupportedError, match="fields cannot be edited"):
             ask(seeing, replace(request, method=Method.parse(name)))
     assert ask(seeing, replace(request, fields={}, errata=["shop=Ben"])).counts.spliced == len(segment)
+    # A text next to it is corrected in place, too; the erratum of the other precedes the question.
+    rules = compiled(seeing, parse_skill("date: 2026-06-01\n\nAll goods count.", source="rules.txt", default="rules"))
+    both = replace(request, splice=[segment, rules], fields={"shop": "Ben", "date": "2026-07-01"})
+    answer = ask(seeing, both)
+    assert str(answer.settings.method) == "field+erratum" and answer.counts.rewritten > 0
+    assert [piece.kind for piece in answer.pieces][-5:] == ["erratum", "text", "erratum", "question", "answer"]
     with pytest.raises(SkillError, match="in no blocks"):
         compile_to_library(seeing, pictured(tmp_path), blocks=2)
     with pytest.raises(UnsupportedError, match="influence of its fields"):

@@ -455,3 +455,35 @@ def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: p
         next(iter(chunks))
         done = own.http.post("/v1/notes/errata", json=LATE).json()
     assert done["sessions"] == ["s0", "s1", "s2", "s3"] and len(set(steps)) == 4
+
+
+def test_a_first_turn_is_corrected_in_place_too(own: Served) -> None:
+    """The prompt of `notes ask`: the value's own K/V and one erratum after the skill, also of a global erratum, and of
+    the last of several. Later turns reuse it, requests with another value or none do not."""
+    given = {"errata": ["date=2026-07-01", "date=2026-05-02", "date=2026-07-01"]}
+    talk: list[Json] = []
+    first = turn(own, talk, ASK, **given)
+    assert told(first) == "refused" and errata(first) == 1
+    assert first["notes"]["counts"]["rewritten"] > 0
+    kinds = [kind for kind, _, _ in pieces(first)]
+    assert kinds[-2:] == ["erratum", "question"] and kinds[-3] == "splice", "directly after the skill"
+    again = turn(own, talk, ASK, **given)
+    assert told(again) == "refused" and {how for kind, how, _ in pieces(again) if kind == "splice"} == {"live"}
+    for other, answer in (("2026-05-02", "accepted"), ("2026-08-01", "refused")):
+        reply = own.chat([ASK], notes={**NOTES, "errata": {"date": other}})
+        assert told(reply) == answer and "spliced" in {how for kind, how, _ in pieces(reply) if kind == "splice"}
+    assert told(plain := own.chat([ASK], notes=NOTES)) == "accepted"
+    assert plain["notes"]["counts"]["rewritten"] == 0
+    own.http.post("/v1/notes/errata", json=LATE)
+    everybody = own.chat([ASK], notes=NOTES)
+    assert told(everybody) == "refused" and everybody["notes"]["counts"]["total"] == first["notes"]["counts"]["total"]
+
+
+def test_exact_chats_are_corrected_by_errata_alone(own: Served) -> None:
+    """An exact prompt has no K/V that was computed with the old value; other texts are decoded with the new one."""
+    exact = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "exact": True})
+    assert (told(exact), errata(exact), exact["notes"]["counts"]["rewritten"]) == ("refused", 1, 0)
+    whole = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "recompute": True})
+    spliced = own.chat([ASK], notes={**NOTES, "errata": {"date": "2026-07-01"}, "cache_salt": "other"})
+    assert told(whole) == told(spliced) == "refused"
+    assert whole["notes"]["counts"]["total"] == spliced["notes"]["counts"]["total"]

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from samples import SAMPLES
 
+import notes_cli as notes
 from notes_cli.config import paths, shipped_model
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.options import ContextOptions
@@ -61,7 +62,9 @@ def held(workspace: Workspace, name: str = "mine") -> Iterator[Session]:
         yield Session(workspace, stored)
 
 
-def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int = 3) -> None:
+def turn(
+    session: Session, skill: Skill, question: str, *errata: str, limit: int = 3, method: Method | None = None
+) -> None:
     """A turn with a greedy answer; the first splices the skill after a system text."""
     if session.empty:
         segment = compile_skill(session.workspace, skill)
@@ -69,7 +72,7 @@ def turn(session: Session, skill: Skill, question: str, *errata: str, limit: int
         sequence = assemble(session.workspace, prompt, room=limit)
         session.begin(prompt, sequence)
     else:
-        sequence = session.follow(question, errata, room=limit)
+        sequence = session.follow(question, errata, room=limit, method=method)
     with Sampler(SamplerOptions()) as sampler:
         list(sequence.generate(sampler, limit))
     session.keep()
@@ -275,7 +278,7 @@ def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
 
 
 def test_auto_is_not_contradicted_by_an_erratum(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an erratum of a field, edits use an erratum, too, whatever the profile recommends."""
+    """After an erratum of a field, an edit states its new value, too, whatever the profile recommends."""
     found = Defaults(Method("field"), None, 1, "early", "field: 9 of 9")
     monkeypatch.setattr("notes_cli.sessions.edits.defaults", lambda workspace: found)
     with held(make()) as session:
@@ -283,7 +286,7 @@ def test_auto_is_not_contradicted_by_an_erratum(make: Open, skill: Skill, monkey
         assert session.edit("date", "2026-07-01").method == "field"
         turn(session, skill, "And then?", "date=2026-08-01")
         done = session.edit("date", "2026-09-01")
-        assert done.method == "erratum" and "follows the text" in done.chosen
+        assert done.method == "field+erratum" and "follows the text" in done.chosen
         assert session.edit("tier", "basic").method == "field"
 
 
@@ -364,7 +367,7 @@ def toggled(session: Session, skill: Skill, times: int, every: int) -> None:
     errata = {2: ["tier=basic"], 3: ["be kind"], 9: ["tier=silver"]}
     for number in range(1, times + 1):
         session.edit("date", f"2026-08-{number:02}", Method())
-        turn(session, skill, "And?", *errata.get(number, []), limit=1)
+        turn(session, skill, "And?", *errata.get(number, []), limit=1, method=ERRATUM)
         if number % every == 0:
             session.compact()
 
@@ -382,7 +385,6 @@ def test_a_compacted_notebook_stays_short_and_right(make: Open, skill: Skill, ki
         spoken = sum(entry.tokens for entry in session.state.entries if entry.kind != "erratum")
         assert len(session.state.tokens) - spoken < 250  # of 28 times two errata, some 60 tokens each
         session.edit("date", "2026-09-01", Method())
-        turn(session, skill, "So?")
         before, tokens = rows(session.sequence), session.state.tokens
         done = session.compact()
         assert done.fields == ("date",) and done.removed == len(tokens) - len(session.state.tokens) > 0
@@ -422,9 +424,16 @@ def test_what_is_left_of_a_message(make: Open, skill: Skill) -> None:
         assert [text.startswith("Q2") for text in texts() if "Q2" in text] == [True]
 
 
-def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill) -> None:
-    """Compaction then removes errata of the field, and it no longer counts as stated."""
+def test_an_edit_of_the_text_supersedes_errata(make: Open, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next turn, or compaction, then removes errata of the field, and it no longer counts as stated. Where K/V
+    cannot be moved, the edit reports the erratum that contradicts it."""
     with held(make()) as session:
+        turn(session, skill, "Why?", "date=2026-07-01")
+        assert not session.edit("date", "2026-08-01", Method("field")).origin.contradicted
+        turn(session, skill, "And then?")
+        assert not session.state.stated and session.state.fields["date"] == "2026-08-01"
+    with held(make(), "other") as session, monkeypatch.context() as patched:
+        patched.setattr(Editor, "_can_cut", lambda self: False)
         turn(session, skill, "Why?", "date=2026-07-01")
         done = session.edit("date", "2026-08-01", Method("field"))
         assert done.origin.contradicted and session.state.entries[-1].origin == done.origin
@@ -811,7 +820,9 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
         assert session.state.fields == values
         session.follow("And?", ["returns.date=10 May"], room=8)
         session.keep("x")
-        assert session.compact().fields == ("returns.date",)
+        said = [entry.name for entry in session.state.entries if entry.kind == "erratum"]
+        assert sorted(said) == ["fees.date", "fees.tier", "returns.date", "returns.tier"]
+        assert [part.text.split("date: ")[1].split("\n")[0] for part in session.state.skills] == ["10 May", "9 May"]
     with held(make()) as session:
         assert len(session.sequence) == len(session.state.tokens)
         assert session.state.fields["returns.date"] == "10 May" and session.state.fields["fees.date"] == "9 May"
@@ -896,3 +907,59 @@ def answer(session: Session, sequence: KVSequence) -> str:
         text = session.workspace.model.text(sequence.generate(sampler, 8))
     session.keep()
     return text.strip()
+
+
+@pytest.mark.parametrize("later", ["2026-06-01", "the first of July"], ids=["as it was", "longer"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+def test_a_turn_corrects_in_place_and_states_a_value_once(make: Open, skill: Skill, kind: str, later: str) -> None:
+    """An erratum of a later turn computes the value's K/V, too, and takes out the one that it supersedes: the tokens
+    are those of a prompt that has the last value alone. An undo restores the K/V bit for bit."""
+    values = ["2026-07-01", later]
+    with held(make(kind)) as session:
+        turn(session, skill, "Why?")
+        for number, value in enumerate(values):
+            before, tokens = rows(session.sequence), session.state.tokens
+            turn(session, skill, f"Q{number}", f"date={value}", "be kind")
+            said = [entry.text for entry in session.state.entries if entry.kind == "erratum" and entry.name]
+            assert len(said) == 1 and f"date is now {value}." in said[0]
+            assert f"date: {value}\n" in session.state.skills[0].text
+            text = b"".join(map(session.workspace.model.token_bytes, session.state.tokens)).decode(errors="replace")
+            assert text.count(value) == 2 and text.count("Correction: be kind") == number + 1
+        assert [entry.text for entry in session.state.traces] == ["an erratum of date"]
+        assert session.state.stated == {"date"} and not session.state.pending and not session.state.superseded
+        after, left = rows(session.sequence), session.state.tokens
+    with held(make(kind)) as session:
+        assert session.state.tokens == left and same(rows(session.sequence), after)  # from disk
+        session.undo()
+        assert session.state.tokens == tokens and same(rows(session.sequence), before)
+        turn(session, skill, "So?", f"date={later}", limit=1)
+        assert session.compact().decoded > 0 and not session.state.traces  # K/V no longer depends on the cut erratum
+        last, tokens = logits(session), session.state.tokens
+    wanted, stepwise = (prefilled(make(kind), [*tokens, 65], step) for step in (1024, 7))
+    assert error(last, wanted) < 0.2 > error(stepwise, wanted)  # only the skill has K/V of its own
+
+
+def test_a_turn_that_fails_corrects_nothing(make: Open, skill: Skill) -> None:
+    """The next turn begins with the K/V on disk."""
+    with held(make()) as session:
+        turn(session, skill, "Why?")
+        before = rows(session.sequence)
+        session.follow("And then?", ["date=2026-07-01"], room=3)
+        assert not same(rows(session.sequence), before) or session.sequence.tokens.tolist() == session.state.tokens
+        assert same(rows(session.sequence), before) and "2026-06-01" in session.state.skills[0].text
+
+
+def test_a_first_turn_corrects_as_ask_does(home: Path) -> None:
+    """Also a skill of a later turn: the field in place and an erratum, with the value as compiled in the ledger, so
+    that a global erratum of the old value still applies."""
+    with notes.open() as model:
+        skill = model.compile(text="date: 2026-06-01\n\nReturns are accepted.", name="returns")
+        fees = model.compile(text="fee: 5 euros\n\nPaid once.", name="fees")
+        alone = model.ask("Why?", splice=[skill], errata=["date=2026-07-01"], max_tokens=1)
+        with model.session("mine") as session:
+            answer = session.ask("Why?", splice=[skill], errata=["date=2026-07-01"], max_tokens=1)
+            assert answer.counts == alone.counts and answer.settings == alone.settings
+            later = session.ask("Why?", splice=[fees], errata=["fee=7 euros"], max_tokens=1)
+            assert str(later.settings.method) == "field+erratum" and later.counts.rewritten > alone.counts.rewritten
+            texts = [entry.text for entry in session.entries if entry.kind == "erratum"]
+            assert len(texts) == 2 and "fee is now 7 euros" in texts[1]

@@ -126,6 +126,15 @@ def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
         read_errata([text], TWO)
 
 
+def test_the_authors_wording() -> None:
+    """As in the author's experiments, word by word."""
+    said = word(Erratum("date", "2026-07-01", ""), "state")
+    assert said == (
+        "[STATE UPDATE] date has changed to 2026-07-01; this overrides any earlier value AND any earlier conclusion. "
+        "Apply the current value."
+    )
+
+
 def test_a_field_and_its_value_are_no_words() -> None:
     """Fields from a program are looked up as they are."""
     for errata in ({"shipping fee": "2"}, {"date: x": "1"}):
