@@ -1,30 +1,56 @@
-"""Decodes pending tokens of one or many sequences in a single llama.cpp batch."""
+"""Decodes pending tokens of one or many sequences in a single llama.cpp batch, and runs tasks that need their logits.
+
+A task is a generator. It yields the sequences whose pending tokens it needs decoded, and is resumed after each batch.
+The same code runs alone (`run`) or with others (runtime/scheduler.py).
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.errors import EngineError
+from notes_cli.errors import EngineError, NotesError
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import Output
     from notes_cli.engine.sequence import KVSequence
 
+T = TypeVar("T")
 Logits = NDArray[np.float32]
+Task = Generator[Sequence["KVSequence"], None, T]
 
 
-def decode(
-    sequences: Sequence[KVSequence], limit: int | None = None, every: Collection[int] = ()
-) -> dict[int, list[Logits] | EngineError]:
+def run(task: Task[T]) -> T:
+    """Run one task to its end and return its result. Errors are raised in the task at its yield, and end it."""
+    try:
+        sequences = next(task)
+        while True:
+            try:
+                decode(sequences)
+            except NotesError as error:
+                throw(task, error)
+            sequences = next(task)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    finally:
+        task.close()
+
+
+def throw(task: Task[T], error: NotesError) -> None:
+    """Raise an error in a task at its yield. Raises StopIteration, or the error that the task raises for it."""
+    task.throw(error)
+    raise EngineError("a task went on after an error")
+
+
+def decode(sequences: Sequence[KVSequence], limit: int | None = None) -> None:
     """Decode pending tokens of all sequences in one batch of at most `limit` tokens. A sequence whose tokens are all
-    decoded has its logits afterwards. Returns, for the sequence ids in `every`, the logits after each token, or an
-    error. NaN logits are an error of one sequence, which raises it when its logits are requested. After an interrupt or
-    a failure each sequence keeps its decoded tokens; the rest stays pending."""
+    decoded has its logits afterwards. NaN logits are an error of one sequence, which raises it when its logits are
+    requested. After an interrupt or a failure each sequence keeps its decoded tokens; the rest stays pending."""
     context = sequences[0].context
     for sequence in sequences:
         sequence.check_intact()
@@ -34,14 +60,14 @@ def decode(
     outputs: dict[int, Output] = {}
     for sequence, count in parts:
         complete = count == len(sequence.pending)
-        outputs[sequence.seq_id] = "all" if sequence.seq_id in every else "last" if complete else "none"
+        outputs[sequence.seq_id] = "all" if sequence.every is not None else "last" if complete else "none"
     started = time.perf_counter()
     try:
         context.append({seq.seq_id: np.array(seq.pending[:count], np.int32) for seq, count in parts}, outputs)
     except BaseException:
         done = [context.length(seq.seq_id) == seq.length(seq.rows + count) for seq, count in parts]
         if all(done):  # an interrupt raised after the call had completed
-            _advance(parts, outputs, every)
+            _advance(parts, list(outputs.values()))
         else:
             for sequence in sequences:
                 sequence.resync()
@@ -49,30 +75,19 @@ def decode(
     finally:
         for sequence in sequences:
             sequence.seconds["decode"] += time.perf_counter() - started
-    return _advance(parts, outputs, every)
+    _advance(parts, list(outputs.values()))
 
 
-def _advance(
-    parts: Sequence[tuple[KVSequence, int]], outputs: Mapping[int, Output], every: Collection[int]
-) -> dict[int, list[Logits] | EngineError]:
-    """Report to each sequence how many tokens were decoded and their logits."""
-    outputs_of = [{"none": 0, "last": 1, "all": count}[outputs[seq.seq_id]] for seq, count in parts]
-    logits_of: dict[int, list[Logits] | EngineError] = {}
-    index = -sum(outputs_of)
-    for (sequence, count), number in zip(parts, outputs_of, strict=True):
-        sequence.advance(count)
+def _advance(parts: Sequence[tuple[KVSequence, int]], outputs: Sequence[Output]) -> None:
+    """Report to each sequence how many tokens were decoded, and their logits."""
+    numbers = [{"none": 0, "last": 1, "all": count}[out] for (_, count), out in zip(parts, outputs, strict=True)]
+    index = -sum(numbers)
+    for (sequence, count), number in zip(parts, numbers, strict=True):
         try:
-            logits = [sequence.context.logits(index + offset) for offset in range(number)]
+            sequence.advance(count, [sequence.context.logits(index + offset) for offset in range(number)])
         except EngineError as error:
-            sequence.advance(0, error)
-            logits_of[sequence.seq_id] = error
-        else:
-            if logits and not sequence.pending:
-                sequence.advance(0, logits[-1])
-            if sequence.seq_id in every:
-                logits_of[sequence.seq_id] = logits
+            sequence.advance(count, error)
         index += number
-    return logits_of
 
 
 def fair_shares(wanted: Sequence[int], size: int) -> list[int]:

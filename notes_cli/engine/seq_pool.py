@@ -29,7 +29,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """True if the lease is valid: not closed, and the context not cleared since."""
-        return self._pool.is_leased_by(self._seq_id, self._ticket)
+        return self._pool.tickets.get(self._seq_id) == self._ticket
 
     def close(self) -> None:
         """End the lease; the entries are gone."""
@@ -44,7 +44,7 @@ class Lease:
 
     def __del__(self) -> None:
         # May run in any thread while the context computes: only note it, `collect` releases the sequence later.
-        self._pool.note_dropped(self._seq_id, self._ticket)
+        self._pool.dropped.append((self._seq_id, self._ticket))
 
 
 class Pool:
@@ -53,27 +53,27 @@ class Pool:
     def __init__(self, size: int, empty: Callable[[int], object]) -> None:
         self.size = size
         self._empty = empty
-        self._tickets = count()
-        self._held: dict[int, int] = {}  # sequence id -> ticket of its lease
+        self._numbers = count()
+        self.tickets: dict[int, int] = {}  # sequence id -> ticket of its lease
         self._tokens: dict[int, list[int]] = {}
-        self._dropped: list[tuple[int, int]] = []
+        self.dropped: list[tuple[int, int]] = []
         self._waits = False  # whether releases are deferred
 
     @property
     def held(self) -> list[int]:
         """Sequences that are leased."""
         self.collect()
-        return sorted(self._held)
+        return sorted(self.tickets)
 
     @property
     def free(self) -> list[int]:
         """Sequences that are not leased."""
         self.collect()
-        return [seq_id for seq_id in range(self.size) if seq_id not in self._held]
+        return [seq_id for seq_id in range(self.size) if seq_id not in self.tickets]
 
     def lease(self, seq_id: int) -> Lease:
         """Lease a free sequence."""
-        self._held[seq_id] = ticket = next(self._tickets)
+        self.tickets[seq_id] = ticket = next(self._numbers)
         lease = Lease(self, seq_id, ticket)
         self._tokens[seq_id] = lease.tokens
         return lease
@@ -81,10 +81,6 @@ class Pool:
     def tokens(self, seq_id: int) -> list[int]:
         """Return the tokens of a sequence; empty if it is not leased."""
         return self._tokens.get(seq_id, [])
-
-    def is_leased_by(self, seq_id: int, ticket: int) -> bool:
-        """True if this ticket leases the sequence."""
-        return self._held.get(seq_id) == ticket
 
     @contextmanager
     def deferring_releases(self) -> Iterator[None]:
@@ -100,23 +96,19 @@ class Pool:
     def release(self, seq_id: int) -> None:
         """End the lease of a sequence and drop its entries."""
         if self._waits:
-            self.note_dropped(seq_id, self._held[seq_id])
+            self.dropped.append((seq_id, self.tickets[seq_id]))
             return
-        del self._held[seq_id], self._tokens[seq_id]
+        del self.tickets[seq_id], self._tokens[seq_id]
         self._empty(seq_id)
-
-    def note_dropped(self, seq_id: int, ticket: int) -> None:
-        """Note that a lease was garbage-collected."""
-        self._dropped.append((seq_id, ticket))
 
     def clear(self) -> None:
         """End all leases. The caller drops the entries."""
-        self._held.clear()
+        self.tickets.clear()
         self._tokens.clear()
 
     def collect(self) -> None:
         """Release the sequences of garbage-collected leases."""
-        while self._dropped and not self._waits:
-            seq_id, ticket = self._dropped.pop()
-            if self.is_leased_by(seq_id, ticket):
+        while self.dropped and not self._waits:
+            seq_id, ticket = self.dropped.pop()
+            if self.tickets.get(seq_id) == ticket:
                 self.release(seq_id)

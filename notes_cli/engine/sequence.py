@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.decoding import decode
+from notes_cli.engine.decoding import Logits, Task, decode, run
 from notes_cli.engine.image_positions import Image, check_no_images, images_of, length, position, removed_images, row
 from notes_cli.engine.patches import Patch, align, apply_patches, is_ascending, new_positions, position_map
 from notes_cli.engine.pieces import How, Piece, Reason
@@ -61,9 +63,10 @@ class KVSequence:
         self._images: list[Image] = []
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self._divided = 0  # tokens before this one go into no batch with it and those after it
-        self._logits: NDArray[np.float32] | EngineError | None = None  # after the last token, or why there are none
+        self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
+        self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
         # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
-        # context is made larger while an answer is written (serve/kv_budget.py). None: those of the context.
+        # context is made larger while an answer is written (runtime/kv_budget.py). None: those of the context.
         self.token_limit: int | None = None
 
     @property
@@ -136,16 +139,6 @@ class KVSequence:
         fork._images = [image for image in self._images if image.last <= length]
         fork._done, fork._logits = length, self._logits if length == len(self) else None
         fork.pieces = self._cut_pieces(length)
-        return fork
-
-    def share_rows(self) -> KVSequence:
-        """Fork the sequence with its pending tokens, which each decodes by itself. Raises UnsupportedError where
-        sequences cannot share."""
-        rows = self.length(self._done)
-        fork = KVSequence(self.context, self.context.share(self.seq_id, rows) if rows else None, dry=self.dry)
-        fork._tokens += self._tokens
-        fork._images, fork.pieces = [*self._images], [*self.pieces]
-        fork._done, fork._divided, fork._logits = self._done, self._divided, self._logits
         return fork
 
     def _cut_pieces(self, length: int) -> list[Piece]:
@@ -326,19 +319,20 @@ class KVSequence:
         """Number of pending tokens that may go into the next batch."""
         return len(self.pending) if self._done >= self._divided else self._divided - self._done
 
-    def flush_divided(self, progress: Progress | None = None) -> None:
-        """Decode the pending tokens before the division as `flush` does, and leave the rest pending."""
-        total = max(0, self._divided - self._done)
-        while self._done < self._divided:
-            decode([self], self.context.n_ubatch if progress else None)
-            if progress:
-                progress(total - max(0, self._divided - self._done), total)
+    @property
+    def divided(self) -> bool:
+        """True if all tokens before the division are decoded."""
+        return self._done >= self._divided
 
-    def advance(self, count: int, logits: NDArray[np.float32] | EngineError | None = None) -> None:
-        """Record that the first `count` pending tokens are decoded; `logits`: after the last token of all, or an
-        error."""
+    def advance(self, count: int, logits: Sequence[Logits] | EngineError) -> None:
+        """Record that the first `count` pending tokens are decoded; `logits`: those that were computed, or an error."""
         self._done += count
-        self._logits = logits if self._done == len(self) else None
+        if isinstance(logits, EngineError):
+            self._logits = logits
+        else:
+            self._logits = logits[-1] if logits and not self.pending else None
+            if self.every is not None:
+                self.every += logits
 
     def resync(self) -> None:
         """Resynchronise after a failed or interrupted decode: decoded tokens count, the rest stays pending."""
@@ -363,7 +357,7 @@ class KVSequence:
         if not self.intact:
             raise EngineError("the sequence of this sequence was closed, or changed by other code: assemble it again")
 
-    def try_logits(self) -> NDArray[np.float32] | None:
+    def try_logits(self) -> Logits | None:
         """Return the logits after the last token, or None if decoding the pending tokens will give them. Raises
         EngineError where the last token was spliced, or its logits are NaN."""
         if isinstance(self._logits, EngineError):
@@ -494,27 +488,49 @@ class KVSequence:
         self.pieces = self._cut_pieces(length)
         self._logits = None
 
-    def logits(self) -> NDArray[np.float32]:
-        """Return the logits after the last token, [n_vocab]. Raises EngineError if that was spliced."""
-        result = self.try_logits()
-        while result is None:
-            decode([self])
-            result = self.try_logits()
+    def next_logits(self) -> Task[Logits]:
+        """Decode the pending tokens and return the logits after the last token, [n_vocab]. Raises EngineError if that
+        was spliced."""
+        while (logits := self.try_logits()) is None:
+            yield [self]
+        return logits
+
+    def logits(self) -> Logits:
+        """As `next_logits`, not as a task."""
+        result = run(self.next_logits())
         self.check_intact()
         return result
 
-    def lookahead(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits after each of these tokens as a continuation, [len(tokens), n_vocab], leaving the sequence
-        unchanged."""
+    def lookahead(self, tokens: Sequence[int]) -> Logits:
+        """As `lookahead_task`, not as a task."""
         self.flush()
-        self._check_room(len(tokens))
-        with self.context.lookahead_sequence(self.seq_id) as seq_id:
-            rows = []
-            for first in range(0, len(tokens), self.context.n_batch):
-                part = tokens[first : first + self.context.n_batch]
-                self.context.append({seq_id: np.array(part)}, "all")
-                rows += [self.context.logits(index) for index in range(len(part))]
-            return np.array(rows, np.float32).reshape(len(rows), self.context.model.n_vocab)
+        return run(self.lookahead_task(tokens))
+
+    def lookahead_task(self, tokens: Sequence[int]) -> Task[Logits]:
+        """Return the logits after each of these tokens as a continuation, [len(tokens), n_vocab], leaving the sequence,
+        which has no pending tokens, unchanged."""
+        with self._branch() as branch:
+            branch.append(tokens)
+            while branch.pending:
+                yield [branch]
+                branch.try_logits()  # raises for NaN
+            return np.array(branch.every, np.float32).reshape(len(tokens), self.context.model.n_vocab)
+
+    @contextmanager
+    def _branch(self) -> Iterator[KVSequence]:
+        """Yield a sequence that continues this one and keeps all logits. This one is as before afterwards."""
+        if self.context.model.recurrent:  # a state cannot be rolled back
+            with self.share() as branch:
+                branch.every = []
+                yield branch
+            return
+        branch, length = copy(self), len(self)
+        branch.pieces, branch.every = [], []
+        try:
+            with self.context.rolling_back(self.seq_id):
+                yield branch
+        finally:
+            del self._tokens[length:]  # shared with the branch
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Generate at most `limit` tokens, yielding each; stops before an end token or at a full context, see

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import notes_cli
 from notes_cli.editing.methods import ERRATUM, RECOMPUTE, STALE, Cost, calibrated
 from notes_cli.editing.select_tokens import influence
-from notes_cli.engine.loop import run
+from notes_cli.engine.decoding import run
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.library.checkpoints import CalibrationCheckpoint, Keep, keep_nothing, step_name

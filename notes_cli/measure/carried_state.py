@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from notes_cli.engine.loop import run
+from notes_cli.engine.decoding import run
 from notes_cli.engine.segment import Segment
 from notes_cli.library.checkpoints import Keep, keep_nothing, step_name
 from notes_cli.library.profiles import Carried, Measured

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from notes_cli.engine.loop import run
+from notes_cli.engine.decoding import run
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, Progress, UnsupportedError

@@ -69,18 +69,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A prompt's chunks and their tokens; for a skill the longer of its tokens before and after its change."""
+    """A prompt's chunks and their tokens; for a skill with new values those that the edit method leaves."""
 
     chunks: tuple[Chunk, ...]
     tokens: tuple[Tokens, ...]
     opening: Tokens  # BOS, if the first chunk is a skill
     changes: Mapping[str, Change]  # by skill
-    asking: int = 1  # number of final chunks that make up the question, with the template's text
-
-    @property
-    def stem(self) -> Parts:
-        """All chunks but the last."""
-        return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1], asking=self.asking - 1)
 
     @property
     def all_chunks(self) -> Iterator[tuple[Chunk, Tokens]]:
@@ -129,8 +123,9 @@ def parts_of(workspace: Workspace, prompt: Prompt, chunks: Sequence[Chunk] | Non
     by_name = {segment.name: segment for segment in prompt.segments}
     chunks = chunks_of(workspace, prompt) if chunks is None else chunks
     changes = changes_of(workspace, prompt)
+    edited = changes if prompt.method.record.edits_rows else {}
     tokens = [
-        _longest(by_name[chunk.name], changes) if chunk.kind == "splice" else workspace.tokenize(chunk)
+        workspace.tokenize(chunk) if chunk.kind != "splice" else (edited.get(chunk.name) or by_name[chunk.name]).tokens
         for chunk in chunks
     ]
     opening = workspace.with_bos(np.zeros(0, np.int32))  # BOS, for a template that begins with a skill
@@ -177,9 +172,3 @@ def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
         if not segment.media  # its K/V cannot be edited
     }
     return {name: changed for name, changed in changes.items() if changed}
-
-
-def _longest(segment: Segment, changes: Mapping[str, Change]) -> Tokens:
-    """Return the longer of a skill's tokens before and after its change."""
-    changed = changes.get(segment.name)
-    return changed.tokens if changed and len(changed.tokens) > len(segment) else segment.tokens

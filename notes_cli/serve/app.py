@@ -28,7 +28,7 @@ from notes_cli.serve.prepare import check_messages, check_size, skills_of_alias
 from notes_cli.serve.prometheus import KIND, render_metrics
 from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.refusals import Refused, as_refusal, error_body
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.webpage import page_routes
 
@@ -55,7 +55,7 @@ class Options:
 class Service:
     """The endpoints over one scheduler."""
 
-    def __init__(self, scheduler: Scheduler, options: Options) -> None:
+    def __init__(self, scheduler: DecodeThread, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False
         self._ignored: set[str] = set()  # ignored keys of requests that were logged

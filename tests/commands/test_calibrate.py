@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from notes_cli.engine.decision import Decision
-from notes_cli.engine.loop import Task
+from notes_cli.engine.decoding import Task
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure import calibrate
 from notes_cli.measure.significance import LEAST

@@ -9,7 +9,7 @@ import pytest
 
 from notes_cli.config import shipped_model
 from notes_cli.engine.decision import Decision
-from notes_cli.engine.loop import Task
+from notes_cli.engine.decoding import Task
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.measure import composition, significance, verify
