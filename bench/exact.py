@@ -29,7 +29,7 @@ from bench.random_model import ROOT
 from notes_cli.engine.segment import Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.answering import prepare
-from notes_cli.runtime.request import NO_CALLBACKS
+from notes_cli.runtime.assemble import assemble
 
 KEPT = ROOT / "docs" / "results" / "exact.json"
 PAGE, BEGIN, END = "race.md", "<!-- bench.exact: begin -->", "<!-- bench.exact: end -->"
@@ -77,8 +77,8 @@ def prompts(model: notes.Model, work: Work) -> Pairs:
         found = {}
         for way, how in {"prefill": {"recompute": True}, "exact": {"exact": True}, "spliced": {}}.items():
             method = {"method": notes.Method("suffix" if way == "exact" else "field")} if prompt.date else {}
-            plan = prepare(model.workspace, notes.Request(prompt.question, **given, **how, **method), NO_CALLBACKS)
-            with plan.sequence as sequence:
+            question = prepare(model.workspace, notes.Request(prompt.question, **given, **how, **method))
+            with assemble(model.workspace, question.prompt, **question.draft.how, room=ANSWER) as sequence:
                 found[way] = answered(sequence)
                 tokens = sequence.tokens[: found[way].tokens]
             if way == "prefill":

@@ -23,7 +23,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.server import listen, serve
 
 QUESTIONS = ["What does it say?", "Who is asked first, and why is that so?", "What changes, and from when on?"]
@@ -31,9 +31,9 @@ SYSTEMS = [None, "Answer in one word."]
 
 
 @contextmanager
-def served(model: Path, home: Path) -> Iterator[tuple[httpx.Client, Scheduler]]:
+def served(model: Path, home: Path) -> Iterator[tuple[httpx.Client, DecodeThread]]:
     """A client of a `notes serve` with this library, and its scheduler."""
-    scheduler = Scheduler(lambda: Workspace(model, ContextOptions(), paths=notes.Paths.under(home)))
+    scheduler = DecodeThread(lambda: Workspace(model, ContextOptions(), paths=notes.Paths.under(home)))
     service = Service(scheduler, Options())
     with listen("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]

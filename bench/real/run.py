@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.runtime.assemble import assemble, divide_before_question, temporary_cells
-from notes_cli.runtime.prompt import Parts, Prompt, chunks_of, parts_of
+from notes_cli.engine.sequence import decode, run
+from notes_cli.runtime.assemble import assemble, assemble_task, temporary_cells
+from notes_cli.runtime.prefix_cache import PrefixCache
+from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.prompt import at_question
 
 ANSWER = 24  # tokens of an answer at most
 
@@ -32,25 +34,21 @@ def answers(
 
     `splice=False` decodes the same tokens, `exact` all that is not where it was compiled, `seam`: boundary tokens.
     """
-    parts = [_parts(workspace, prompt) for prompt in prompts]
+    parts = [parts_of(workspace, prompt) for prompt in prompts]
     longest = max(len(one.tokens[-1]) for one in parts) + ANSWER
-    workspace.reserve(parts[0].count + temporary_cells(prompts[0], parts[0]) + longest, 2)
+    workspace.reserve(2 * parts[0].count + temporary_cells(prompts[0], parts[0]) + longest, 3)
+    boundary = PrefixCache().layout(prompts[0], parts[0], seam, splice=splice, exact=exact).boundary
     outcomes = []
-    with assemble(workspace, prompts[0], parts=parts[0].stem, splice=splice, exact=exact, seam=seam) as stem:
-        if not parts[0].stem.asking:  # else it was divided there
-            divide_before_question(stem)
-        stem.flush_divided()
-        for one in parts:
-            with stem.share_rows() as seq_id, Sampler(SamplerOptions(temperature=0.0)) as sampler:
-                seq_id.append(one.tokens[-1], "question")
-                logits = seq_id.logits().copy()
-                text = workspace.model.text(seq_id.generate(sampler, ANSWER)).strip()
+    with ExitStack() as stack:
+        with assemble(workspace, prompts[0], parts=parts[0], splice=splice, exact=exact, seam=seam) as first:
+            while not first.divided:
+                decode([first])
+            stem = stack.enter_context(first.share(boundary) if boundary else workspace.sequence())
+        for prompt, one in zip(prompts, parts, strict=True):
+            with stem.share(boundary) if boundary else workspace.sequence() as sequence:
+                run(assemble_task(workspace, prompt, one, splice=splice, exact=exact, seam=seam, begun=sequence))
+                logits = sequence.logits().copy()
+                with Sampler(SamplerOptions(temperature=0.0)) as sampler:
+                    text = workspace.model.text(sequence.generate(sampler, ANSWER)).strip()
             outcomes.append(Outcome(text, logits))
     return outcomes
-
-
-def _parts(workspace: Workspace, prompt: Prompt) -> Parts:
-    """The parts of a prompt, cut before its question, with the batches of `notes ask`."""
-    whole = chunks_of(workspace, prompt)
-    chunks = at_question(whole)
-    return replace(parts_of(workspace, prompt, chunks), asking=1 + len(chunks) - len(whole))

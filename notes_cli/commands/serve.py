@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.serve.scheduler import Scheduler
+    from notes_cli.serve.scheduler import DecodeThread
 
 NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client"
 
@@ -95,7 +95,7 @@ def command(
     try:
         from notes_cli.serve.app import Options, Service
         from notes_cli.serve.jobs import Limits
-        from notes_cli.serve.scheduler import Scheduler
+        from notes_cli.serve.scheduler import DecodeThread
         from notes_cli.serve.security import is_loopback
         from notes_cli.serve.server import listen, serve
     except ModuleNotFoundError as error:
@@ -116,7 +116,7 @@ def command(
 
     word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
     names = [*aliases, *([word] if word else [])]
-    scheduler = Scheduler(workspace, Limits(parallel, queue, max_tokens, chunk), names)
+    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk), names)
     token = os.urandom(32).hex()
     verbose = bool(model["verbose"])
     options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, verbose, token)
@@ -136,7 +136,7 @@ def command(
 
 
 @contextmanager
-def _registered(scheduler: Scheduler, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
+def _registered(scheduler: DecodeThread, host: str, port: int, token: str, settings: dict[str, Any]) -> Iterator[None]:
     """Register this server for the same user's `notes ask` in the block, if possible."""
     from notes_cli import config
     from notes_cli.commands.ask_server import folders

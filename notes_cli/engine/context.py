@@ -511,16 +511,11 @@ class Context:
         native.call("notes_truncate", self.handle, seq_id, length)
 
     @contextmanager
-    def lookahead_sequence(self, seq_id: int) -> Iterator[int]:
-        """Yield a sequence with the same entries to decode a lookahead in, and restore this one afterwards."""
-        length = self.length(seq_id)
-        if self.model.recurrent:
-            with self.share(seq_id, length) as fork:
-                yield fork.id
-            return
-        window = self._window(seq_id) if self.drops else None
+    def rolling_back(self, seq_id: int) -> Iterator[None]:
+        """Drop the entries that are appended to the sequence during the block."""
+        length, window = self.length(seq_id), self._window(seq_id) if self.drops else None
         try:
-            yield seq_id
+            yield
         finally:
             try:
                 self.truncate(seq_id, length)

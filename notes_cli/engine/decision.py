@@ -13,9 +13,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.loop import Lookahead, Task, run
 from notes_cli.engine.model import Model
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, Logits, Task, run
 from notes_cli.errors import NotesError
 
 
@@ -44,21 +43,18 @@ def decide(sequence: KVSequence, choices: Sequence[str]) -> Decision:
 
 
 def decide_task(sequence: KVSequence, choices: Sequence[str]) -> Task[Decision]:
-    """As `decide`, as a task of a loop (engine/loop.py)."""
+    """As `decide`, as a task (engine/sequence.py)."""
     check_choices(choices)
     model = sequence.context.model
     variants = variants_of(model, choices)
-    every = {tokens for options in variants.values() for tokens in options}
+    every = dict.fromkeys(chain.from_iterable(variants.values()))
     # "no" against "not sure": the shorter answer is complete only if generation ends there.
     ending = any(a != b and b[: len(a)] == a for a in every for b in every)
-    (logits,) = yield [sequence]
-    first = log_softmax(logits)
-    needed = {
-        tokens: tokens if ending else tokens[:-1] for tokens in dict.fromkeys(chain.from_iterable(variants.values()))
-    }
-    lookaheads = [Lookahead(sequence, tokens) for tokens in needed.values() if tokens]
-    rows = iter((yield lookaheads) if lookaheads else [])
-    following = {tokens: next(rows) if prefix else () for tokens, prefix in needed.items()}
+    first = log_softmax((yield from sequence.next_logits()))
+    following: dict[tuple[int, ...], Iterable[Logits]] = {}
+    for tokens in every:
+        prefix = tokens if ending else tokens[:-1]
+        following[tokens] = (yield from sequence.lookahead_task(prefix)) if prefix else ()
     ends = model.end_tokens if ending else []
     scores = {
         choice: max(_score(tokens, first, following[tokens], ends) for tokens in options)

@@ -55,7 +55,7 @@ def context_params(model: Model, options: ContextOptions) -> Any:
     """Build llama.cpp's context parameters. Raises EngineError for invalid options."""
     _check(options)
     params = llama.llama_context_default_params()
-    # A recurrent sequence cannot be rolled back: a spare one takes lookaheads (Context.lookahead_sequence).
+    # A recurrent sequence cannot be rolled back: a spare one takes lookaheads (KVSequence.lookahead).
     spare = model.recurrent and options.n_sequences == 1
     params.n_seq_max = options.n_sequences + spare
     # llama.cpp reserves one output per sequence and as many as n_ctx before rounding, or a batch, has tokens; it aborts

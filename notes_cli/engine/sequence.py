@@ -8,9 +8,11 @@ the tokens and splices alone (`divide`).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +24,14 @@ from notes_cli.engine.pieces import How, Piece, Reason
 from notes_cli.engine.sampler import Sampler
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, quantized
 from notes_cli.engine.seq_pool import Lease
-from notes_cli.errors import ContextLengthError, EngineError, Help, Progress, UnsupportedError
+from notes_cli.errors import ContextLengthError, EngineError, Help, NotesError, Progress, UnsupportedError
 
 if TYPE_CHECKING:
     from notes_cli.engine.vision import ImageEmbeddings
 
+T = TypeVar("T")
 Logits = NDArray[np.float32]
+Task = Generator[Sequence["KVSequence"], None, T]  # yields the sequences whose pending tokens it needs decoded
 Stopped = Literal["end", "length", "context"]  # why generation ended: an end token, max_tokens, or a full context
 
 
@@ -60,8 +64,9 @@ class KVSequence:
         self._done = 0  # tokens that have rows; the rest is pending, and holds no image
         self._divided = 0  # tokens before this one go into no batch with it and those after it
         self._logits: Logits | EngineError | None = None  # after the last token, or why there are none
+        self.every: list[Logits] | None = None  # logits after each token that is decoded, if they are kept
         # Tokens that it may have at most: fewer than the context has where others need room, too, and more where the
-        # context is made larger while an answer is written (serve/kv_budget.py). None: those of the context.
+        # context is made larger while an answer is written (runtime/kv_budget.py). None: those of the context.
         self.token_limit: int | None = None
 
     @property
@@ -134,16 +139,6 @@ class KVSequence:
         fork._images = [image for image in self._images if image.last <= length]
         fork._done, fork._logits = length, self._logits if length == len(self) else None
         fork.pieces = self._cut_pieces(length)
-        return fork
-
-    def share_rows(self) -> KVSequence:
-        """Fork the sequence with its pending tokens, which each decodes by itself. Raises UnsupportedError where
-        sequences cannot share."""
-        rows = self.length(self._done)
-        fork = KVSequence(self.context, self.context.share(self.seq_id, rows) if rows else None, dry=self.dry)
-        fork._tokens += self._tokens
-        fork._images, fork.pieces = [*self._images], [*self.pieces]
-        fork._done, fork._divided, fork._logits = self._done, self._divided, self._logits
         return fork
 
     def _cut_pieces(self, length: int) -> list[Piece]:
@@ -320,19 +315,20 @@ class KVSequence:
         """Number of pending tokens that may go into the next batch."""
         return len(self.pending) if self._done >= self._divided else self._divided - self._done
 
-    def flush_divided(self, progress: Progress | None = None) -> None:
-        """Decode the pending tokens before the division as `flush` does, and leave the rest pending."""
-        total = max(0, self._divided - self._done)
-        while self._done < self._divided:
-            decode([self], self.context.n_ubatch if progress else None)
-            if progress:
-                progress(total - max(0, self._divided - self._done), total)
+    @property
+    def divided(self) -> bool:
+        """True if all tokens before the division are decoded."""
+        return self._done >= self._divided
 
-    def advance(self, count: int, logits: Logits | EngineError | None = None) -> None:
-        """Record that the first `count` pending tokens are decoded; `logits`: after the last token of all, or an
-        error."""
+    def advance(self, count: int, logits: Sequence[Logits] | EngineError) -> None:
+        """Record that the first `count` pending tokens are decoded; `logits`: those that were computed, or an error."""
         self._done += count
-        self._logits = logits if self._done == len(self) else None
+        if isinstance(logits, EngineError):
+            self._logits = logits
+        else:
+            self._logits = logits[-1] if logits and not self.pending else None
+            if self.every is not None:
+                self.every += logits
 
     def resync(self) -> None:
         """Resynchronise after a failed or interrupted decode: decoded tokens count, the rest stays pending."""
@@ -475,27 +471,49 @@ class KVSequence:
         self.pieces = self._cut_pieces(length)
         self._logits = None
 
+    def next_logits(self) -> Task[Logits]:
+        """Decode the pending tokens and return the logits after the last token, [n_vocab]. Raises EngineError if that
+        was spliced."""
+        while (logits := self.try_logits()) is None:
+            yield [self]
+        return logits
+
     def logits(self) -> Logits:
-        """Return the logits after the last token, [n_vocab]. Raises EngineError if that was spliced."""
-        result = self.try_logits()
-        while result is None:
-            decode([self])
-            result = self.try_logits()
+        """As `next_logits`, not as a task."""
+        result = run(self.next_logits())
         self.check_intact()
         return result
 
     def lookahead(self, tokens: Sequence[int]) -> Logits:
-        """Return the logits after each of these tokens as a continuation, [len(tokens), n_vocab], leaving the sequence
-        unchanged."""
+        """As `lookahead_task`, not as a task."""
         self.flush()
-        self._check_room(len(tokens))
-        with self.context.lookahead_sequence(self.seq_id) as seq_id:
-            rows = []
-            for first in range(0, len(tokens), self.context.n_batch):
-                part = tokens[first : first + self.context.n_batch]
-                self.context.append({seq_id: np.array(part)}, "all")
-                rows += [self.context.logits(index) for index in range(len(part))]
-            return np.array(rows, np.float32).reshape(len(rows), self.context.model.n_vocab)
+        return run(self.lookahead_task(tokens))
+
+    def lookahead_task(self, tokens: Sequence[int]) -> Task[Logits]:
+        """Return the logits after each of these tokens as a continuation, [len(tokens), n_vocab], leaving the sequence,
+        which has no pending tokens, unchanged."""
+        with self._branch() as branch:
+            branch.append(tokens)
+            while branch.pending:
+                yield [branch]
+                branch.try_logits()  # raises for NaN
+            return np.array(branch.every, np.float32).reshape(len(tokens), self.context.model.n_vocab)
+
+    @contextmanager
+    def _branch(self) -> Iterator[KVSequence]:
+        """Yield a sequence that continues this one and keeps all logits. This one is as before afterwards."""
+        if self.context.model.recurrent:  # a state cannot be rolled back
+            with self.share() as branch:
+                branch.every = []
+                yield branch
+            return
+        branch, length = copy(self), len(self)
+        branch.pieces, branch.every = [], []
+        try:
+            with self.context.rolling_back(self.seq_id):
+                yield branch
+        finally:
+            del self._tokens[length:]  # shared with the branch
 
     def generate(self, sampler: Sampler, limit: int) -> Iterator[int]:
         """Generate at most `limit` tokens, yielding each; stops before an end token or at a full context, see
@@ -553,13 +571,33 @@ def _next_size(tokens: int) -> int:
     return -(-(tokens + 256) // 1024) * 1024
 
 
-def decode(
-    sequences: Sequence[KVSequence], limit: int | None = None, every: Collection[int] = ()
-) -> dict[int, list[Logits] | EngineError]:
+def run(task: Task[T]) -> T:
+    """Run one task to its end and return its result. Errors are raised in the task at its yield, and end it."""
+    try:
+        sequences = next(task)
+        while True:
+            try:
+                decode(sequences)
+            except NotesError as error:
+                throw(task, error)
+            sequences = next(task)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    finally:
+        task.close()
+
+
+def throw(task: Task[T], error: NotesError) -> None:
+    """Raise an error in a task at its yield. Raises StopIteration, or the error that the task raises for it."""
+    task.throw(error)
+    raise EngineError("a task went on after an error")
+
+
+def decode(sequences: Sequence[KVSequence], limit: int | None = None) -> None:
     """Decode pending tokens of all sequences in one batch of at most `limit` tokens. A sequence whose tokens are all
-    decoded has its logits afterwards. Returns, for the sequence ids in `every`, the logits after each token, or an
-    error. NaN logits are an error of one sequence, which raises it when its logits are requested. After an interrupt or
-    a failure each sequence keeps its decoded tokens; the rest stays pending."""
+    decoded has its logits afterwards. NaN logits are an error of one sequence, which raises it when its logits are
+    requested. After an interrupt or a failure each sequence keeps its decoded tokens; the rest stays pending."""
     context = sequences[0].context
     for sequence in sequences:
         sequence.check_intact()
@@ -569,14 +607,14 @@ def decode(
     outputs: dict[int, Output] = {}
     for sequence, count in parts:
         complete = count == len(sequence.pending)
-        outputs[sequence.seq_id] = "all" if sequence.seq_id in every else "last" if complete else "none"
+        outputs[sequence.seq_id] = "all" if sequence.every is not None else "last" if complete else "none"
     started = time.perf_counter()
     try:
         context.append({seq.seq_id: np.array(seq.pending[:count], np.int32) for seq, count in parts}, outputs)
     except BaseException:
         done = [context.length(seq.seq_id) == seq.length(seq.rows + count) for seq, count in parts]
         if all(done):  # an interrupt raised after the call had completed
-            _advance(parts, outputs, every)
+            _advance(parts, list(outputs.values()))
         else:
             for sequence in sequences:
                 sequence.resync()
@@ -584,30 +622,19 @@ def decode(
     finally:
         for sequence in sequences:
             sequence.seconds["decode"] += time.perf_counter() - started
-    return _advance(parts, outputs, every)
+    _advance(parts, list(outputs.values()))
 
 
-def _advance(
-    parts: Sequence[tuple[KVSequence, int]], outputs: Mapping[int, Output], every: Collection[int]
-) -> dict[int, list[Logits] | EngineError]:
-    """Report to each sequence how many tokens were decoded and their logits."""
-    outputs_of = [{"none": 0, "last": 1, "all": count}[outputs[seq.seq_id]] for seq, count in parts]
-    logits_of: dict[int, list[Logits] | EngineError] = {}
-    index = -sum(outputs_of)
-    for (sequence, count), number in zip(parts, outputs_of, strict=True):
-        sequence.advance(count)
+def _advance(parts: Sequence[tuple[KVSequence, int]], outputs: Sequence[Output]) -> None:
+    """Report to each sequence how many tokens were decoded, and their logits."""
+    numbers = [{"none": 0, "last": 1, "all": count}[out] for (_, count), out in zip(parts, outputs, strict=True)]
+    index = -sum(numbers)
+    for (sequence, count), number in zip(parts, numbers, strict=True):
         try:
-            logits = [sequence.context.logits(index + offset) for offset in range(number)]
+            sequence.advance(count, [sequence.context.logits(index + offset) for offset in range(number)])
         except EngineError as error:
-            sequence.advance(0, error)
-            logits_of[sequence.seq_id] = error
-        else:
-            if logits and not sequence.pending:
-                sequence.advance(0, logits[-1])
-            if sequence.seq_id in every:
-                logits_of[sequence.seq_id] = logits
+            sequence.advance(count, error)
         index += number
-    return logits_of
 
 
 def fair_shares(wanted: Sequence[int], size: int) -> list[int]:

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from notes_cli.engine.loop import run
 from notes_cli.engine.segment import Segment
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import Carried, Composition, Keep, Measured, keep_nothing, step_name
 from notes_cli.measure.battery import Case, Pair

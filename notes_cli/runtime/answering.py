@@ -1,28 +1,30 @@
 """Answers one request: resolves its settings, assembles the prompt in a sequence, decodes and generates.
 
-A session assembles its own sequence (sessions/session.py) and uses the same functions for the rest.
+A session assembles its own sequence (sessions/session.py); the rest is the same.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from notes_cli.editing.methods import AUTO, FIELD_ERRATUM
-from notes_cli.engine.decision import decide_task
-from notes_cli.engine.loop import Task, run, run_stepwise
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.decision import decide_task, variants_of
+from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help
-from notes_cli.runtime.assemble import assemble, saved_seconds, warn_unspliced
+from notes_cli.runtime.assemble import assemble, assemble_task, saved_seconds, temporary_cells, warn_unspliced
 from notes_cli.runtime.generate import (
     ANSWER_RESERVE,
     ReplyGenerator,
     decide_after_reasoning,
     ignore_text,
 )
+from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Counts, Request, Settings, Stream
 from notes_cli.runtime.resolve import ResolvedRequest, resolve_request
+from notes_cli.runtime.scheduler import Job, Scheduler, run
 from notes_cli.runtime.workspace import Workspace
 
 
@@ -44,33 +46,101 @@ class Plan:
         return f"Plan({counts.total} tokens, {counts.spliced} spliced, {counts.decoded} decoded)"
 
     @classmethod
-    def of(cls, draft: ResolvedRequest, sequence: KVSequence) -> Plan:
-        """Make the plan of a resolved request whose prompt is in this sequence."""
-        gain = saved_seconds(sequence.pieces, draft.segments)
-        return cls(sequence, draft.settings, Counts.of(sequence), draft.begun, draft.ready, gain, draft.grammar)
+    def of(cls, draft: ResolvedRequest, sequence: KVSequence, cached: int = 0, shared: int = 0) -> Plan:
+        """Make the plan of a resolved request whose prompt is in this sequence. `cached`: tokens that came from the
+        prefix cache; `shared`: tokens in cells that others share."""
+        gain = saved_seconds([piece for piece in sequence.pieces if piece.position >= cached], draft.segments)
+        counts = replace(Counts.of(sequence), shared=shared)
+        return cls(sequence, draft.settings, counts, draft.begun, draft.ready, gain, draft.grammar)
+
+
+OnPrefill = Callable[[Plan], object]  # a callback for a decoded prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A single question: its request, resolved, and its prompt in parts."""
+
+    draft: ResolvedRequest
+    prompt: Prompt
+    parts: Parts
+    tokens: int  # cells of the prompt, and temporary ones for edits of it
+    max_new: int  # most tokens to generate
+    choose_method: bool = False  # by comparing decisions (auto.py), where the question has the context to itself
+
+    def task(
+        self,
+        workspace: Workspace,
+        job: Job[Any],
+        callbacks: Callbacks,
+        on_boundary: Callable[[], object] | None = None,
+        on_prefill: OnPrefill | None = None,
+    ) -> Task[Answer]:
+        """Assemble the prompt in the job's sequence and answer it. `on_boundary` is called when the tokens before the
+        batch with the question are decoded, `on_prefill` when all are."""
+        assert job.sequence is not None
+        sequence, draft = job.sequence, self.draft
+        try:
+            yield from assemble_task(workspace, self.prompt, self.parts, **draft.how, begun=sequence)
+            if self.choose_method:
+                from notes_cli.runtime.auto import choose_per_edit
+
+                sequence, draft = choose_per_edit(workspace, draft, sequence)
+            while on_boundary and not sequence.divided:
+                yield [sequence]
+            if on_boundary:
+                on_boundary()
+            plan = Plan.of(draft, sequence, job.live, job.boundary or 0)
+            return (yield from answer_task(workspace, draft.request, plan, callbacks, on_prefill))
+        finally:
+            sequence.close()
 
 
 def ask(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
     """Answer one question. Raises NotesError."""
-    plan = prepare(workspace, request, callbacks)
-    with plan.sequence:
-        return answer(workspace, request, plan, callbacks)
+    return run(workspace, _job(workspace, request, callbacks))
 
 
 def ask_stream(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
     """As `ask`, yielding texts as they are generated. Starts at the first `next`; closing it frees its sequence."""
-    plan = prepare(workspace, request, callbacks)
-    with plan.sequence:
-        return (yield from stream(workspace, request, plan, callbacks))
+    return (yield from stream(workspace, lambda callbacks: _job(workspace, request, callbacks), callbacks))
+
+
+def stream(workspace: Workspace, make: Callable[[Callbacks], Job[Answer]], callbacks: Callbacks) -> Stream:
+    """Run the job that `make` makes with these callbacks, yielding its texts as they are generated; a choice as a
+    whole."""
+    texts: list[str] = []
+
+    def on_text(text: str) -> None:
+        texts.append(text)
+        if callbacks.on_text:
+            callbacks.on_text(text)
+
+    job = make(replace(callbacks, on_text=on_text, on_answer=NO_CALLBACKS.on_answer))
+    with Scheduler(workspace) as scheduler:
+        scheduler.submit(job)
+        while not job.ended:
+            scheduler.step()
+            yield from texts
+            texts.clear()
+    if job.result.decision:
+        yield job.result.text
+    callbacks.on_answer(job.result)
+    return job.result
 
 
 def explain(workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Plan:
     """Plan a request: the pieces of its prompt and how each would be made, without computing."""
-    return prepare(workspace, request, callbacks, dry=True)
+    question = prepare(workspace, request, callbacks, dry=True)
+    room, parts = question.max_new, question.parts
+    sequence = assemble(workspace, question.prompt, **question.draft.how, dry=True, room=room, parts=parts)
+    return Plan.of(question.draft, sequence)
 
 
-def prepare(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> Plan:
-    """Resolve the request and assemble its prompt, with capacity for the answer."""
+def prepare(
+    workspace: Workspace, request: Request, callbacks: Callbacks = NO_CALLBACKS, *, dry: bool = False
+) -> Question:
+    """Resolve a request and split its prompt into parts. `dry`: do not compile texts."""
     try:
         draft = resolve_request(workspace, request, callbacks, dry=dry)
     except EngineError as error:
@@ -78,18 +148,24 @@ def prepare(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry
             # replaces an error of a compile, whose remedy does not count the rest of the prompt
             explain(workspace, request)
         raise
-    sequence = assemble(
-        workspace,
-        draft.prompt,
-        **draft.how,
-        dry=dry,
-        room=max_new_tokens(workspace, request, draft.settings.think),
-    )
-    if request.method == AUTO and draft.settings.method == FIELD_ERRATUM and not dry and not draft.settings.think:
-        from notes_cli.runtime.auto import choose_per_edit
+    prompt = draft.prompt
+    parts = parts_of(workspace, prompt)
+    max_new = max_new_tokens(workspace, draft.request, draft.settings.think)
+    return Question(draft, prompt, parts, parts.count + temporary_cells(prompt, parts), max_new)
 
-        sequence, draft = choose_per_edit(workspace, draft, sequence)
-    return Plan.of(draft, sequence)
+
+def _job(workspace: Workspace, request: Request, callbacks: Callbacks) -> Job[Answer]:
+    question = prepare(workspace, request, callbacks)
+    settings = question.draft.settings
+    if request.method == AUTO and settings.method == FIELD_ERRATUM and not settings.think:
+        question = replace(question, choose_method=True)
+    return Job(lambda job: question.task(workspace, job, callbacks), question.tokens, question.max_new)
+
+
+def tokens_of_longest(workspace: Workspace, choices: Sequence[str] | None) -> int:
+    """Return the most tokens of a choice; 0 without choices."""
+    variants = variants_of(workspace.model, choices or ()).values()
+    return max((len(option) for options in variants for option in options), default=0)
 
 
 def max_new_tokens(workspace: Workspace, request: Request, think: bool) -> int:
@@ -98,53 +174,26 @@ def max_new_tokens(workspace: Workspace, request: Request, think: bool) -> int:
     return request.room + (request.max_think + ANSWER_RESERVE if thinks else 0)
 
 
-def answer(workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
-    """Decode the prompt and answer it. The sequence then ends with the answer, unless that is a choice."""
-    _decode_prompt(plan, callbacks)
-    result = run(answer_task(workspace, request, plan, callbacks))
-    callbacks.on_answer(result)
-    return result
-
-
-def stream(workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
-    """As `answer`, yielding texts as they are generated; a choice as a whole."""
-    _decode_prompt(plan, callbacks)
-    texts: list[str] = []
-
-    def on_text(text: str) -> None:
-        texts.append(text)
-        if callbacks.on_text:
-            callbacks.on_text(text)
-
-    with closing(run_stepwise(answer_task(workspace, request, plan, replace(callbacks, on_text=on_text)))) as pauses:
-        result: Answer | None = None
-        while result is None:
-            try:
-                next(pauses)
-            except StopIteration as done:
-                result = done.value
-            yield from texts
-            texts.clear()
-    if result.decision:
-        yield result.text
-    callbacks.on_answer(result)
-    return result
-
-
-def _decode_prompt(plan: Plan, callbacks: Callbacks) -> None:
-    """Decode the prompt, with warnings for skills that were not spliced, and progress."""
-    warn_unspliced(plan.sequence, callbacks.on_notice)
-    with callbacks.progress("reading the prompt", plan.counts.decoded) as update:
-        plan.sequence.flush(update)
-
-
 def answer_task(
-    workspace: Workspace, request: Request, plan: Plan, callbacks: Callbacks = NO_CALLBACKS
+    workspace: Workspace,
+    request: Request,
+    plan: Plan,
+    callbacks: Callbacks = NO_CALLBACKS,
+    on_prefill: OnPrefill | None = None,
 ) -> Task[Answer]:
-    """As `answer`, as a task of a loop: reason if requested, then decide or generate."""
+    """Decode the rest of an assembled prompt, reason if requested, then decide or generate. The sequence then ends with
+    the answer, unless that is a choice."""
     sequence = plan.sequence
-    yield [sequence]
+    warn_unspliced(sequence, callbacks.on_notice)
+    with callbacks.progress("reading the prompt", plan.counts.decoded) as update:
+        total = len(sequence.pending)
+        while sequence.pending:
+            yield [sequence]
+            update(total - len(sequence.pending), total)
+    yield from sequence.next_logits()
     prompt_decoded = time.perf_counter()
+    if on_prefill:
+        on_prefill(plan)
     first: list[float] = []
 
     def on_text(text: str) -> None:
@@ -175,7 +224,7 @@ def answer_task(
         if thought is None and reply.thought:  # reasoning without a request
             callbacks.on_reasoning_end(reply.thought, False)
         thought, text, tokens, stopped = reply.thought, reply.text, reply.tokens, reply.stopped
-    return Answer(
+    answer = Answer(
         text,
         tokens,
         plan.settings,
@@ -191,3 +240,5 @@ def answer_task(
         first_token=(first[0] if first else time.perf_counter()) - plan.ready,
         saved=plan.saved,
     )
+    callbacks.on_answer(answer)
+    return answer

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
 from notes_cli.editing.amend import amend, free_cells, prepare
-from notes_cli.engine.loop import Task, run
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, quantized
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.settings import DEFAULT_SEAM, repair
@@ -94,11 +93,14 @@ def assemble_task(
         for segment in prompt.segments:  # again: a larger context may rotate differently (LongRoPE)
             workspace.check(segment)
 
+    start = 0 if begun is None else len(begun)
+    ends = accumulate(len(ids) for _, ids in parts.all_chunks)
+    absent = {chunk.name for (chunk, _), end in zip(parts.all_chunks, ends, strict=True) if end > start}
     try:
         prepared = {
             name: prepare(workspace.scratch, by_name[name], changed, prompt.method, dry=dry)
             for name, changed in (parts.changes.items() if splice else ())
-            if name not in prompt.decoded
+            if name in absent - prompt.decoded
         }
     except NotesError as error:
         workspace.advise(error)
@@ -106,10 +108,12 @@ def assemble_task(
     place = SegmentPlacer(seam, rotate, strict, exact, partial(workspace.encode_images, dry=dry))
     sequence = workspace.sequence(dry=dry) if begun is None else begun
     try:
-        present, last = len(sequence), len(parts.chunks) - parts.asking
+        present, last = start, len(parts.chunks) - 1
         for number, (chunk, ids) in enumerate(parts.all_chunks, -1):  # BOS is the chunk before the first
-            if number == last:
-                divide_before_question(sequence)
+            # Many tokens pending before the question are decoded separately, few together with it, as where prompts
+            # share that prefix (runtime/prefix_cache.py).
+            if number == last and len(sequence.pending) > APART:
+                sequence.divide()
             skipped, present = min(present, len(ids)), max(0, present - len(ids))
             ids = ids[skipped:]
             if not len(ids):
@@ -121,13 +125,12 @@ def assemble_task(
             if segment.media and (not splice or chunk.name in prompt.decoded):
                 if len(ids) < len(segment):  # `begun` ends within it
                     raise NotesError(f"{chunk.name} is an image, which is there as a whole or not")
-                if sequence.pending and not dry:
+                while sequence.pending and not dry:
                     yield [sequence]
                 embeddings = workspace.encode_images(segment, dry=dry)
                 sequence.append_image(embeddings, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif not splice or chunk.name in prompt.decoded:
-                tokens_ = changed.tokens if changed and prompt.method.record.edits_rows else segment.tokens
-                sequence.append(tokens_[skipped:], chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
+                sequence.append(ids, chunk.kind, chunk.name, reason=Reason.NOT_SPLICED)
             elif changed and prompt.method.record.edits_rows:
                 amend(sequence, segment, changed, prompt.method, prepared[chunk.name], place)
             else:
@@ -137,16 +140,9 @@ def assemble_task(
         raise
     if splice and not dry:
         for segment in prompt.segments:
-            pieces = sequence.pieces if counted else ()
+            pieces = [piece for piece in sequence.pieces if piece.position >= start] if counted else ()
             workspace.used(segment.name, spliced_tokens(pieces, segment.name), saved_seconds(pieces, [segment]))
     return sequence
-
-
-def divide_before_question(sequence: KVSequence) -> None:
-    """Mark the start of the question for batching. Many tokens pending before it are decoded separately, few together
-    with it, as in a batch whose questions share the prefix (runtime/batch.py)."""
-    if len(sequence.pending) > APART:
-        sequence.divide()
 
 
 def spliced_tokens(pieces: Sequence[Piece], name: str) -> int:
@@ -219,13 +215,13 @@ class SegmentPlacer:
             refusal = context.can_move(segment.base, sequence.position(len(sequence)), segment.positions)
         if refusal is None and segment.carry:
             sequence.open_carry(segment)
-            if sequence.pending and not sequence.dry:
+            while sequence.pending and not sequence.dry:
                 yield [sequence]
             sequence.carry(segment, rotate=self.rotate)
         elif refusal is None:
             seam = 0 if same_left else self.seam
             sequence.open_splice(segment, seam)
-            if sequence.pending and not sequence.dry:
+            while sequence.pending and not sequence.dry:
                 yield [sequence]
             sequence.splice(segment, seam=seam, rotate=self.rotate, opened=True)
         elif self.strict:
@@ -235,7 +231,7 @@ class SegmentPlacer:
         elif segment.media:
             if self.encode_images is None:
                 raise UnsupportedError(f"{segment.name} has an image, and cannot be spliced here: {refusal}")
-            if sequence.pending and not sequence.dry:
+            while sequence.pending and not sequence.dry:
                 yield [sequence]
             sequence.append_image(self.encode_images(segment), "splice", segment.name, decoded, refusal)
         else:
@@ -284,7 +280,7 @@ def warn_unspliced(sequence: KVSequence, say: Say) -> None:
         if piece.refused:
             key = piece.name, piece.detail
             tokens[key] = tokens.get(key, 0) + piece.tokens
-    leading = _leading_skills(sequence.pieces)
+    leading = _leading_skills(sequence.pieces) if tokens else []
     joint_remedy = repair("together", leading) if len(leading) > 1 else None
     for (name, why), count in tokens.items():
         remedy = joint_remedy if joint_remedy and name in leading else Help.STRICT()

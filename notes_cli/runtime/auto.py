@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from notes_cli.editing.methods import FIELD, FIELD_ERRATUM, Method
 from notes_cli.engine.decision import decide, log_softmax
-from notes_cli.engine.loop import run
 from notes_cli.engine.patches import Patch, align
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError, UnsupportedError
 from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.prompt import Prompt, parts_of

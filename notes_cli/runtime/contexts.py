@@ -53,7 +53,7 @@ class Contexts:
         if not options.n_ctx:
             self._options = replace(options, n_ctx=trained or DEFAULT_CONTEXT)
         elif fixed_size:
-            self._check_trained(options.n_ctx, "a context of {:,} tokens was asked for")
+            self.check_length(options.n_ctx, "a context of {:,} tokens was asked for")
         elif self.longest is not None:
             self._options = replace(options, n_ctx=min(options.n_ctx, self.longest))
 
@@ -162,14 +162,10 @@ class Contexts:
         needed; leased sequences are kept. `spare` more tokens are for an answer, reduced to the capacity but at least
         one. Raises EngineError beyond the trained length, or where `tokens` do not fit a fixed size; its remedy is a
         size that includes `spare`."""
-        self.check_length(tokens + min(spare, 1))
-        needed = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
+        needed = self.check_fits(tokens, spare)
         used = self._context.used if self._context else 0  # occupied cells
         used -= min(used, len(self._left) if self._left else 0)  # the prefix kept for compiles can be dropped
         size = max(needed, used + needed - held)
-        if self._fixed_size and tokens > (n_ctx := self.context.n_ctx):
-            text, remedy = f"the context is too small: {tokens} tokens do not fit {n_ctx}", _padded(size)
-            raise ContextLengthError(text, Help.LARGER_CONTEXT(tokens=remedy), tokens=tokens, longest=n_ctx)
         if size <= self.options.n_ctx or self._fixed_size:
             return
         size = _padded(size)
@@ -182,14 +178,21 @@ class Contexts:
         else:
             self._options = replace(self._options, n_ctx=size)
 
+    def check_fits(self, tokens: int, spare: int = 0) -> int:
+        """Return the cells of a sequence with `spare` more tokens, limited to the trained length. Raises EngineError
+        for `tokens` beyond that, or more than fit a fixed size; its remedy is a size that includes `spare`."""
+        self.check_length(tokens + min(spare, 1))
+        needed = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
+        if self._fixed_size and tokens > (n_ctx := self.context.n_ctx):
+            text = f"the context is too small: {tokens} tokens do not fit {n_ctx}"
+            remedy = Help.LARGER_CONTEXT(tokens=_padded(needed))
+            raise ContextLengthError(text, remedy, tokens=tokens, longest=n_ctx)
+        return needed
+
     @property
     def grows(self) -> bool:
         """True if the context may be enlarged: its size is not fixed."""
         return not self._fixed_size
-
-    def check_length(self, tokens: int) -> None:
-        """Raise EngineError for more tokens in one sequence than the model was trained for."""
-        self._check_trained(tokens, "{:,} tokens are to be read and written")
 
     def reserve(self, tokens: int, sequences: int) -> None:
         """Ensure free cells and sequences beside those in use. Raises EngineError, with nothing changed, where that is
@@ -208,7 +211,7 @@ class Contexts:
         context.resize(n_ctx=size, n_sequences=context.n_leased + sequences, rotated_alike=True)
         self._log_size()
 
-    def _check_trained(self, tokens: int, reason: str) -> None:
+    def check_length(self, tokens: int, reason: str = "{:,} tokens are to be read and written") -> None:
         """Raise EngineError for more tokens than the model was trained for, RoPE scaling included."""
         if self.longest is None or tokens <= self.longest:
             return

@@ -1,8 +1,8 @@
 """Generates a reply: optional reasoning, then an answer, a constrained answer, tool calls, or a decision.
 
 A prompt with `think` ends where the reasoning begins. Reasoning ends with its closing mark, an end token, or at
-`max_think`; then the tokens that must precede the answer are appended. Everything here is a task of a loop
-(engine/loop.py).
+`max_think`; then the tokens that must precede the answer are appended. Everything here is a task
+(engine/sequence.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from notes_cli.engine.decision import Decision, decide_task
-from notes_cli.engine.loop import Logits, Task
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Constraint, Sampler, SamplerOptions
-from notes_cli.engine.sequence import KVSequence, Stopped, TokenGenerator
+from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task, TokenGenerator
 from notes_cli.errors import ContextLengthError, Help, UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.reasoning import LeadingMark, MarkSplitter, Reasoning
@@ -212,7 +211,7 @@ class ReplyGenerator:
         # rolled back, so there the first token decides. The last may be merged with what follows, such as ">" and a
         # line break.
         for place in range(1 if model.recurrent else len(marks)):
-            (logits,) = yield [sequence]
+            logits = yield from sequence.next_logits()
             best, mark = (model.token_bytes(int(token), special=True) for token in (logits.argmax(), marks[place]))
             if best != mark and not (place == len(marks) - 1 and mark and best.startswith(mark)):
                 if place:
@@ -282,7 +281,7 @@ class ReplyGenerator:
                 if len(sequence) + keep > sequence.size:
                     sequence.stopped = "context"
                     break
-                (logits,) = yield [sequence]
+                logits = yield from sequence.next_logits()
                 token = generator.choose(logits)
                 if token is not None:
                     if on_token:
@@ -344,7 +343,7 @@ def decide_after_reasoning(
     decision = yield from decide_task(sequence, choices)
     choice = next(choice for choice in choices if choice.casefold() == named)
     sequence.append(tokens[len(sequence) :])
-    yield [sequence]
+    yield from sequence.next_logits()
     sequence.pieces = pieces
     return replace(decision, choice=choice)
 

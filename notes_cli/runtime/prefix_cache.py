@@ -15,7 +15,6 @@ from itertools import count
 
 import numpy as np
 
-from notes_cli.editing.change import Change
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
@@ -56,10 +55,15 @@ class Layout:
         if talk and any(message.role == "assistant" for message in talk.messages):
             return length
         batch = max((last for _, last in self.splices if last <= length), default=0)
-        asked = len(self) - sum(map(len, self.parts.tokens[len(self.parts.tokens) - self.parts.asking :]))
+        asked = len(self) - len(self.parts.tokens[-1])
         if asked <= length and asked - batch > APART:
             batch = asked
         return batch if length - batch <= APART else length
+
+    @property
+    def boundary(self) -> int:
+        """Number of tokens before the batch that its question is decoded in."""
+        return self.begin(len(self) - len(self.parts.tokens[-1]))
 
     def live(self, length: int) -> list[Piece]:
         """Return pieces for a cached prefix of this length."""
@@ -80,6 +84,7 @@ class CachedPrefix:
     origins: Tokens
     salt: str
     idle: bool = False
+    coming: bool = False  # its tokens are being prefilled, in a sequence that goes on after them (`fork`)
     used: int = 0  # larger is more recent
 
 
@@ -103,8 +108,10 @@ class PrefixCache:
             spliced = splice and chunk.kind == "splice" and chunk.name not in prompt.decoded
             image = chunk.kind == "splice" and bool(by_name[chunk.name].media)  # its tokens do not identify it
             how = _DECODED if not spliced else _EXACT if exact else seam
-            edited = parts.changes.get(chunk.name) if prompt.method.record.edits_rows else None
-            number = self._number(by_name[chunk.name], how, edited) if spliced or image else 0
+            edit = None
+            if spliced and chunk.name in parts.changes and prompt.method.record.edits_rows:
+                edit = str(prompt.method), ids.tobytes()
+            number = self._number(by_name[chunk.name], how, edit) if spliced or image else 0
             origins.append(np.full(len(ids), number, np.int32))
             if spliced or image:
                 splices.append((place, place + len(ids)))
@@ -121,16 +128,15 @@ class PrefixCache:
             Prompt(""), parts, 0, splice=False, exact=False, tokens=tokens, origins=origins, splices=(), prefix_only=0
         )
 
-    def _number(self, segment: Segment, how: int, edited: Change | None) -> int:
-        """Number an origin: equal for segments with the same K/V that are placed alike, and edited in place alike.
-        `how`: the seam, _DECODED or _EXACT."""
+    def _number(self, segment: Segment, how: int, edit: tuple[str, bytes] | None = None) -> int:
+        """Number an origin: equal for segments with the same K/V that are placed alike. `how`: the seam, _DECODED or
+        _EXACT. `edit`: method and tokens of its new values."""
         layers = segment.layers
         if isinstance(layers, Stored):
             rows: object = tuple(tensor.checksum for layer in layers.tensors for tensor in (layer.k, layer.v))
         else:  # in memory, from an image that is not stored: the same bytes and encoder give the same K/V
             rows = segment.text, segment.projector, segment.context.tobytes(), segment.blocks
-        patches = [(patch.first, patch.last, *patch.tokens) for patch in edited.patches] if edited else ()
-        key = segment.name, segment.base, segment.prefix_only, rows, how, tuple(patches)
+        key = segment.name, segment.base, segment.prefix_only, rows, how, edit
         with self._numbering:
             number = self._numbers.pop(key, None) or next(self._unused)
             self._numbers[key] = number
@@ -146,6 +152,9 @@ class PrefixCache:
             if cached.salt != salt or not cached.sequence.intact:
                 continue
             common = self._common_length(cached, layout)
+            if cached.coming:
+                coming = max(coming, common if common == len(cached.tokens) else 0)
+                continue
             usable = self._usable_length(cached, layout, min(common, cached.sequence.rows))
             if cached.sequence.rows < common:
                 coming = max(coming, self._usable_length(cached, layout, common))
@@ -170,16 +179,20 @@ class PrefixCache:
         length = layout.begin(length)
         return 0 if length < layout.prefix_only else length
 
-    def begin(self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False) -> KVSequence:
+    def begin(
+        self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False, fork: bool = False
+    ) -> KVSequence:
         """Continue after the first `length` tokens of a cached sequence: in that sequence if it is idle and has no more
-        tokens, else in a fork. `dry`: for planning."""
+        tokens, else in a fork. `dry`: for planning. `fork`: always in a fork, whose pieces are those of the cached
+        sequence."""
         cached.used = next(self._clock)
-        if cached.idle and length == len(cached.sequence) and not dry:
+        if cached.idle and length == len(cached.sequence) and not (dry or fork):
             self.entries.remove(cached)
             sequence = cached.sequence
         else:
             sequence = cached.sequence.share(length, dry=dry)
-        sequence.pieces = layout.live(length)
+        if not fork:
+            sequence.pieces = layout.live(length)
         sequence.seconds = {"splice": 0.0, "decode": 0.0}
         sequence.token_limit = None
         return sequence
@@ -191,11 +204,18 @@ class PrefixCache:
         else:
             sequence.close()
 
-    def add(self, sequence: KVSequence, layout: Layout, salt: str) -> CachedPrefix:
-        """Add a sequence in use, whose decoded tokens are reusable already."""
-        cached = CachedPrefix(sequence, layout.tokens, layout.origins, salt, used=next(self._clock))
+    def add(self, sequence: KVSequence, layout: Layout, salt: str, length: int | None = None) -> CachedPrefix:
+        """Add a sequence in use, whose decoded tokens are reusable already; or, with a `length`, the fork of so many of
+        them that `fork` will make."""
+        tokens, origins = layout.tokens[:length], layout.origins[:length]
+        cached = CachedPrefix(sequence, tokens, origins, salt, coming=length is not None, used=next(self._clock))
         self.entries.append(cached)
         return cached
+
+    def fork(self, cached: CachedPrefix) -> None:
+        """Fork the sequence, which has all of its tokens now; the fork is idle."""
+        cached.sequence = cached.sequence.share(len(cached.tokens))
+        cached.coming, cached.idle = False, True
 
     def set_idle(self, cached: CachedPrefix) -> None:
         """Mark a sequence as idle, with all its decoded tokens; drop it if it is not intact."""
@@ -228,6 +248,11 @@ class PrefixCache:
             self.drop(cached)
             return True
         return False
+
+    def evict_beyond(self, number: int) -> None:
+        """Drop idle sequences until so many are left."""
+        while sum(cached.idle for cached in self.entries) > number:
+            self.evict()
 
     def close(self) -> None:
         for cached in list(self.entries):

@@ -79,18 +79,12 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A prompt's chunks and their tokens, those of a skill after its change."""
+    """A prompt's chunks and their tokens; for a skill with new values those that the edit method leaves."""
 
     chunks: tuple[Chunk, ...]
     tokens: tuple[Tokens, ...]
     opening: Tokens  # BOS, if the first chunk is a skill
     changes: Mapping[str, Change]  # by skill
-    asking: int = 1  # number of final chunks that make up the question, with the template's text
-
-    @property
-    def stem(self) -> Parts:
-        """All chunks but the last."""
-        return replace(self, chunks=self.chunks[:-1], tokens=self.tokens[:-1], asking=self.asking - 1)
 
     @property
     def all_chunks(self) -> Iterator[tuple[Chunk, Tokens]]:

@@ -1,34 +1,33 @@
-"""Makes the tasks of the decode loop that prefill a prepared prompt and generate its answers."""
+"""Makes the jobs of the scheduler that prefill a prepared prompt and generate its answers, with events for clients."""
 
 from __future__ import annotations
 
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli import output
-from notes_cli.engine.loop import Task, one_request_at_a_time, run
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
 from notes_cli.explanations import explanation, plan_as_json, turn_as_json
-from notes_cli.runtime.answering import Plan, answer_task
-from notes_cli.runtime.assemble import assemble_task, saved_seconds, warn_unspliced
+from notes_cli.runtime.answering import Plan
+from notes_cli.runtime.assemble import assemble_task, saved_seconds
+from notes_cli.runtime.kv_budget import GRANT
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
+from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.generation import AnswerDone, TextDelta, TokenRecorder, generate_answers
-from notes_cli.serve.jobs import Job, JobEvent, PrefillDone
-from notes_cli.serve.kv_budget import KVBudget
+from notes_cli.serve.jobs import JobEvent, PrefillDone, ServerJob
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import DRAWN
 from notes_cli.serve.prepare import PreparedRequest, ServerState
-from notes_cli.serve.questions import PreparedTurn, Question
+from notes_cli.serve.questions import PreparedQuestion, PreparedTurn
 from notes_cli.serve.refusals import ServerError
 from notes_cli.sessions.session import Session
-
-IDLE = 32  # idle prefixes that are kept
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class _AnswerTexts:
 class _AnswerEvents:
     """Emits the events of the answer to a question or to a turn of a session."""
 
-    def __init__(self, job: Job, workspace: Workspace, notices: list[str]) -> None:
+    def __init__(self, job: ServerJob, workspace: Workspace, notices: list[str]) -> None:
         self._job, self._workspace, self._notices = job, workspace, notices
         self._tokens = TokenRecorder(workspace.model, job.request.params.likely)
         self.callbacks = Callbacks(
@@ -77,15 +76,15 @@ class _AnswerEvents:
 
 
 class AnswerTasks:
-    """Makes the tasks that answer requests, for the decode thread."""
+    """Makes the jobs that answer requests, for the decode thread."""
 
-    def __init__(self, state: ServerState, budget: KVBudget, metrics: Metrics) -> None:
-        self._state, self._budget, self._metrics = state, budget, metrics
+    def __init__(self, state: ServerState, scheduler: Scheduler, metrics: Metrics) -> None:
+        self._state, self._scheduler, self._metrics = state, scheduler, metrics
         self._workspace, self._prefixes = state.workspace, state.prefixes
 
-    def explain(self, prepared: PreparedRequest | Question) -> dict[str, object]:
+    def explain(self, prepared: PreparedRequest | PreparedQuestion) -> dict[str, object]:
         """Return the pieces that a prompt would have now, as JSON, without computing. Raises NotesError."""
-        if isinstance(prepared, Question):
+        if isinstance(prepared, PreparedQuestion):
             return self._explain_question(prepared)
         layout = prepared.layout
         cached, length, _ = self._prefixes.find(layout, prepared.request.notes.cache_salt)
@@ -98,10 +97,49 @@ class AnswerTasks:
         counts = replace(Counts.of(sequence), shared=live)
         return explanation(sequence.pieces, asdict(counts), prepared.notices)
 
-    def answer(self, job: Job, prepared: PreparedRequest, prefix: CachedPrefix, live: int, first: int) -> Task[None]:
-        """Prefill the prompt in `prefix`, of which `live` tokens are cached, and generate the answers, each with cells
-        for its `first` tokens. The first answer's sequence becomes an idle prefix."""
-        layout, sequence = prepared.layout, prefix.sequence
+    def work(self, job: ServerJob) -> Job[None]:
+        """Return a prepared request as a job of the scheduler."""
+        prepared, longest = job.prepared, self._state.longest
+        if isinstance(prepared, PreparedRequest):
+            tokens = len(prepared.layout)
+            return Job(
+                lambda work: self._answer(job, work, prepared),
+                tokens + prepared.layout.temporary,
+                min(prepared.max_new, GRANT),
+                min(1 + (prepared.reasoning_end if prepared.think else 0), prepared.max_new),
+                answers=job.request.params.choices,
+                reasoning_end=prepared.reasoning_end,
+                limit=tokens + prepared.max_new if longest is None else min(tokens + prepared.max_new, longest),
+                layout=prepared.layout,
+                salt=job.request.notes.cache_salt,
+                preemptible=True,
+                arrived=job.arrived,
+            )
+        assert prepared is not None
+        tokens, first = prepared.tokens, prepared.first_tokens
+        first = first if longest is None else max(1, min(first, longest - tokens))
+        if isinstance(prepared, PreparedTurn):
+            turn = prepared
+            return Job(
+                lambda work: self._session(job, work, turn),
+                *(tokens, first, 1),
+                lookahead=turn.lookahead,
+                own=True,
+                arrived=job.arrived,
+            )
+        asked = prepared
+        return Job(
+            lambda work: self._question(job, work, asked),
+            *(tokens, first, 1),
+            lookahead=asked.lookahead,
+            arrived=job.arrived,
+        )
+
+    def _answer(self, job: ServerJob, work: Job[None], prepared: PreparedRequest) -> Task[None]:
+        """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
+        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        layout, sequence, prefix = prepared.layout, work.sequence, work.prefix
+        assert sequence is not None and prefix is not None
         forks: list[KVSequence] = []
         answers, failed, complete = _AnswerTexts(job.on_event), False, 0
 
@@ -113,95 +151,88 @@ class AnswerTasks:
         def on_done(answer: AnswerDone) -> None:
             nonlocal complete
             complete += 1
-            if complete == job.sequences:  # before the client gets the end and sends its next turn
+            if complete == work.answers:  # before the client gets the end and sends its next turn
                 keep_conversation()
             self._emit_done(job, answer)
 
         try:
             yield from self._prefill(layout, sequence)
-            yield [sequence]
-            counts = replace(Counts.of(sequence), shared=live)
+            yield from sequence.next_logits()
+            counts = replace(Counts.of(sequence), shared=work.live)
             gain = saved_seconds(sequence.pieces, layout.prompt.segments)
-            self._emit_prefill_done(job, counts, live, sequence.pieces, prepared.notices, gain)
-            forks = [sequence.share() for _ in range(job.sequences - 1)]
-            reservation = job.reservations[0]
+            self._emit_prefill_done(job, counts, work.live, sequence.pieces, prepared.notices, gain)
+            forks = [sequence.share() for _ in range(work.answers - 1)]
+            reservation = work.reservations[0]
             reservation.fork_cells = reservation.forks = 0
             for fork in forks:
                 fork.token_limit = sequence.token_limit
-                tokens, reasoning_end = len(layout) + first, reservation.reasoning_end
-                job.reservations.append(self._budget.reserve(fork, tokens, reasoning_end=reasoning_end))
+                tokens, reasoning_end = len(layout) + work.first, reservation.reasoning_end
+                work.reservations.append(self._scheduler.budget.reserve(fork, tokens, reasoning_end=reasoning_end))
             seed = prepared.request.params.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
             seqs = [sequence, *forks]
             yield from generate_answers(self._workspace, prepared, seqs, seed, answers.add, on_done)
         except Exception as error:
             failed = True
-            self._prefixes.drop(prefix)  # its K/V may be incomplete
             raise client_error(error) from error
         finally:
             for fork in forks:
                 fork.close()
             # A stopped answer, too: its client continues from the text that it got.
-            if complete < job.sequences and (any(answers.texts.values()) or not failed):
+            if complete < work.answers and (any(answers.texts.values()) or not failed):
                 keep_conversation()
-            self._set_idle(prefix)
+            if not failed:
+                self._set_idle(prefix)
 
-    def question(self, job: Job, question: Question, cells: int) -> Task[None]:
-        """Answer a question in a sequence of its own with `cells` reserved; the sequence is closed at the end."""
-        request, notices = question.draft.request, question.notices
-        sequence = self._workspace.sequence()
-        self._reserve(job, sequence, cells, question.lookahead)
+    def _question(self, job: ServerJob, work: Job[None], asked: PreparedQuestion) -> Task[None]:
+        """Answer a question in a sequence of its own."""
+        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        events = _AnswerEvents(job, self._workspace, asked.notices)
         try:
-            yield from self._assemble(question, sequence)
-            plan = Plan.of(question.draft, sequence)
-            events = _AnswerEvents(job, self._workspace, notices)
-            self._emit_assembled(job, plan, events.callbacks)
-            answer = yield from one_request_at_a_time(answer_task(self._workspace, request, plan, events.callbacks))
+            answer = yield from asked.question.task(
+                *(self._workspace, work, events.callbacks), on_prefill=lambda plan: self._on_prefill(job, plan)
+            )
         except Exception as error:
             raise client_error(error) from error
-        finally:
-            sequence.close()
-        self._emit_done(job, events.done(request, answer))
+        self._emit_done(job, events.done(asked.question.draft.request, answer))
 
-    def _explain_question(self, question: Question) -> dict[str, object]:
-        with self._workspace.sequence(dry=True) as sequence:
-            run(self._assemble(question, sequence))
-            plan = Plan.of(question.draft, sequence)
-            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": question.notices}
-
-    def _assemble(self, question: Question, sequence: KVSequence) -> Task[KVSequence]:
-        dry = sequence.dry
-        how = question.draft.how
-        return assemble_task(self._workspace, question.prompt, question.parts, **how, dry=dry, begun=sequence)
-
-    def session(self, job: Job, session: Session, turn: PreparedTurn, cells: int) -> Task[None]:
-        """Answer the next turn of a session with `cells` reserved; the session is closed at the end."""
-        events, continued = _AnswerEvents(job, self._workspace, turn.notices), not session.empty
-
-        def on_assembled(plan: Plan) -> None:
-            self._reserve(job, plan.sequence, cells, turn.lookahead)
-            self._emit_assembled(job, plan, events.callbacks)
-
+    def _session(self, job: ServerJob, work: Job[None], turn: PreparedTurn) -> Task[None]:
+        """Answer the next turn of a session; the session is closed at the end."""
+        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        events = _AnswerEvents(job, self._workspace, turn.notices)
         with job.resources:
             try:
-                answer_task = session.answer_task(turn.request, events.callbacks, on_assembled, turn.first_tokens)
-                answer = yield from one_request_at_a_time(answer_task)
+                session = job.resources.enter_context(Session(self._workspace, turn.stored))
+                continued = not session.empty
+                answer = yield from session.answer_task(
+                    *(turn.request, events.callbacks),
+                    assembled=lambda sequence: self._scheduler.reserve(work, sequence),
+                    room=turn.first_tokens,
+                    on_prefill=lambda plan: self._on_prefill(job, plan),
+                )
             except Exception as error:
                 raise client_error(error) from error
         # Once the session is closed, as its client may send the next turn at once.
         self._emit_done(job, events.done(turn.request, answer, continued))
 
-    def _reserve(self, job: Job, sequence: KVSequence, cells: int, lookahead: int) -> None:
-        job.reservations = [self._budget.reserve(sequence, cells, lookahead, forks=int(lookahead > 0))]
-
-    def _emit_assembled(self, job: Job, plan: Plan, callbacks: Callbacks) -> None:
-        warn_unspliced(plan.sequence, callbacks.on_notice)
+    def _on_prefill(self, job: ServerJob, plan: Plan) -> None:
         live = sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
         self._emit_prefill_done(job, plan.counts, live, plan.sequence.pieces, (), plan.saved)
 
+    def _explain_question(self, asked: PreparedQuestion) -> dict[str, object]:
+        question = asked.question
+        with self._workspace.sequence(dry=True) as sequence:
+            run(
+                assemble_task(
+                    self._workspace, question.prompt, question.parts, **question.draft.how, dry=True, begun=sequence
+                )
+            )
+            plan = Plan.of(question.draft, sequence)
+            return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": asked.notices}
+
     def _emit_prefill_done(
         self,
-        job: Job,
+        job: ServerJob,
         counts: Counts,
         live: int,
         pieces: Sequence[Piece],
@@ -216,7 +247,7 @@ class AnswerTasks:
         self._metrics.first_token.add(seconds)
         job.on_event(PrefillDone(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
 
-    def _emit_done(self, job: Job, answer: AnswerDone) -> None:
+    def _emit_done(self, job: ServerJob, answer: AnswerDone) -> None:
         self._metrics.generated += answer.tokens
         job.on_event(answer)
 
@@ -236,14 +267,8 @@ class AnswerTasks:
 
     def _set_idle(self, prefix: CachedPrefix) -> None:
         """Make the prefix available to other requests, if its sequence is intact."""
-        if prefix not in self._prefixes.entries:
-            return
-        try:
+        with suppress(NotesError):  # which drops it
             self._prefixes.set_idle(prefix)
-        except NotesError:
-            self._prefixes.drop(prefix)
-        while sum(1 for _ in self._prefixes.idle_prefixes()) > IDLE:
-            self._prefixes.evict()
 
 
 def client_error(error: Exception) -> NotesError:

@@ -33,7 +33,7 @@ from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.refusals import Refused, as_refusal, error_body
 from notes_cli.serve.replies import Reply
 from notes_cli.serve.responses_api import ResponsesReply, ResponseStore, parse_responses
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.webpage import page_routes
 
@@ -61,7 +61,7 @@ class Options:
 class Service:
     """The endpoints over one scheduler."""
 
-    def __init__(self, scheduler: Scheduler, options: Options) -> None:
+    def __init__(self, scheduler: DecodeThread, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False
         self._responses = ResponseStore()

@@ -12,7 +12,7 @@ from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.replies import Json
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.global_correction import correcting
 from notes_cli.text.keys import Known
@@ -31,7 +31,7 @@ def parse_correction(data: Any) -> dict[str, str]:
     return {f"{skill}.{field}" if skill else field: value}
 
 
-def apply_correction(scheduler: Scheduler, values: dict[str, str]) -> Iterator[Json | None]:
+def apply_correction(scheduler: DecodeThread, values: dict[str, str]) -> Iterator[Json | None]:
     """Add global errata and edit the sessions. Each step needs the context, and yields None after a session, so that
     others are decoded between two steps; the last yields the errata, the edited sessions, and the number of
     conversations that get the errata before their next question. Raises Refused, SkillError."""
@@ -48,7 +48,7 @@ def apply_correction(scheduler: Scheduler, values: dict[str, str]) -> Iterator[J
     yield {"errata": errata, "told": conversations, "sessions": list(corrected.edited), "skipped": skipped}
 
 
-def _check_length(scheduler: Scheduler, errata: GlobalErrata, values: dict[str, str]) -> None:
+def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[str, str]) -> None:
     """Limit the errata's tokens, as every prompt with the skill has them. Raises Refused; SkillError for a field that
     no skill has."""
 
@@ -75,7 +75,7 @@ def _check_length(scheduler: Scheduler, errata: GlobalErrata, values: dict[str, 
                     raise Refused(400, message, param="value", code="invalid_value")
 
 
-def sessions(scheduler: Scheduler) -> list[Json]:
+def sessions(scheduler: DecodeThread) -> list[Json]:
     """Return the sessions on disk, with a `problem` if one cannot be read."""
     folder = Sessions(scheduler.workspace.paths.sessions)
     listed: list[Json] = []

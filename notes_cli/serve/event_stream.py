@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
 from notes_cli.serve.access_log import REPLIES
-from notes_cli.serve.jobs import Job, JobEvent
+from notes_cli.serve.jobs import JobEvent, ServerJob
 from notes_cli.serve.refusals import Refused, as_refusal, error_body
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 
 T = TypeVar("T")
 PING = 15.0  # seconds without an event after which a comment is sent, as proxies close idle connections
@@ -29,12 +29,12 @@ STALLED = 60.0  # seconds that a client has to take sent data
 class Submission:
     """The prompts of one request, in the scheduler; `close` cancels them."""
 
-    def __init__(self, scheduler: Scheduler, replies: Sequence[Reply]) -> None:
+    def __init__(self, scheduler: DecodeThread, replies: Sequence[Reply]) -> None:
         """Submit the prompts. Raises Refused if too many requests are waiting."""
         self.replies = replies
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, JobEvent]] = asyncio.Queue()
-        self._jobs: list[Job] = []
+        self._jobs: list[ServerJob] = []
         self._running = len(replies)
         try:
             for number, reply in enumerate(replies):
@@ -72,7 +72,7 @@ class Submission:
             job.cancel()
 
 
-async def respond(request: Request, scheduler: Scheduler, replies: Sequence[Reply]) -> Response:
+async def respond(request: Request, scheduler: DecodeThread, replies: Sequence[Reply]) -> Response:
     """Answer a request with one prompt or several. Raises Refused, ClientDisconnect."""
     if len(replies) > scheduler.limits.requests:  # trying again would not help
         message = f"{len(replies):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from notes_cli.engine.decision import log_softmax
-from notes_cli.engine.loop import Logits, Task, join_tasks
 from notes_cli.engine.model import Model
-from notes_cli.engine.sequence import KVSequence, Stopped
+from notes_cli.engine.sequence import KVSequence, Logits, Stopped, Task
 from notes_cli.runtime.generate import ReplyGenerator
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.prepare import PreparedRequest
@@ -88,14 +87,31 @@ def generate_answers(
     seed: int,
     on_delta: OnDelta,
     on_done: Callable[[AnswerDone], object],
-) -> Task[list[None]]:
+) -> Task[None]:
     """Generate one answer in each sequence, all of which end with the prompt. Seeds count up from `seed`."""
     generate = _chat if prepared.request.prompt is None else _completion
 
     def answer(index: int, seq: KVSequence) -> Task[None]:
         on_done((yield from generate(workspace, prepared, seq, index, seed + index, on_delta)))
 
-    return join_tasks([answer(index, seq) for index, seq in enumerate(seqs)])
+    return _join([answer(index, seq) for index, seq in enumerate(seqs)])
+
+
+def _join(tasks: Sequence[Task[None]]) -> Task[None]:
+    """Run several tasks as one. If one fails, all do."""
+    awaited: dict[int, Sequence[KVSequence]] = dict.fromkeys(range(len(tasks)), ())
+    try:
+        while awaited:
+            for number in list(awaited):
+                try:
+                    awaited[number] = next(tasks[number])
+                except StopIteration:
+                    del awaited[number]
+            if awaited:
+                yield [sequence for sequences in awaited.values() for sequence in sequences]
+    finally:
+        for task in tasks:
+            task.close()
 
 
 def _chat(
@@ -162,7 +178,7 @@ def _completion(
     with Sampler(replace(params.sampling, seed=seed & 0xFFFFFFFF), constraint) as sampler:
         generator = TokenGenerator(sequence, sampler, prepared.max_tokens)
         while generator.active and not until_stop.found:
-            (logits,) = yield [sequence]
+            logits = yield from sequence.next_logits()
             token = generator.choose(logits)
             if token is not None:
                 recorder.chosen(token, logits)

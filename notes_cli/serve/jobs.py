@@ -8,12 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from notes_cli.engine.loop import RunningTask
 from notes_cli.engine.pieces import Piece
 from notes_cli.errors import NotesError
 from notes_cli.runtime.request import Counts
+from notes_cli.runtime.scheduler import Job
 from notes_cli.serve.generation import AnswerDone, TextDelta
-from notes_cli.serve.kv_budget import Reservation
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.questions import Prepared
 
@@ -52,23 +51,20 @@ JobEvent = PrefillDone | TextDelta | AnswerDone | NotesError | None  # None: the
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A request in the scheduler. `on_event` is called in the scheduler's threads and must not block."""
+class ServerJob:
+    """A request of a client. `on_event` is called in the server's threads and must not block."""
 
     request: ChatRequest
     on_event: Callable[[JobEvent], object]
     arrived: float = field(default_factory=time.perf_counter)
     cancelled: bool = False
     prepared: Prepared | None = None
-    running: RunningTask[None] | None = None
-    reservations: list[Reservation] = field(default_factory=list)
+    work: Job[None] | None = None  # in the scheduler, once it is prepared
     resources: ExitStack = field(default_factory=ExitStack)  # closed when the job finishes: its session
     finished: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def sequences(self) -> int:
-        return self.request.params.choices
 
     def cancel(self) -> None:
         """Have generation end at the next step."""
         self.cancelled = True
+        if self.work is not None:
+            self.work.cancelled = True

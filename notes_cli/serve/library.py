@@ -18,14 +18,14 @@ from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused, as_refusal
 from notes_cli.serve.replies import Json
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, parse_skill
 
 PAUSE = 0.2  # seconds between attempts while another process compiles the same text
 
 
-def list_skills(scheduler: Scheduler) -> list[Json]:
+def list_skills(scheduler: DecodeThread) -> list[Json]:
     """Return all compiled skills as in `notes ls`, with `model_matches`, and `standing`: values by global errata."""
     workspace = scheduler.workspace
     identity = workspace.identity
@@ -39,7 +39,7 @@ def list_skills(scheduler: Scheduler) -> list[Json]:
     return skills
 
 
-def skill_json(scheduler: Scheduler, name: str) -> Json:
+def skill_json(scheduler: DecodeThread, name: str) -> Json:
     """Return one skill with its text and the spans of its fields. Raises NotesError for an unknown one."""
     workspace = scheduler.workspace
     entries = workspace.library.entries(name)
@@ -62,7 +62,7 @@ def skill_json(scheduler: Scheduler, name: str) -> Json:
     }
 
 
-def remove_skill(scheduler: Scheduler, name: str) -> Json:
+def remove_skill(scheduler: DecodeThread, name: str) -> Json:
     """Remove a skill of this model; requests that have it open are not affected."""
     library = scheduler.workspace.library
     if not isinstance(library, Library):
@@ -90,7 +90,7 @@ class _CompileRequest:
     warnings: tuple[str, ...]
 
 
-def _parse(scheduler: Scheduler, data: Any) -> _CompileRequest:
+def _parse(scheduler: DecodeThread, data: Any) -> _CompileRequest:
     """Raises Refused, SkillError."""
     reader = Reader(data)
     name, text = reader.text("name"), reader.text("text")
@@ -116,7 +116,7 @@ def _parse(scheduler: Scheduler, data: Any) -> _CompileRequest:
     return _CompileRequest(skill, cells, wanted, kv or "f16", force, influence, warnings)
 
 
-async def compile_text(scheduler: Scheduler, data: Any, on_progress: Callable[[Json], object]) -> Json:
+async def compile_text(scheduler: DecodeThread, data: Any, on_progress: Callable[[Json], object]) -> Json:
     """Compile a text while other requests are decoded. Returns the skill. Raises Refused, SkillError."""
     wanted = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data)))
     workspace, skill, notices = scheduler.workspace, wanted.skill, [*wanted.warnings]

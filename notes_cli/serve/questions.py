@@ -5,17 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from notes_cli.engine.decision import variants_of
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Notice
-from notes_cli.runtime.answering import max_new_tokens
-from notes_cli.runtime.assemble import temporary_cells
+from notes_cli.runtime import answering
+from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.open_skills import warn_edited
-from notes_cli.runtime.prompt import Parts, Prompt, parts_of
 from notes_cli.runtime.request import Callbacks, Request
-from notes_cli.runtime.resolve import ResolvedRequest, resolve_request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve.kv_budget import TURN, session_tokens
 from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.prepare import (
     PreparedRequest,
@@ -26,16 +22,15 @@ from notes_cli.serve.prepare import (
     single_turn,
 )
 from notes_cli.sessions.folder import SessionFolder, Sessions
+from notes_cli.sessions.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question whose settings are resolved, and the cells that it needs."""
+class PreparedQuestion:
+    """A question with the prompt of `notes ask`, and the cells that it needs."""
 
-    draft: ResolvedRequest
-    prompt: Prompt
-    parts: Parts
-    tokens: int  # cells of the prompt, and temporary ones for edits of it
+    question: answering.Question
+    tokens: int
     first_tokens: int  # generated tokens that have cells at admission
     lookahead: int  # cells to score its longest choice
     notices: list[str]
@@ -53,7 +48,10 @@ class PreparedTurn:
     notices: list[str]
 
 
-Prepared = PreparedRequest | Question | PreparedTurn
+TURN = 2048  # answer tokens that are reserved at first where an answer cannot be preempted
+SPARE = 128  # tokens that bound the template's text in a session's turn
+SENTENCE = 32  # tokens that bound the wording around an erratum
+Prepared = PreparedRequest | PreparedQuestion | PreparedTurn
 
 
 def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
@@ -70,26 +68,35 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
     stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
     request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=bool(stored.state.live))
     check_bias(workspace, chat)
-    tokens, max_new = session_tokens(workspace, stored.state, request)
+    tokens, max_new = (
+        _session_tokens(workspace, stored.state, request),
+        max_new_tokens(workspace, request, request.think),
+    )
     first_tokens, notices = _first_tokens(request, max_new), _edited_notices(workspace, request)
-    return PreparedTurn(stored, request, tokens, first_tokens, _lookahead(workspace, request), notices)
+    lookahead = tokens_of_longest(workspace, request.choices)
+    return PreparedTurn(stored, request, tokens, first_tokens, lookahead, notices)
 
 
-def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Question:
+def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> PreparedQuestion:
     check_request(state, chat)
     workspace = state.workspace
     request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=False, dry=dry)
     check_bias(workspace, chat)
     notices = _edited_notices(workspace, request)
     callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
-    draft = resolve_request(workspace, request, callbacks, dry=dry)
-    prompt = draft.prompt
-    parts = parts_of(workspace, prompt)
-    tokens = parts.count + temporary_cells(prompt, parts)
-    max_new = max_new_tokens(workspace, draft.request, draft.settings.think)
-    workspace.check_length(tokens + min(max_new, 1))
-    first_tokens = _first_tokens(draft.request, max_new)
-    return Question(draft, prompt, parts, tokens, first_tokens, _lookahead(workspace, request), notices)
+    question = answering.prepare(workspace, request, callbacks, dry=dry)
+    workspace.check_length(question.tokens + min(question.max_new, 1))
+    lookahead = tokens_of_longest(workspace, request.choices)
+    return PreparedQuestion(question, question.tokens, _first_tokens(request, question.max_new), lookahead, notices)
+
+
+def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:
+    """Return an upper bound of the tokens of a session with its next prompt."""
+    texts = [request.question, request.system or "", *request.errata, *request.fields.values()]
+    texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
+    tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
+    tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
+    return tokens + sum(len(item) for item in (*request.splice, *request.images) if isinstance(item, Segment))
 
 
 def _first_tokens(request: Request, max_new: int) -> int:
@@ -104,9 +111,3 @@ def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
         if isinstance(skill, Segment):
             warn_edited(workspace, skill, notices.append)
     return list(map(str, notices))
-
-
-def _lookahead(workspace: Workspace, request: Request) -> int:
-    """Return the cells to score the longest of the request's choices; 0 without choices."""
-    variants = variants_of(workspace.model, request.choices or ()).values()
-    return max((len(option) for options in variants for option in options), default=0)

@@ -19,6 +19,7 @@ from notes_cli.errors import (
     UnsupportedError,
     UnwritableError,
 )
+from notes_cli.runtime.scheduler import NoRoomError
 
 
 class Refused(NotesError):
@@ -67,6 +68,8 @@ def as_refusal(error: NotesError) -> Refused:
         return error
     message = str(error)
     help_ = error.remedy.help if error.remedy else None
+    if isinstance(error, NoRoomError):
+        return Refused(503, message, code="no_room", wait=1)
     if isinstance(error, ContextLengthError):
         return too_long(error.longest, f"needs {error.tokens} tokens")
     if isinstance(error, EngineError) and help_ in _TOO_LONG:

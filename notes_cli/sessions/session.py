@@ -15,19 +15,19 @@ from notes_cli.editing.change import Change, change
 from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method
 from notes_cli.editing.operations import Prepared
 from notes_cli.engine.image_positions import images_of
-from notes_cli.engine.loop import Task
 from notes_cli.engine.patches import changed_ranges
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import marks_of, now
-from notes_cli.runtime.answering import Plan, answer, answer_task, explain, max_new_tokens, stream
+from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
 from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
 from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
+from notes_cli.runtime.scheduler import Job, run
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, from_segment
@@ -91,25 +91,15 @@ class Session:
 
     def ask(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Answer:
         """Run the next turn and commit it. Raises SessionError if a later turn has options of the first."""
-        result = answer(self.workspace, request, self._prepare(request, callbacks), callbacks)
-        self.keep(result.unwritten)
-        return result
+        return run(self.workspace, self._job(request, callbacks))
 
     def stream(self, request: Request, callbacks: Callbacks = NO_CALLBACKS) -> Stream:
         """As `ask`, streaming. The turn is committed when the answer is complete, and not if the stream is closed
         earlier."""
-        plan = self._prepare(request, callbacks)
-        turn = self._since
-        try:
-            result = yield from stream(self.workspace, request, plan, callbacks)
-        except BaseException as error:
-            if isinstance(error, EngineError) and turn != self._kv.changes:
-                raise self._superseded() from error  # its sequence was closed
-            if turn == self._since:  # else another turn is in progress
-                self._kv.drop()
-            raise
-        self.keep(result.unwritten, turn)
-        return result
+        return (yield from stream(self.workspace, lambda callbacks: self._job(request, callbacks), callbacks))
+
+    def _job(self, request: Request, callbacks: Callbacks) -> Job[Answer]:
+        return Job(lambda job: self.answer_task(request, callbacks), own=True)
 
     def _prepare(self, request: Request, callbacks: Callbacks, room: int | None = None) -> Plan:
         """Resolve the next turn and assemble its prompt. `room`: as in `answer_task`."""
@@ -180,20 +170,25 @@ class Session:
         self,
         request: Request,
         callbacks: Callbacks = NO_CALLBACKS,
-        assembled: Callable[[Plan], object] = lambda plan: None,
+        assembled: Callable[[KVSequence], object] = lambda sequence: None,
         room: int | None = None,
+        on_prefill: OnPrefill | None = None,
     ) -> Task[Answer]:
-        """As `ask`, as a task of a loop. `assembled` is called with the prefilled prompt. `room`: tokens of free cells
-        needed to start generating, if the caller reserves more later; None: for the whole answer."""
+        """As `ask`, as a task. `assembled` is called with the sequence that has the prompt, `on_prefill` when that is
+        decoded. `room`: tokens of free
+        cells needed to start generating, if the caller reserves more later; None: for the whole answer."""
+        plan = self._prepare(request, callbacks, room)
+        turn = self._since
         try:
-            plan = self._prepare(request, callbacks, room)
-            assembled(plan)
-            result = yield from answer_task(self.workspace, request, plan, callbacks)
-            callbacks.on_answer(result)
-        except BaseException:
-            self._kv.drop()
+            assembled(plan.sequence)
+            result = yield from answer_task(self.workspace, request, plan, callbacks, on_prefill)
+        except BaseException as error:
+            if isinstance(error, EngineError) and turn != self._kv.changes:
+                raise self._superseded() from error  # its sequence was closed
+            if turn == self._since:  # else another turn is in progress
+                self._kv.drop()
             raise
-        self.keep(result.unwritten)
+        self.keep(result.unwritten, turn)
         return result
 
     def begin(self, prompt: Prompt, sequence: KVSequence) -> None:

@@ -416,15 +416,6 @@ def next_turn(
     return _chunks(template, cut(template, turn, later=True))
 
 
-def at_question(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Split the last chunk before the text of the question, as the prompt up to there is the same for all questions.
-    The tokens do not change: runs are tokenised separately."""
-    *before, last = chunks
-    start = next((index for index, run in enumerate(last.runs) if not run.special), 0)
-    parts = [last] if not start else [replace(last, runs=last.runs[:start]), replace(last, runs=last.runs[start:])]
-    return [*before, *parts]
-
-
 def left_context(template: ChatTemplate) -> str:
     """Return the text before a skill that comes first in the system message: skills are compiled after it."""
     return template.cut([_message("system", 0), _message("user", 1)], [marker(0), marker(1)])[0]

@@ -16,9 +16,8 @@ import pytest
 
 from notes_cli.config import resource
 from notes_cli.engine.decision import Decision
-from notes_cli.engine.loop import Task
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition
 from notes_cli.measure.battery import PAIRS

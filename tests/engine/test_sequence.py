@@ -132,50 +132,6 @@ def test_a_notebook_is_divided(sequence: KVSequence, batches: list[int]) -> None
     assert batches[2:] == [len(LEFT) + len(ASK)]
 
 
-def test_a_part_of_it_is_decoded(sequence: KVSequence, batches: list[int]) -> None:
-    """Up to where it was divided; without that nothing is."""
-    sequence.append(LEFT)
-    sequence.flush_divided()
-    assert batches == []
-    sequence.divide()
-    sequence.append(ASK)
-    told: list[tuple[int, int]] = []
-    sequence.flush_divided(lambda done, total: told.append((done, total)))
-    assert batches == [len(LEFT)] and list(sequence.pending) == list(ASK)
-    assert told == [(len(LEFT), len(LEFT))]
-
-
-def test_rows_are_shared_and_the_rest_is_decoded_by_each(sequence: KVSequence, batches: list[int]) -> None:
-    """Two forks of a sequence: the same tokens, pieces and logits, and nothing is decoded again."""
-    sequence.append(LEFT)
-    sequence.flush()
-    sequence.append([1, 2], "erratum")
-    with sequence.share_rows() as first, sequence.share_rows() as second:
-        for other in (first, second):
-            assert other.tokens.tolist() == sequence.tokens.tolist() and other.pieces == sequence.pieces
-            other.append(ASK)
-        assert np.array_equal(first.logits(), second.logits())
-        assert batches == [len(LEFT), 2 + len(ASK), 2 + len(ASK)]
-    sequence.append(ASK)
-    assert np.array_equal(sequence.logits(), first_logits(sequence))
-
-
-def first_logits(sequence: KVSequence) -> np.ndarray:
-    """Of the same tokens in the same batches."""
-    with KVSequence(sequence.context) as other:
-        other.append(LEFT)
-        other.flush()
-        other.append(sequence.tokens[len(LEFT) :])
-        return other.logits()
-
-
-def test_one_without_rows_is_shared(sequence: KVSequence) -> None:
-    """There is nothing to share, and its tokens are those of both."""
-    sequence.append(ASK)
-    with sequence.share_rows() as other:
-        assert np.array_equal(other.logits(), sequence.logits())
-
-
 def test_a_spliced_row_has_no_logits(sequence: KVSequence, segment: Segment) -> None:
     """Logits come from decoding: right after a splice there are none, and the error has a remedy."""
     sequence.splice(segment)

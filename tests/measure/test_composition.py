@@ -10,9 +10,8 @@ import pytest
 
 from notes_cli.config import shipped_model
 from notes_cli.engine.decision import Decision
-from notes_cli.engine.loop import Task
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Carried, Profile, Profiles
 from notes_cli.measure import composition, significance, verify

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from notes_cli.commands.remedies import worded
-from notes_cli.engine.loop import run
+from notes_cli.engine.sequence import run
 from notes_cli.errors import NotesError, Notice, SegmentError
 from notes_cli.runtime.assemble import assemble, assemble_task
 from notes_cli.runtime.compile import compile_skill

@@ -17,7 +17,7 @@ from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import EngineError, NotesError, Notice
 from notes_cli.runtime.answering import ask
-from notes_cli.runtime.batch import AT_MOST, STEMS, WAITING, ask_many
+from notes_cli.runtime.batch import AT_MOST, IDLE, WAITING, ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import NO_CALLBACKS, UNLIMITED, Answer, Request
 from notes_cli.runtime.workspace import Workspace
@@ -252,12 +252,12 @@ def test_beside_a_live_notebook(make_workspace: MakeWorkspace, skill: Skill) -> 
         assert all(np.array_equal(one.k, two.k) for one, two in zip(rows, again, strict=True))
 
 
-def test_stems_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
+def test_prefixes_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
     """With a system text for each line, at most the allowed number of prefixes is kept, and all cells are free at the
     end."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
-    requests = [Request("Why?", [segment], system=f"Be {number}.", max_tokens=2) for number in range(3 * STEMS)]
+    requests = [Request("Why?", [segment], system=f"Be {number}.", max_tokens=2) for number in range(3 * IDLE)]
     assert alone(workspace, requests) == together(workspace, requests, 2)
 
 

@@ -11,9 +11,8 @@ from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.engine.decision import Decision, decide
-from notes_cli.engine.loop import run
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import EngineError
 from notes_cli.runtime import generate as room
 from notes_cli.runtime.assemble import assemble
@@ -70,17 +69,21 @@ def run_deciding(*given: Any) -> Decision:
 
 def spoken(speaker: ReplyGenerator, sequence: KVSequence, request: Callable[[int], dict[int, float]]) -> Reply:
     """Return the output if tokens at some places get other logits: `wish` has them, by token."""
-    task = speaker.reply(sequence)
-    requests = next(task)
-    while True:
-        (logits,) = [one.logits().copy() for one in requests]  # type: ignore[union-attr]
-        for token, value in request(len(sequence)).items():
-            logits[token] = value
-        try:
-            requests = task.send([logits])
-        except StopIteration as done:
-            reply: Reply = done.value
-            return reply
+    real = sequence.try_logits
+
+    def changed() -> Any:
+        logits = real()
+        if logits is not None:
+            logits = logits.copy()
+            for token, value in request(len(sequence)).items():
+                logits[token] = value
+        return logits
+
+    sequence.try_logits = changed  # type: ignore[method-assign]
+    try:
+        return run(speaker.reply(sequence))
+    finally:
+        del sequence.try_logits
 
 
 def shown(sequence: KVSequence) -> str:

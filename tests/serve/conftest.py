@@ -22,7 +22,7 @@ from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
 from notes_cli.serve.jobs import Limits
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.server import listen, serve
 
 SKILLS = ("returns", "support")
@@ -35,7 +35,7 @@ class Served:
     """A server, and clients of it."""
 
     service: Service
-    scheduler: Scheduler
+    scheduler: DecodeThread
     url: str
     http: httpx.Client
     client: openai.OpenAI
@@ -91,7 +91,7 @@ def started(
         given = context or ContextOptions(n_threads=1)
         return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
 
-    scheduler = Scheduler(opened, limits, names)
+    scheduler = DecodeThread(opened, limits, names)
     service = Service(scheduler, options or Options())
     failed: list[BaseException] = []
 

@@ -12,7 +12,7 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.jobs import Limits
-from notes_cli.serve.kv_budget import TURN
+from notes_cli.serve.questions import TURN
 
 from .conftest import Json, Served, started
 

@@ -27,12 +27,12 @@ from notes_cli.serve import json_body, parsing, prepare, questions, scheduler
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import ConversationState, prefix_digests
 from notes_cli.serve.generation import AnswerDone, TextDelta
-from notes_cli.serve.jobs import Job, JobEvent, Limits
+from notes_cli.serve.jobs import JobEvent, Limits, ServerJob
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.scheduler import Scheduler, run_scheduler
+from notes_cli.serve.scheduler import DecodeThread, run_scheduler
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
@@ -286,14 +286,14 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
             gate.stop()
         return real(*given, **how)
 
-    left, cancel = threading.Event(), Job.cancel
+    left, cancel = threading.Event(), ServerJob.cancel
 
-    def leaving(self: Job) -> None:
+    def leaving(self: ServerJob) -> None:
         cancel(self)
         left.set()
 
     monkeypatch.setattr(questions, "single_turn", stopping)
-    monkeypatch.setattr(Job, "cancel", leaving)
+    monkeypatch.setattr(ServerJob, "cancel", leaving)
     with started(library) as served:
         session = {**SKILL, "session": "left"}
         body = json.dumps({"messages": [ASK], "notes": session}).encode()
@@ -311,13 +311,13 @@ def test_a_client_that_leaves_while_its_request_is_prepared(
 
 
 @contextmanager
-def alone(home: Path, limits: Limits | None = None) -> Iterator[Scheduler]:
+def alone(home: Path, limits: Limits | None = None) -> Iterator[DecodeThread]:
     """A scheduler without HTTP, its model loaded."""
 
     def opened() -> Workspace:
         return Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))
 
-    with run_scheduler(Scheduler(opened, limits)) as found:
+    with run_scheduler(DecodeThread(opened, limits)) as found:
         found.ready.result(60)
         yield found
 
@@ -376,7 +376,7 @@ def test_the_next_turn_finds_what_the_one_before_has_left(
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with alone(library) as one:
         over, prepared = threading.Event(), threading.Event()
-        jobs: list[Job] = []
+        jobs: list[ServerJob] = []
         texts: list[str] = []
         found: list[ConversationState | None] = []
         real = prepare_request

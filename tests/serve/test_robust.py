@@ -26,9 +26,9 @@ from notes_cli.errors import NotesError
 from notes_cli.serve import event_stream
 from notes_cli.serve.app import Options
 from notes_cli.serve.generation import AnswerDone
-from notes_cli.serve.jobs import Job, JobEvent, Limits
+from notes_cli.serve.jobs import JobEvent, Limits, ServerJob
 from notes_cli.serve.parsing import parse_chat
-from notes_cli.serve.scheduler import Scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard
 
 from .conftest import QUESTION, Json, Served, started, told
@@ -409,7 +409,7 @@ def test_metrics_count_what_was_done(served: Served) -> None:
 def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: str) -> None:
     """By its outcome, even if its client has disconnected."""
     over, before = threading.Event(), Counter(served.scheduler.metrics.outcomes)
-    jobs: list[Job] = []
+    jobs: list[ServerJob] = []
 
     def tell(said: JobEvent) -> None:
         if said is None or isinstance(said, NotesError):
@@ -474,9 +474,9 @@ def test_pings(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scheduler_that_fails_ends_the_server(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running requests get an error, and the server ends with the exception."""
 
-    def fail(self: Scheduler) -> None:
+    def fail(self: DecodeThread) -> None:
         raise ZeroDivisionError("our own")
 
     with pytest.raises(AssertionError, match="ZeroDivisionError"), started(library) as served:
-        monkeypatch.setattr(Scheduler, "_drop", fail)
+        monkeypatch.setattr(DecodeThread, "_serve", fail)
         assert served.chat(ASK, 503)["code"] == "shutting_down"

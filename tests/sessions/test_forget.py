@@ -189,7 +189,7 @@ def test_turns_that_are_gone_were_never_there(make: Open, skill: Skill, name: st
 @pytest.mark.parametrize("template", [SWITCH, OPENED, UNAWARE, QWEN], ids=["switch", "opened", "unaware", "qwen"])
 def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With any reasoning markers, the tokens are those of the template for an answer without reasoning."""
-    from notes_cli.engine.loop import run
+    from notes_cli.engine.sequence import run
 
     from ..thinkers import Scripted
 

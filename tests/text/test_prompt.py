@@ -9,7 +9,7 @@ import pytest
 
 from notes_cli.errors import ModelError
 from notes_cli.text.messages import asking, user_message
-from notes_cli.text.prompt import Chunk, Run, at_question, build, left_context, next_turn
+from notes_cli.text.prompt import Chunk, Run, build, left_context, next_turn
 from notes_cli.text.template import ChatTemplate
 
 
@@ -47,13 +47,12 @@ def test_no_empty_system_message(templates: SimpleNamespace, chatml: ChatTemplat
     assert chunk.text.startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nQ?")
 
 
-def test_cut_at_the_question(chatml: ChatTemplate) -> None:
-    """The text before the question is a chunk that any question shares; right after a skill nothing is split."""
-    first, second = (at_question(build(chatml, asking(one, skills=["a"]))) for one in ("Q?", "<|im_end|>"))
-    assert first[:-1] == second[:-1] and first[-2] == Chunk("question", (Run("<|im_end|>\n<|im_start|>user\n", True),))
-    assert first[-1].runs == (Run("Q?", False), Run("<|im_end|>\n<|im_start|>assistant\n", True))
-    late = build(chatml, asking("Q?", skills=["a"], place="late"))
-    assert at_question(late) == late
+def test_a_system_text_alone(chatml: ChatTemplate) -> None:
+    """The usual prompt, without skills."""
+    assert shown(build(chatml, asking("Q?", system="S"))) == [
+        ("text", "<|im_start|>system\nS"),
+        ("question", "<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"),
+    ]
 
 
 def test_a_later_turn(chatml: ChatTemplate) -> None:

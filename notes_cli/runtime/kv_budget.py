@@ -10,29 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError
-from notes_cli.runtime.answering import max_new_tokens
 from notes_cli.runtime.prefix_cache import PrefixCache
-from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.state import State
 
 GRANT = 128  # answer tokens that are reserved at a time
-TURN = 2048  # answer tokens that are reserved when a session's turn begins, as it cannot be preempted
-SPARE = 128  # tokens that bound the template's text in a session's turn
-SENTENCE = 32  # tokens that bound the wording around an erratum
-
-
-def session_tokens(workspace: Workspace, state: State, request: Request) -> tuple[int, int]:
-    """Return upper bounds of the tokens of a session with its next prompt, and of the tokens generated after it."""
-    texts = [request.question, request.system or "", *request.errata, *request.fields.values()]
-    texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
-    tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
-    tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
-    tokens += sum(len(item) for item in (*request.splice, *request.images) if isinstance(item, Segment))
-    return tokens, max_new_tokens(workspace, request, request.think)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,8 +36,10 @@ class Reservation:
 
     @property
     def exhausted(self) -> bool:
-        """True if another token needs a larger reservation."""
-        return len(self.sequence) + self.reasoning_end >= self.tokens
+        """True if another token needs a larger reservation, and may have one."""
+        limit = self.sequence.token_limit
+        may_grow = limit is None or self.tokens < limit
+        return may_grow and len(self.sequence) + self.reasoning_end >= self.tokens
 
 
 class KVBudget:
@@ -66,6 +51,7 @@ class KVBudget:
         self._reserved = 0  # cells for work other than answers (`reserving`)
         self._sequences = 0  # likewise
         self._grows = workspace.grows
+        self._failed = False  # to grow, since the last release: each attempt recreates the context
 
     @property
     def cells(self) -> int:
@@ -90,8 +76,11 @@ class KVBudget:
         context = self._workspace.context
         return sequences <= self.free and context.used + self.promised + cells <= context.cells
 
-    def ensure_free(self, cells: int, sequences: int = 0) -> bool:
-        """Evict idle prefixes, then grow the context, until as much is free; False if that does not suffice now."""
+    def ensure_free(self, cells: int, sequences: int = 0, spare: int | None = None) -> bool:
+        """Evict idle prefixes, then grow the context, until as much is free; False if that does not suffice now. With
+        `spare`, grow first, by so many cells more if possible."""
+        if spare is not None and not self.has(cells, sequences) and self._grow(cells, sequences, spare):
+            return True
         while not self.has(cells, sequences):
             if not self._prefixes.evict():
                 return self._grow(cells, sequences)
@@ -113,17 +102,18 @@ class KVBudget:
         """Return True if the context can have as many cells when no other request runs."""
         return self._grows or cells <= self.cells
 
-    def _grow(self, cells: int, sequences: int) -> bool:
-        if not self._grows:
+    def _grow(self, cells: int, sequences: int, spare: int = 0) -> bool:
+        if not self._grows or self._failed:
             return False
         wanted = self.promised + cells
         sequences += self._workspace.context.n_free - self.free
-        for tokens in (max(wanted, self.cells // 2), wanted):
+        for tokens in dict.fromkeys((wanted + spare, max(wanted, self.cells // 2), wanted)):
             try:
                 self._workspace.reserve(tokens, sequences)
                 return True
             except EngineError:  # out of memory, or KV entries would not fit any more
                 continue
+        self._failed = True
         return False
 
     def reserve(
@@ -134,6 +124,7 @@ class KVBudget:
         return self.reservations[-1]
 
     def release(self, reservations: Iterable[Reservation]) -> None:
+        self._failed = False
         for reservation in reservations:
             if reservation in self.reservations:
                 self.reservations.remove(reservation)
