@@ -7,6 +7,7 @@ question that is decoded alone has exactly the logits of `notes ask`.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -70,6 +71,7 @@ class _Batch:
 
     def __init__(self, workspace: Workspace, scheduler: Scheduler, callbacks: Callbacks) -> None:
         self._workspace, self._scheduler = workspace, scheduler
+        self._begun = time.perf_counter()  # waiting for earlier requests counts as loading
         self._notices: set[str] = set()
         self._notice_to = callbacks.on_notice
         self._callbacks = replace(NO_CALLBACKS, on_notice=self._notice, progress=callbacks.progress)
@@ -112,6 +114,7 @@ class _Batch:
             self._scheduler.submit(job)
 
     def _job(self, question: Question) -> Job[Answer]:
+        question = replace(question, draft=replace(question.draft, begun=self._begun))
         workspace, scheduler, how = self._workspace, self._scheduler, question.draft.how
         request = question.draft.request
         layout = scheduler.prefixes.layout(
