@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images images-served race recording site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images race reference site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,12 +88,11 @@ bench: $(DEV) ## Splice against prefill and memcpy, with a random model of the s
 real: $(DEV) ## Splices and corrections on real texts with SmolLM2 or MODEL=FILE (README's tables, 40 minutes on two quiet cores); FACTS=tasks.json: the author's facts, too; ONLY='fidelity ...' for some
 	@$(BIN)/python -m bench.real $(if $(MODEL),--model $(MODEL)) $(foreach part,$(ONLY),--only $(part)) $(if $(FACTS),--facts $(FACTS)) --write
 
+paper: $(DEV) ## The paper's experiments on MODEL=FILE with the author's TASKS=tasks.json or clone; RECORDS=clone, SCALE=0.2, ONLY='facts ...'; run again, it goes on (hours at full scale)
+	@$(if $(TASKS),,echo "Name the author's tasks: TASKS=tasks.json, or a clone of his repository"; exit 1;) nice $(BIN)/python -m bench.paper $(if $(MODEL),--model $(MODEL)) --tasks $(TASKS) $(if $(RECORDS),--records $(RECORDS)) $(if $(SCALE),--scale $(SCALE)) $(foreach part,$(ONLY),--only $(part))
+
 images: $(DEV) ## The small model that sees: held-out decisions, spliced against looked at again (docs/images.md, 5 minutes)
 	@$(BIN)/python -m bench.images --out docs/results/images.json
-
-images-served: $(DEV) ## A picture that is shown again: notes serve against llama.cpp's own server (docs/images.md, a minute on a quiet core)
-	@$(BIN)/python -m pip install -q cmake ninja
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.images_served --out docs/results/images-served.json
 
 # A tiny random model of every architecture, by llama.cpp's own test-llama-archs from the same sdist, and its server for
 # devices of other machines. Made once.
@@ -151,10 +150,6 @@ page: $(DEV) ## The page of `notes serve` in a real browser (2 minutes; Chromium
 	@$(BIN)/python -m pip install -q 'notes-cli[page]'
 	@$(BIN)/python -m bench.page --write docs/page
 
-recording: $(DEV) ## A newcomer's first ten minutes in a terminal: a recording, a text, a picture (docs/first-ten-minutes/, a minute)
-	@$(BIN)/python -m pip install -q 'notes-cli[recording]'
-	@$(BIN)/python -m bench.record
-
 site: $(DEV) ## The pages of docs/ as a site (build/site; mkdocs)
 	@$(BIN)/python -m pip install -q 'mkdocs>=1.6'
 	@$(BIN)/mkdocs build --strict -q
@@ -172,9 +167,24 @@ serving: $(DEV) ## notes serve against llama.cpp's own server, by load (docs/ser
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
 
-race: $(DEV) ## notes beside llama-server, llama-completion and llama-cpp-python on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
-	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
+race: $(DEV) ## notes beside llama-server and llama-completion on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
+	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
+
+# PyTorch and transformers are in a venv of their own, which finds the packages of .venv after its own.
+REFERENCE := .venv-reference
+PACKAGES_OF = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+TORCH := torch # or a smaller wheel, if the index has it: TORCH=torch==2.13.0+cpu
+
+$(REFERENCE)/.ready: pyproject.toml | $(DEV)
+	@test -n "$(CLONE)" || { echo "Name a clone of the author's repository (programmable-kv): make reference CLONE=path-or-URL"; exit 1; }
+	@$(BIN)/python -m venv --clear $(REFERENCE)
+	@echo "import site; site.addsitedir('$(call PACKAGES_OF,$(VENV))')" >"$(call PACKAGES_OF,$(REFERENCE))/notes.pth"
+	@$(REFERENCE)/bin/python -m pip install -q $(TORCH) 'notes-cli[reference]'
+	@touch $@
+
+reference: $(REFERENCE)/.ready ## The engine's logits compared with those of the paper author's PyTorch code, CLONE=path-or-URL of his repository (docs/reference.md, an hour); TASKS=FILE, MODEL=FILE
+	@TQDM_DISABLE=1 PYTHONWARNINGS=ignore::FutureWarning nice $(REFERENCE)/bin/python -m bench.reference --clone '$(CLONE)' $(if $(TASKS),--tasks '$(TASKS)') $(if $(MODEL),--model '$(MODEL)',--write)
 
 train: $(DEV) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
 	@$(BIN)/python -m pip install -q 'notes-cli[train]'

@@ -78,15 +78,8 @@ class Campaign:
 
     async def run(self, count: int, parallel: int, told: Callable[[int], object]) -> None:
         """So many requests, so many at a time."""
-        kinds = [
-            *[self.ask] * 8,
-            *[self.talk] * 2,
-            *[self.vanish] * 4,
-            *[self.stall] * 1,
-            *[self.babble] * 2,
-            *[self.mistake] * 2,
-            *[self.exceed] * 1,
-        ]
+        kinds = [*[self.ask] * 8, *[self.talk] * 2, *[self.vanish] * 4, self.stall, *[self.babble] * 2]
+        kinds += [*[self.mistake] * 2, self.exceed]
         drawn = [(self._random.choice(kinds), random.Random(self._random.random())) for _ in range(count)]
         waiting = iter(drawn)
         done = 0

@@ -36,8 +36,6 @@ PAGE, BEGIN, END = "race.md", "<!-- bench.exact: begin -->", "<!-- bench.exact: 
 WAYS = {"batches": "decoded in batches of 100", "exact": "`--exact`", "spliced": "spliced"}  # compared with a prefill
 OTHER = 100  # tokens of the other batches
 Row = dict[str, Any]
-
-
 Pairs = dict[str, list[tuple["Found", "Found"]]]  # by way: a prefill, and those compared with it
 
 

@@ -24,13 +24,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.marked import grid
 from notes_cli import config
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import LayerRows, Segment
-from notes_cli.engine.sequence import KVSequence
-from notes_cli.images import Picture as File
 from notes_cli.images import read_picture
 from notes_cli.measure.significance import interval
 from notes_cli.runtime.assemble import assemble
@@ -102,29 +101,23 @@ class Said:
         return float(1 - self.logits @ other.logits / lengths)
 
 
-class Asker:
-    """Asks one workspace in several ways."""
+def compiled(workspace: Workspace, data: bytes, name: str) -> Segment:
+    return compile_skill(workspace, image_skill(read_picture(data, name), name))
 
-    def __init__(self, workspace: Workspace) -> None:
-        self.workspace = workspace
 
-    def compiled(self, data: bytes, name: str) -> Segment:
-        picture: File = read_picture(data, name)
-        return compile_skill(self.workspace, image_skill(picture, name))
+def prompt_of(case: Case, segments: Sequence[Segment]) -> Prompt:
+    errata = parse_errata([case.erratum] if case.erratum else [], segments)
+    return Prompt(case.question, segments, errata, case.system or None)
 
-    def prompt(self, case: Case, segments: Sequence[Segment]) -> Prompt:
-        errata = parse_errata([case.erratum] if case.erratum else [], segments)
-        return Prompt(case.question, segments, errata, case.system or None)
 
-    def ask(self, case: Case, segments: Sequence[Segment], *, splice: bool = True, rotate: bool = True) -> Said:
-        prompt = self.prompt(case, segments)
-        with assemble(self.workspace, prompt, splice=splice, rotate=rotate, seam=1, room=8) as sequence:
-            logits = sequence.logits().astype(np.float64)
-            return Said(self.answer(sequence), logits - logits.mean())
-
-    def answer(self, sequence: KVSequence) -> str:
-        with Sampler(SamplerOptions(temperature=0.0)) as sampler:
-            return self.workspace.model.text(list(sequence.generate(sampler, 6)))
+def ask(workspace: Workspace, case: Case, segments: Sequence[Segment], **how: bool) -> Said:
+    """`how`: without `splice`, or without `rotate`."""
+    with (
+        assemble(workspace, prompt_of(case, segments), seam=1, room=8, **how) as sequence,
+        Sampler(SamplerOptions(temperature=0.0)) as sampler,
+    ):
+        logits = sequence.logits().astype(np.float64)
+        return Said(workspace.model.text(list(sequence.generate(sampler, 6))), logits - logits.mean())
 
 
 def time_alone(context: Context, segment: Segment, moved: int) -> Segment:
@@ -142,30 +135,32 @@ def time_alone(context: Context, segment: Segment, moved: int) -> Segment:
     return replace(segment, layers=tuple(layers))
 
 
-def measure(asker: Asker, way: str, count: int, seed: int) -> dict[str, float | int]:
+def measure(workspace: Workspace, way: str, count: int, seed: int) -> dict[str, float | int]:
     """How often each way of asking decides as decoding everything does, how far its logits are from those (the
     median), and how often that is right."""
     said: dict[str, list[Said]] = {}
     right = {"decoded": 0, "spliced": 0}
-    context = asker.workspace.context
+    context = workspace.context
     others = {
-        kind: asker.compiled(_file(pictures.make(random.Random(99), kind, True), random.Random(1)), f"other-{kind}")
+        kind: compiled(
+            workspace, _file(pictures.make(random.Random(99), kind, True), random.Random(1)), f"other-{kind}"
+        )
         for kind in pictures.SIZES
     }
     for case in cases(way, count, seed):
-        segments = [asker.compiled(data, f"image-{index}") for index, data in enumerate(case.files)]
-        with assemble(asker.workspace, asker.prompt(case, segments), seam=1, dry=True) as plan:
+        segments = [compiled(workspace, data, f"image-{index}") for index, data in enumerate(case.files)]
+        with assemble(workspace, prompt_of(case, segments), seam=1, dry=True) as plan:
             moved = {piece.name: piece.moved for piece in plan.pieces if piece.how == "spliced"}
         turned = [time_alone(context, one, moved[one.name]) for one in segments]
         swapped = [
             replace(others[picture.kind], name=one.name) for one, picture in zip(segments, case.shown, strict=True)
         ]
         found = {
-            "decoded": asker.ask(case, segments, splice=False),
-            "spliced": asker.ask(case, segments),
-            "not rotated": asker.ask(case, segments, rotate=False),
-            "time axis alone": asker.ask(case, turned),
-            "another image's rows": asker.ask(case, swapped),
+            "decoded": ask(workspace, case, segments, splice=False),
+            "spliced": ask(workspace, case, segments),
+            "not rotated": ask(workspace, case, segments, rotate=False),
+            "time axis alone": ask(workspace, case, turned),
+            "another image's rows": ask(workspace, case, swapped),
         }
         for name, one in found.items():
             said.setdefault(name, []).append(one)
@@ -180,15 +175,15 @@ def measure(asker: Asker, way: str, count: int, seed: int) -> dict[str, float | 
     }
 
 
-def timed(asker: Asker, repeats: int) -> dict[str, float]:
+def timed(workspace: Workspace, repeats: int) -> dict[str, float]:
     """Seconds to the first token, the median: with a compiled image, and with one that is looked at."""
     (case,) = cases("text", 1, 5)
-    segments = [asker.compiled(case.files[0], "image")]
+    segments = [compiled(workspace, case.files[0], "image")]
     taken: dict[str, list[float]] = {"spliced": [], "looked at": []}
     for _ in range(repeats):
         for name, splice in (("spliced", True), ("looked at", False)):
             started = time.perf_counter()
-            with assemble(asker.workspace, asker.prompt(case, segments), splice=splice, seam=1) as sequence:
+            with assemble(workspace, prompt_of(case, segments), splice=splice, seam=1) as sequence:
                 sequence.logits()
             taken[name].append(time.perf_counter() - started)
     return {name: sorted(found)[len(found) // 2] for name, found in taken.items()}
@@ -207,20 +202,14 @@ def main() -> None:
         paths = config.Paths.under(Path(folder))
         options = ContextOptions(n_ctx=2048, n_threads=1)
         with Workspace(given.model, options, paths=paths, projector=given.mmproj) as workspace:
-            asker = Asker(workspace)
-            found = {way: measure(asker, way, given.questions, given.seed) for way in WAYS}
-            seconds = timed(asker, 200)
+            found = {way: measure(workspace, way, given.questions, given.seed) for way in WAYS}
+            seconds = timed(workspace, 200)
     columns = [*(f"same, {name}" for name in ALIKE), "right, decoded", "right, spliced"]
-    print(f"| {given.questions} questions each | {' | '.join(columns)} |")
-    print(f"| --- {'| ---: ' * len(columns)}|")
-    for way, numbers in found.items():
-        print(f"| {way} | {' | '.join(f'{numbers[name] / given.questions:.3f}' for name in columns)} |")
-    print(f"\n| distance of the logits, median | {' | '.join(ALIKE)} |")
-    print(f"| --- {'| ---: ' * len(ALIKE)}|")
-    for way, numbers in found.items():
-        distances = (numbers["distance, " + name] for name in ALIKE)
-        print(f"| {way} | {' | '.join(f'{distance:.1e}' for distance in distances)} |")
-    print()
+    shares = [[f"{one[name] / given.questions:.3f}" for name in columns] for one in found.values()]
+    distances = [[f"{one['distance, ' + name]:.1e}" for name in ALIKE] for one in found.values()]
+    heads = (f"{given.questions} questions each", *columns), ("distance of the logits, median", *ALIKE)
+    for head, cells in zip(heads, (shares, distances), strict=True):
+        print(grid(" | ".join(head), [" | ".join((way, *row)) for way, row in zip(found, cells, strict=True)]), "\n")
     for name in ALIKE:
         same, asked = sum(int(one[f"same, {name}"]) for one in found.values()), len(found) * given.questions
         low, high = interval(same, asked)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 # Settings of developers that users do not have: their modules are compiled once, and output goes as it does elsewhere.
 ODD = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED")
 TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+LONG = 3600.0  # seconds for a request
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,60 @@ def _ready(url: str) -> None:
             pass
         time.sleep(0.01)
     raise SystemExit(f"{url} does not get ready")
+
+
+@contextmanager
+def llama_server(program: Path, model: Path, log: Path, *options: str) -> Iterator[Server]:
+    """Run llama.cpp's server in the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(program), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "--offline", *options]
+    with running(command, log, {}, r"listening on (http://\S+)") as server:
+        yield server
+
+
+@contextmanager
+def notes_serve(model: Path, home: Path, log: Path, *options: str) -> Iterator[Server]:
+    """Run `notes serve` in the block."""
+    command = [sys.executable, "-m", "notes_cli", "serve", "--port", "0", "-m", str(model), *options]
+    with running(command, log, {"NOTES_HOME": str(home)}, r"serving \S+ on (http://\S+)") as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A streamed answer: seconds until its first text and its end, and the token counts of the last event."""
+
+    first: float
+    whole: float
+    text: str
+    usage: dict[str, Any]
+
+
+def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of an answer. Raises SystemExit if it is refused."""
+    reply = httpx.post(url, json=body, timeout=LONG, trust_env=False)
+    if reply.status_code != 200:
+        raise SystemExit(f"{url}: status {reply.status_code}: {reply.text[:400]}")
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def stream(url: str, body: dict[str, Any], started: float | None = None) -> Reply:
+    """Ask by OpenAI's endpoints or llama-server's own. Raises SystemExit if it is refused. `started`: of the time."""
+    started, first, text = started or time.perf_counter(), 0.0, ""
+    usage: dict[str, Any] = {}
+    body = {**body, "stream": True, "temperature": 0, "stream_options": {"include_usage": True}}
+    with httpx.stream("POST", url, json=body, timeout=LONG, trust_env=False) as reply:
+        if reply.status_code != 200:
+            raise SystemExit(f"{url}: {reply.read().decode()[:400]}")
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                deltas = [choice["delta"].get("content") or "" for choice in event.get("choices") or ()]
+                text += event.get("content") or "".join(deltas)
+                first = first or (time.perf_counter() - started if text else 0.0)
+                usage = event.get("usage") or usage
+    whole = time.perf_counter() - started
+    return Reply(first or whole, whole, text.strip(), usage)

@@ -39,7 +39,6 @@ class Shape:
     feed_forward: int = 3072
     context: int = 40960
     rope_base: float = 1e6
-    sections: tuple[int, ...] = ()  # of a head's pairs, by axis: of models with rows and columns
 
 
 QWEN3_0_6B = Shape()
@@ -89,8 +88,6 @@ def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, t
     writer.add_key_length(shape.head)
     writer.add_value_length(shape.head)
     writer.add_rope_freq_base(shape.rope_base)
-    if shape.sections:
-        writer.add_rope_dimension_sections(shape.sections)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_file_type(7)
     likely = np.array(copied_tokenizer(writer, tokenizer) if tokenizer else [True] * write_tokenizer(writer))

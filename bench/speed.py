@@ -1,28 +1,25 @@
 """Time splice against prefill and memcpy, on a random model in the shape of Qwen3-0.6B.
 
-    python -m bench.speed [--tokens 1024 4096 8192] [--threads N] [--repeat N] [--no-prefill] [--json]
+    python -m bench.speed [--tokens 1024 4096 8192] [--threads N] [--repeat N] [--no-prefill]
 
-What is warm: the segment's file is in the page cache, and the cache of the context has been written once by llama.cpp.
-`file` opens the file and splices it, every byte checked on the way; `read` has the system copy the same bytes out of
-its page cache, all threads, a megabyte at a time into the same place: what `file` cannot do without. `splice` places
-rows that are in memory already. `first` is the first one of these; the following ones go to the same cells. memcpy
-moves as many bytes as the splice puts into the cache, between two buffers that have been written before; they take
-turns, so that a busy machine slows all. Times are the fastest of all turns where not said otherwise. Prefill is timed
-once, with flash attention and an f16 cache; its rows, f16, are what is spliced everywhere.
+The segment's file is in the page cache, and llama.cpp has written to the context's cells before. `file` opens the file
+and splices it, every byte checked on the way; `read` has the system copy the same bytes out of its page cache, all
+threads, a megabyte at a time into the same place. `splice` places rows that are in memory already: the first time, the
+median and the fastest of the following times. memcpy moves as many bytes as the splice puts into the cache, between two
+buffers that have been written before; they take turns, so that a busy machine slows all. Times are the fastest of all
+turns where not said otherwise. Prefill is timed once, with flash attention and an f16 cache; its rows are spliced.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -41,40 +38,6 @@ from notes_cli.library.container import open_segment, open_stored, write_segment
 FOLDER = ROOT / "build" / "bench"
 COMPILED_AT, SPLICED_AT = 16, 100  # the segment moves by the difference
 QUESTION = 16
-MEGABYTE = 1e6
-
-
-@dataclass(frozen=True)
-class Result:
-    """One row of the table. Times in seconds."""
-
-    tokens: int
-    flash_attention: str
-    cache: str
-    bytes: int
-    prefill: float | None
-    file: float
-    read: float
-    splice_first: float
-    splice_median: float
-    splice: float
-    memcpy_1: float
-    memcpy_n: float
-    question: float
-
-    def line(self) -> str:
-        prefill = f"{self.prefill:10.1f}" if self.prefill else f"{'-':>10}"
-        gain = f"{self.prefill / self.splice:9.0f}" if self.prefill else f"{'-':>9}"
-        return (
-            f"{self.tokens:6} {self.flash_attention:>4} {self.cache:>4} {self.bytes / MEGABYTE:7.0f} {prefill}"
-            f" {self.file * 1e3:8.1f} {self.read * 1e3:8.1f} {self.splice_first * 1e3:8.1f}"
-            f" {self.splice_median * 1e3:8.1f} {self.splice * 1e3:8.1f}"
-            f" {self.memcpy_1 * 1e3:8.1f} {self.memcpy_n * 1e3:8.1f}"
-            f" {self.splice / self.memcpy_1:7.2f} {self.splice / self.memcpy_n:7.2f} {self.file / self.memcpy_n:7.2f}"
-            f" {self.question * 1e3:9.1f} {gain}"
-        )
-
-
 HEAD = (
     f"{'':6} {'':>4} {'':>4} {'K/V':>7} {'prefill':>10} {'file':>8} {'read':>8} {'splice':>8} {'':>8} {'':>8}"
     f" {'memcpy':>8} {'':>8} {'splice/memcpy':>15} {'file/':>7} {'question':>9} {'prefill/':>9}\n"
@@ -90,43 +53,40 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class Memcpy:
-    """memmove of `size` bytes between two buffers whose pages are all there, by one thread or several."""
+class Copies:
+    """memmove between two buffers whose pages are all there, and reads of a file in the page cache."""
 
-    def __init__(self, size: int, threads: int) -> None:
+    PIECE = 1 << 20  # bytes of a buffer that stays in a thread's caches
+
+    def __init__(self, size: int, path: Path, threads: int) -> None:
         self.source, self.target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
         self.target[:] = 1
-        self.pool = ThreadPoolExecutor(threads)
-        edges = [size * i // threads for i in range(threads + 1)]
-        self.parts = list(pairwise(edges))
-
-    def move(self, first: int, last: int) -> None:
-        ctypes.memmove(self.target.ctypes.data + first, self.source.ctypes.data + first, last - first)
+        self.path, self.pool = path, ThreadPoolExecutor(threads)
+        self.parts = list(pairwise(size * i // threads for i in range(threads + 1)))
+        self.buffers = [bytearray(self.PIECE) for _ in range(threads)]
 
     def one(self) -> None:
-        self.move(0, len(self.source))
+        """By one thread."""
+        ctypes.memmove(self.target.ctypes.data, self.source.ctypes.data, len(self.source))
 
     def several(self) -> None:
-        list(self.pool.map(lambda part: self.move(*part), self.parts))
+        """By all threads, each a part."""
 
+        def move(part: tuple[int, int]) -> None:
+            first, last = part
+            ctypes.memmove(self.target.ctypes.data + first, self.source.ctypes.data + first, last - first)
 
-class Reading:
-    """A file in the page cache, read by several threads, each into a buffer of its own that stays in its caches."""
+        list(self.pool.map(move, self.parts))
 
-    PIECE = 1 << 20
+    def read(self) -> None:
+        """The file, by all threads."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        self.path, self.size = path, path.stat().st_size
-        self.buffers = [bytearray(self.PIECE) for _ in range(threads)]
-        self.pool = ThreadPoolExecutor(threads)
+        def part(number: int) -> None:
+            with self.path.open("rb", buffering=0) as file:
+                for at in range(number * self.PIECE, self.path.stat().st_size, len(self.buffers) * self.PIECE):
+                    os.preadv(file.fileno(), [self.buffers[number]], at)
 
-    def part(self, number: int) -> None:
-        with self.path.open("rb", buffering=0) as file:
-            for at in range(number * self.PIECE, self.size, len(self.buffers) * self.PIECE):
-                os.preadv(file.fileno(), [self.buffers[number]], at)
-
-    def all(self) -> None:
-        list(self.pool.map(self.part, range(len(self.buffers))))
+        list(self.pool.map(part, range(len(self.buffers))))
 
 
 def make_segment(context: Context, tokens: Tokens, layers: tuple[LayerRows, ...]) -> Segment:
@@ -177,25 +137,15 @@ def compile_all(model: Model, counts: list[int], threads: int, prefill: bool) ->
 
 
 def measure(
-    model: Model,
-    path: Path,
-    prefill: float | None,
-    flash: Literal["on", "off"],
-    cache: str,
-    *,
-    threads: int,
-    repeat: int,
-) -> Result:
+    model: Model, path: Path, prefill: float | None, flash: Literal["on", "off"], cache: str, threads: int, repeat: int
+) -> str:
+    """A line of the table."""
     segment = open_segment(path)
     size = segment.nbytes * (2 if cache == "f32" else 1)
     options = ContextOptions(
-        n_ctx=len(segment) + 256,
-        n_threads=threads,
-        flash_attention=flash,
-        type_k=cache,
-        type_v=cache,
+        n_ctx=len(segment) + 256, n_threads=threads, flash_attention=flash, type_k=cache, type_v=cache
     )
-    copy, reading = Memcpy(size, threads), Reading(path, threads)
+    copies = Copies(size, path, threads)
     with Context(model, options) as context:
         sequence = KVSequence(context)
         sequence.append(np.arange(SPLICED_AT))
@@ -204,29 +154,22 @@ def measure(
         for _ in range(repeat):
             sequence.truncate(SPLICED_AT)
             files.append(seconds(lambda: sequence.splice(open_stored(path))))
-            reads.append(seconds(reading.all))
+            reads.append(seconds(copies.read))
             sequence.truncate(SPLICED_AT)
             splices.append(seconds(lambda: sequence.splice(segment)))
-            ones.append(seconds(copy.one))
-            severals.append(seconds(copy.several))
+            ones.append(seconds(copies.one))
+            severals.append(seconds(copies.several))
         for _ in range(3):
             sequence.truncate(SPLICED_AT + len(segment))
             sequence.append(np.arange(QUESTION))
             questions.append(seconds(sequence.flush))
-    return Result(
-        tokens=len(segment),
-        flash_attention=flash,
-        cache=cache,
-        bytes=size,
-        prefill=prefill,
-        file=min(files),
-        read=min(reads),
-        splice_first=splices[0],
-        splice_median=median(splices[1:]),
-        splice=min(splices),
-        memcpy_1=min(ones),
-        memcpy_n=min(severals),
-        question=min(questions),
+    file, splice, one, several = map(min, (files, splices, ones, severals))
+    times = (file, min(reads), splices[0], median(splices[1:]), splice, one, several)
+    return (
+        f"{len(segment):6} {flash:>4} {cache:>4} {size / 1e6:7.0f} {f'{prefill:.1f}' if prefill else '-':>10}"
+        f"{''.join(f' {each * 1e3:8.1f}' for each in times)}"
+        f" {splice / one:7.2f} {splice / several:7.2f} {file / several:7.2f}"
+        f" {min(questions) * 1e3:9.1f} {f'{prefill / splice:.0f}' if prefill else '-':>9}"
     )
 
 
@@ -236,27 +179,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--repeat", type=int, default=9, help="splices of each kind, two at least")
     parser.add_argument("--no-prefill", action="store_true", help="splice random rows instead: minutes less")
-    parser.add_argument("--json", action="store_true", help="a list of results instead of the table")
     args = parser.parse_args()
-
-    path = random_model()
-    with Model(path, gpu_layers=0) as model:
+    with Model(random_model(), gpu_layers=0) as model:
         made = compile_all(model, args.tokens, args.threads, not args.no_prefill)
-        if not args.json:
-            print(HEAD % ((args.threads,) * 3))
-        results = []
-        flash: Literal["on", "off"]
-        for count in args.tokens:
-            for flash in ("on", "off"):
-                for cache in ("f16", "f32"):
-                    result = measure(
-                        model, *made[count], flash, cache, threads=args.threads, repeat=max(2, args.repeat)
-                    )
-                    results.append(result)
-                    if not args.json:
-                        print(result.line(), flush=True)
-        if args.json:
-            print(json.dumps([asdict(result) for result in results], indent=2))
+        print(HEAD % ((args.threads,) * 3))
+        flashes: tuple[Literal["on", "off"], ...] = ("on", "off")
+        for count, flash, cache in product(args.tokens, flashes, ("f16", "f32")):
+            print(measure(model, *made[count], flash, cache, args.threads, max(2, args.repeat)), flush=True)
     for segment, _ in made.values():
         segment.unlink()
 

@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from bench.processes import running
+from bench.processes import llama_server
 from bench.real.report import marked
 from bench.serving.stock import stock
 from notes_cli.config import shipped_model
@@ -163,7 +160,12 @@ def row(server: Path, template: Path, histories: Mapping[str, Json] = HISTORIES)
     """Return the outcome of both renderers for each history with a template."""
     found = Row()
     source = template.read_text(encoding="utf-8")
-    with serving(server, template) as url, httpx.Client(base_url=url, timeout=60) as client:
+    options = ["--jinja", "--chat-template-file", str(template), "-np", "1", "-c", "512", "-t", "1", "--no-warmup"]
+    log = ROOT / "build" / "templates" / f"{template.stem}.log"
+    with (
+        llama_server(server, shipped_model(), log, *options) as started,
+        httpx.Client(base_url=started.url, timeout=60) as client,
+    ):
         caps = client.get("/props").json()["chat_template_caps"]
         found.tools = caps["supports_tools"] or caps["supports_tool_calls"]
         for name, given in histories.items():
@@ -173,20 +175,6 @@ def row(server: Path, template: Path, histories: Mapping[str, Json] = HISTORIES)
             if why := ours(source, template.stem, given):
                 found.ours[name] = why
     return found
-
-
-@contextmanager
-def serving(server: Path, template: Path) -> Iterator[str]:
-    """llama-server with a template: its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(server), "-m", str(shipped_model()), "--host", "127.0.0.1", "--port", str(port), "--offline"]
-    command += ["--jinja", "--chat-template-file", str(template), "-np", "1", "-c", "512", "-t", "1", "--no-warmup"]
-    path = os.pathsep.join(filter(None, [str(server.parent), os.environ.get("LD_LIBRARY_PATH", "")]))
-    log = ROOT / "build" / "templates" / f"{template.stem}.log"
-    with running(command, log, {"LD_LIBRARY_PATH": path}, r"listening on (http://\S+)") as found:
-        yield found.url
 
 
 # ---- the report

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.marked import grid, put_between
 from bench.random_model import ROOT  # puts tests/ on the path
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -47,9 +48,7 @@ CONTROLS = {
     "turn": "the reference rotates spliced keys by one position too many",
 }
 CONTROL_SCRIPTS = 40
-TITLE = "Sliding windows"
-
-Report = Callable[[str], None]
+BEGIN, END = "<!-- bench.windows: begin -->", "<!-- bench.windows: end -->"
 
 
 def nmse(found: NDArray[np.float32], wanted: NDArray[np.float64]) -> float:
@@ -125,8 +124,8 @@ class Script:
             type_k=cache,
             type_v=cache,
         )
-        kind = "f16 cache" if cache == "f16" else f"f32 cache, {'GELU' if self.forward.arch == 'gemma3' else 'SiLU'}"
-        self.kind = kind
+        activation = "GELU" if self.forward.arch == "gemma3" else "SiLU"
+        self.kind = "f16 cache" if cache == "f16" else f"f32 cache, {activation}"
         self.rows: list[Rows] = [{} for _ in range(sequences)]  # of each sequence, as they must be
         self.log: list[str] = []
 
@@ -308,88 +307,50 @@ class Script:
         return self.random.integers(0, TOKENS, count).astype(np.int32)
 
 
-def run(shapes: Shapes, seeds: Sequence[int], spoil: str = "", tell: Report | None = None) -> Totals:
+def run(shapes: Shapes, seeds: Sequence[int], spoil: str = "") -> Totals:
     """Run the scripts of these seeds."""
     totals = Totals()
     for seed in seeds:
         Script(shapes, seed, totals, spoil).run()
-        if tell and totals.scripts % 50 == 0:
-            tell(f"{totals.scripts} scripts, {len(totals.wrong)} differences")
     return totals
 
 
-def section(totals: Totals, controls: dict[str, Totals], first: int) -> str:
-    """Return the section for docs/reliability.md."""
+def tables(totals: Totals, controls: dict[str, Totals], first: int) -> str:
+    """Return the tables for docs/reliability.md."""
     operations = ", ".join(f"{count:,} x {name}" for name, count in totals.operations.most_common())
-    windows = ", ".join(str(window) for _, window in MODELS if window)
-    lines = [
-        f"## {TITLE}",
-        "",
-        f"Written by `python -m bench.windows --scripts {totals.scripts} --seed {first} --write docs/reliability.md`.",
-        f"Random scripts of {STEPS} operations each run on the engine and on an independent forward pass in float64",
-        f"NumPy, `tests/forward.py`: models without a window and with windows of {windows} positions, one sequence",
-        "or three, in one stream or one each, contexts of 256 to 768 cells that fill up, micro-batches of 4 to 512",
-        "tokens. After each operation its logits are compared, at the end every row of every layer.",
-        "",
-        "| | |",
-        "| --- | --- |",
-        f"| scripts | {totals.scripts:,}: {totals.full:,} with `swa_full`, {totals.scripts - totals.full:,} without |",
-        f"| operations | {sum(totals.operations.values()):,}: {operations} |",
-        f"| comparisons of logits or rows | {totals.compared:,} |",
-        f"| scripts with a difference | {totals.bad_scripts} |",
-        f"| refused, each with a reason | {sum(totals.refusals.values()):,} |",
-        "",
-        "Greatest error, as normalised mean squared error. ggml looks GELU up in a table of f16: next to a step of it,",
-        "rounding is a thousandth.",
-        "",
-        "| | greatest | bound |",
-        "| --- | --- | --- |",
-        *(f"| {kind} | {totals.worst[kind]:.1e} | {bound:.0e} |" for kind, bound in BOUNDS.items()),
-        "",
-        "What was refused, numbers as N:",
-        "",
-        "| times | reason |",
-        "| --- | --- |",
-        *(f"| {count:,} | {said} |" for said, count in totals.refusals.most_common()),
-        "",
-        f"Controls, {CONTROL_SCRIPTS} scripts each, which must differ:",
-        "",
-        "| control | scripts that differ |",
-        "| --- | --- |",
-        *(f"| {CONTROLS[name]} | {found.bad_scripts} of {found.scripts} |" for name, found in controls.items()),
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def write_section(path: Path, text: str) -> None:
-    """Put a section in the place of the one of that name, or at the end."""
-    head = text.split("\n", 1)[0]
-    page = path.read_text(encoding="utf-8") if path.exists() else "# Reliability\n"
-    before, found, rest = page.partition(f"{head}\n")
-    after = re.search(r"^## ", rest, re.MULTILINE) if found else None
-    page = f"{before.rstrip()}\n\n{text}" + (f"\n{rest[after.start() :]}" if after else "")
-    path.write_text(page, encoding="utf-8")
+    counts = (
+        f"scripts | {totals.scripts:,} from seed {first} on: {totals.full:,} with `swa_full`",
+        f"operations | {sum(totals.operations.values()):,}: {operations}",
+        f"comparisons of logits or rows | {totals.compared:,}",
+        f"scripts with a difference | {totals.bad_scripts}",
+        f"refused, each with a reason | {sum(totals.refusals.values()):,}",
+    )
+    worst = [f"{kind} | {totals.worst[kind]:.1e} | {bound:.0e}" for kind, bound in BOUNDS.items()]
+    reasons = [f"{count:,} | {reason}" for reason, count in totals.refusals.most_common()]
+    caught = [f"{CONTROLS[name]} | {found.bad_scripts} of {found.scripts}" for name, found in controls.items()]
+    parts = (
+        grid(" | ", counts),
+        grid("greatest error | | bound", worst),
+        grid("times | refused, numbers as N", reasons),
+    )
+    return "\n\n".join(("", *parts, grid("control, which must differ | scripts that differ", caught), ""))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.windows", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--scripts", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first script; the others follow")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the result into this document, as a section")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the tables into this document")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         shapes = Shapes(Path(folder))
         seeds = range(args.seed, args.seed + args.scripts)
-        totals = run(shapes, seeds, tell=lambda line: print(line, file=sys.stderr, flush=True))
+        totals = run(shapes, seeds)
         controls = {name: run(shapes, seeds[:CONTROL_SCRIPTS], name) for name in CONTROLS}
         shapes.close()
-    text = section(totals, controls, args.seed)
-    print(text)
-    for line in totals.wrong:
-        print(line, file=sys.stderr)
+    print(tables(totals, controls, args.seed), *totals.wrong, sep="\n")
     if args.write:
-        write_section(args.write, text)
+        put_between(args.write, BEGIN, END, tables(totals, controls, args.seed))
     sys.exit(bool(totals.wrong) or not all(found.wrong for found in controls.values()))
 
 

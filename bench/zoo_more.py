@@ -26,47 +26,63 @@ Metadata = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
 
-def blocks(layers: int, block: Callable[[int], Shapes]) -> Shapes:
-    return {f"blk.{i}.{name}": shape for i in range(layers) for name, shape in block(i).items()}
+def blocks(layers: int, block: Shapes | Callable[[int], Shapes]) -> Shapes:
+    """The tensors of all layers; `block`: of one, or of each by its number."""
+    parts = [block(i) if callable(block) else block for i in range(layers)]
+    return {f"blk.{i}.{name}": shape for i, part in enumerate(parts) for name, shape in part.items()}
+
+
+def each(shape: tuple[int, ...], *names: str) -> Shapes:
+    """Tensors of one shape."""
+    return dict.fromkeys(names, shape)
+
+
+def norms(size: int, *names: str) -> Shapes:
+    """Norms with their biases."""
+    return {f"{name}{end}": (size,) for name in names for end in ("", ".bias")}
 
 
 def ends() -> Shapes:
     return {"token_embd": (WIDTH, VOCABULARY), "output_norm": (WIDTH,)}
 
 
-def attention(q: int, k: int, v: int | None = None) -> Shapes:
+def heads(count: int | list[int], kv: int | list[int], size: int = HEAD) -> Metadata:
+    """Heads of queries and of K/V, and their size; of all layers, or by layer."""
+    lengths = {"attention.key_length": size, "attention.value_length": size}
+    return {"attention.head_count": count, "attention.head_count_kv": kv, **lengths}
+
+
+def windows(pattern: list[int], base: float) -> Metadata:
+    """Layers with a window of 16, where the pattern is 1, and the RoPE base of all and of these."""
+    metadata: Metadata = {"attention.sliding_window": 16, "attention.sliding_window_pattern": pattern}
+    return metadata | {"rope.freq_base": base, "rope.freq_base_swa": 1e4}
+
+
+def attention(q: int, k: int) -> Shapes:
     """Projections to q elements of queries, k of keys and as many of values."""
-    return {"attn_norm": (WIDTH,), "attn_q": (WIDTH, q), "attn_k": (WIDTH, k), "attn_v": (WIDTH, k if v is None else v),
-            "attn_output": (q, WIDTH)}  # fmt: skip
+    shapes = {"attn_norm": (WIDTH,), "attn_q": (WIDTH, q), "attn_k": (WIDTH, k), "attn_v": (WIDTH, k)}
+    return {**shapes, "attn_output": (q, WIDTH)}
 
 
 def head_norms(size: int) -> Shapes:
-    return {"attn_q_norm": (size,), "attn_k_norm": (size,)}
+    return each((size,), "attn_q_norm", "attn_k_norm")
 
 
 def feed_forward(gate: bool = True) -> Shapes:
-    return {"ffn_norm": (WIDTH,), "ffn_up": (WIDTH, FEED), "ffn_down": (FEED, WIDTH)} | (
-        {"ffn_gate": (WIDTH, FEED)} if gate else {}
-    )
+    shapes = {"ffn_norm": (WIDTH,), "ffn_up": (WIDTH, FEED), "ffn_down": (FEED, WIDTH)}
+    return shapes | ({"ffn_gate": (WIDTH, FEED)} if gate else {})
 
 
 def per_layer_embeddings(layers: int, size: int) -> Shapes:
-    return {
-        "per_layer_token_embd": (size * layers, VOCABULARY),
-        "per_layer_model_proj": (WIDTH, size * layers),
-        "per_layer_proj_norm": (size,),
-    }
+    """The embeddings that each layer of Gemma 3n and 4 has of its own."""
+    shapes = {"per_layer_token_embd": (size * layers, VOCABULARY), "per_layer_model_proj": (WIDTH, size * layers)}
+    return shapes | {"per_layer_proj_norm": (size,)}
 
 
 def gemma_block(embedding: int) -> Shapes:
-    """Return the tensors of Gemma 3n and 4 in each layer in addition to attention and feed-forward."""
-    return {
-        "post_attention_norm": (WIDTH,),
-        "post_ffw_norm": (WIDTH,),
-        "inp_gate": (WIDTH, embedding),
-        "proj": (embedding, WIDTH),
-        "post_norm": (WIDTH,),
-    }
+    """The tensors of Gemma 3n and 4 in each layer in addition to attention and feed-forward."""
+    shapes = each((WIDTH,), "post_attention_norm", "post_ffw_norm")
+    return shapes | {"inp_gate": (WIDTH, embedding), "proj": (embedding, WIDTH), "post_norm": (WIDTH,)}
 
 
 def gemma4() -> tuple[Metadata, Shapes]:
@@ -82,24 +98,10 @@ def gemma4() -> tuple[Metadata, Shapes]:
         absent = {"attn_k", "attn_v", "attn_k_norm"} if borrowed else set() if window[i] else {"attn_v"}
         return {name: shape for name, shape in shapes.items() if name not in absent}
 
-    metadata = {
-        "block_count": layers,
-        "attention.head_count": 2,
-        "attention.head_count_kv": kv_heads,
-        "attention.key_length": 2 * HEAD,
-        "attention.value_length": 2 * HEAD,
-        "attention.key_length_swa": HEAD,
-        "attention.value_length_swa": HEAD,
-        "attention.shared_kv_layers": shared,
-        "attention.sliding_window": 16,
-        "attention.sliding_window_pattern": window,
-        "embedding_length_per_layer_input": embedding,
-        "final_logit_softcapping": 30.0,
-        "rope.dimension_count": 2 * HEAD,
-        "rope.dimension_count_swa": HEAD,
-        "rope.freq_base": 1e6,
-        "rope.freq_base_swa": 1e4,
-    }
+    metadata = {"block_count": layers, **heads(2, kv_heads, 2 * HEAD), **windows(window, 1e6)}
+    metadata |= {"attention.key_length_swa": HEAD, "attention.value_length_swa": HEAD, "final_logit_softcapping": 30.0}
+    metadata |= {"attention.shared_kv_layers": shared, "embedding_length_per_layer_input": embedding}
+    metadata |= {"rope.dimension_count": 2 * HEAD, "rope.dimension_count_swa": HEAD}
     return metadata, ends() | {"rope_freqs": (HEAD,)} | per_layer_embeddings(layers, embedding) | blocks(layers, block)
 
 
@@ -107,79 +109,45 @@ def gemma3n() -> tuple[Metadata, Shapes]:
     """As fixed in llama.cpp, only the first 20 layers have K/V, and sizes of AltUp and Laurel are constant. Each layer
     rotates as many dimensions as the first, which has a window, whatever the file's metadata are."""
     layers, streams, rank, embedding = 22, 4, 64, 256
-    metadata = {
-        "block_count": layers,
-        "attention.head_count": 2,
-        "attention.head_count_kv": 1,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "attention.sliding_window": 16,
-        "attention.sliding_window_pattern": [1, 0] * (layers // 2),
-        "rope.dimension_count_swa": HEAD // 2,
-        "rope.freq_base": 1e6,
-        "rope.freq_base_swa": 1e4,
-    }
+    metadata = {"block_count": layers, **heads(2, 1), **windows([1, 0] * (layers // 2), 1e6)}
     block = gemma_block(embedding) | attention(2 * HEAD, HEAD) | head_norms(HEAD) | feed_forward()
-    block |= {
-        "altup_correct_coef": (streams, streams),
-        "altup_correct_scale": (WIDTH,),
-        "altup_predict_coef": (streams, streams * streams),
-        "altup_router": (WIDTH, streams),
-        "altup_router_norm": (WIDTH,),
-        "laurel_l": (WIDTH, rank),
-        "laurel_r": (rank, WIDTH),
-        "laurel_post_norm": (WIDTH,),
-    }
-    projections = {"altup_proj": (WIDTH, WIDTH, streams - 1), "altup_unembd_proj": (WIDTH, WIDTH, streams - 1)}
-    embeddings = per_layer_embeddings(layers, embedding)
-    return metadata, ends() | projections | embeddings | blocks(layers, lambda _: block)
+    block |= {"altup_correct_coef": (streams, streams), "altup_correct_scale": (WIDTH,)}
+    block |= {"altup_predict_coef": (streams, streams * streams), "altup_router": (WIDTH, streams)}
+    block |= {"altup_router_norm": (WIDTH,), "laurel_l": (WIDTH, rank), "laurel_r": (rank, WIDTH)}
+    projections = each((WIDTH, WIDTH, streams - 1), "altup_proj", "altup_unembd_proj")
+    shapes = ends() | projections | per_layer_embeddings(layers, embedding)
+    metadata["rope.dimension_count_swa"] = HEAD // 2
+    return metadata, shapes | blocks(layers, block | {"laurel_post_norm": (WIDTH,)})
 
 
 def apertus() -> tuple[Metadata, Shapes]:
     """xIELU without a gate, and factors in every layer."""
-    metadata = {
-        "attention.head_count": 2,
-        "attention.head_count_kv": 1,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "rope.freq_base": 5e5,
-        **{f"xielu.{name}": [value] * LAYERS for name, value in
-           {"alpha_n": 0.8, "alpha_p": 0.8, "beta": 0.5, "eps": 1e-6}.items()},
-    }  # fmt: skip
+    xielu = {"alpha_n": 0.8, "alpha_p": 0.8, "beta": 0.5, "eps": 1e-6}
+    metadata = heads(2, 1) | {"rope.freq_base": 5e5}
+    metadata |= {f"xielu.{name}": [value] * LAYERS for name, value in xielu.items()}
     block = attention(2 * HEAD, HEAD) | head_norms(HEAD) | feed_forward(gate=False)
     shapes = ends() | {"output": (WIDTH, VOCABULARY), "rope_freqs": (HEAD // 2,)}
-    return metadata, shapes | blocks(LAYERS, lambda _: block)
+    return metadata, shapes | blocks(LAYERS, block)
 
 
 def step35() -> tuple[Metadata, Shapes]:
     """Full layers rotate half as many dimensions as the others, with factors that windowed layers do not use."""
-    window, heads, kv_heads = [0, 1, 1, 0], [2, 4, 4, 2], [1, 2, 2, 1]
+    window, counts, kv_heads = [0, 1, 1, 0], [2, 4, 4, 2], [1, 2, 2, 1]
 
     def block(i: int) -> Shapes:
-        shapes = attention(heads[i] * HEAD, kv_heads[i] * HEAD) | head_norms(HEAD) | feed_forward()
-        return shapes | {"attn_gate": (WIDTH, heads[i])}
+        shapes = attention(counts[i] * HEAD, kv_heads[i] * HEAD) | head_norms(HEAD) | feed_forward()
+        return shapes | {"attn_gate": (WIDTH, counts[i])}
 
-    metadata = {
-        "expert_feed_forward_length": FEED,
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv_heads,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "attention.sliding_window": 16,
-        "attention.sliding_window_pattern": window,
-        "rope.dimension_count": HEAD,
-        "rope.freq_base": 5e6,
-        "rope.freq_base_swa": 1e4,
-    }
+    metadata = {"expert_feed_forward_length": FEED, **heads(counts, kv_heads), **windows(window, 5e6)}
     shapes = ends() | {"output": (WIDTH, VOCABULARY), "rope_freqs": (HEAD // 2,)}
-    return metadata, shapes | blocks(LAYERS, block)
+    return metadata | {"rope.dimension_count": HEAD}, shapes | blocks(LAYERS, block)
 
 
 def bitnet() -> tuple[Metadata, Shapes]:
     """Norms inside attention and feed-forward; here half of each head is rotated."""
     metadata = {"attention.head_count": 2, "attention.head_count_kv": 1, "rope.dimension_count": 16}
     block = attention(WIDTH, WIDTH // 2) | feed_forward() | {"attn_sub_norm": (WIDTH,), "ffn_sub_norm": (FEED,)}
-    return metadata, ends() | blocks(LAYERS, lambda _: block)
+    return metadata, ends() | blocks(LAYERS, block)
 
 
 def graniteswitch() -> tuple[Metadata, Shapes]:
@@ -187,117 +155,85 @@ def graniteswitch() -> tuple[Metadata, Shapes]:
 
     With so few tokens most texts have the one that switches.
     """
-    vocabulary, heads, kv_heads, rank = 16, 2, 1, 4
-    q, kv = WIDTH, WIDTH // heads * kv_heads
-    metadata = {
-        "vocab_size": vocabulary,
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv_heads,
-        "logit_scale": 4.0,
-        "adapters.count": 1,
-        "adapters.lora_rank": rank,
-        "adapters.token_ids_activate": [14],
-        "adapters.token_ids_substitute": [3],
+    vocabulary, rank, kv = 16, 4, WIDTH // 2
+    metadata = {"vocab_size": vocabulary, "attention.head_count": 2, "attention.head_count_kv": 1, "logit_scale": 4.0}
+    metadata |= {"adapters.count": 1, "adapters.lora_rank": rank}
+    metadata |= {"adapters.token_ids_activate": [14], "adapters.token_ids_substitute": [3]}
+    block = {
+        "attn_norm": (WIDTH,),
+        "attn_qkv": (WIDTH, WIDTH + 2 * kv),
+        "attn_output": (WIDTH, WIDTH),
+        **feed_forward(),
     }
-    block = {"attn_norm": (WIDTH,), "attn_qkv": (WIDTH, q + 2 * kv), "attn_output": (q, WIDTH), **feed_forward()}
-    for name, (size, out) in {
-        "attn_q": (WIDTH, q),
-        "attn_k": (WIDTH, kv),
-        "attn_v": (WIDTH, kv),
-        "attn_output": (q, WIDTH),
-        "ffn_gate": (WIDTH, FEED),
-        "ffn_up": (WIDTH, FEED),
-        "ffn_down": (FEED, WIDTH),
-    }.items():
-        block |= {f"{name}.lora_a": (size, rank, 2), f"{name}.lora_b": (rank, out, 2)}
-    return metadata, ends() | {"token_embd": (WIDTH, vocabulary)} | blocks(LAYERS, lambda _: block)
+    adapted = attention(WIDTH, kv) | {"ffn_gate": (WIDTH, FEED), "ffn_up": (WIDTH, FEED), "ffn_down": (FEED, WIDTH)}
+    for name, shape in adapted.items():
+        if name != "attn_norm":
+            block |= {f"{name}.lora_a": (shape[0], rank, 2), f"{name}.lora_b": (rank, shape[1], 2)}
+    return metadata, ends() | {"token_embd": (WIDTH, vocabulary)} | blocks(LAYERS, block)
 
 
 def rwkv6(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
     """A decay for each row of a head's matrix, and the token before mixed into attention and feed-forward."""
-    extra, decay = 8, 16
-    block = {"attn_norm": (RWKV,), "attn_norm.bias": (RWKV,), "attn_norm_2": (RWKV,), "attn_norm_2.bias": (RWKV,)}
-    block |= _time_mix(extra, decay) | {"time_mix_first": (HEAD, RWKV // HEAD)}
-    block |= {"time_mix_ln": (RWKV,), "time_mix_ln.bias": (RWKV,)}
-    block |= {f"channel_mix_lerp_{name}": (RWKV, 1, 1) for name in "kr"}
-    block |= {
-        "channel_mix_key": (RWKV, FEED),
-        "channel_mix_value": (FEED, RWKV),
-        "channel_mix_receptance": (RWKV, RWKV),
-    }
-    metadata = _heads(layers) | {
-        "attention.layer_norm_epsilon": 1e-5,
-        "time_mix_extra_dim": extra,
-        "time_decay_extra_dim": decay,
-    }
-    return metadata, _rwkv_ends() | blocks(layers, lambda _: block)
+    block = norms(RWKV, "attn_norm", "attn_norm_2") | _time_mix() | {"time_mix_first": (HEAD, RWKV // HEAD)}
+    block |= norms(RWKV, "time_mix_ln") | each((RWKV, 1, 1), "channel_mix_lerp_k", "channel_mix_lerp_r")
+    block |= {"channel_mix_key": (RWKV, FEED), "channel_mix_value": (FEED, RWKV)}
+    block["channel_mix_receptance"] = (RWKV, RWKV)
+    return _mixed(layers) | {"attention.layer_norm_epsilon": 1e-5}, _rwkv_ends() | blocks(layers, block)
 
 
 def rwkv6qwen2(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
     """Gated linear attention, with the feed-forward of Qwen 2."""
-    extra, decay = 8, 16
-    metadata = _heads(layers) | {
-        "attention.head_count": RWKV // HEAD,
-        "attention.head_count_kv": RWKV // HEAD,
-        "time_mix_extra_dim": extra,
-        "time_decay_extra_dim": decay,
-        "token_shift_count": 1,
-    }
-    block = {"attn_norm": (RWKV,)} | _time_mix(extra, decay) | _qwen_feed_forward()
-    return metadata, {"token_embd": (RWKV, VOCABULARY), "output_norm": (RWKV,)} | {
-        "output": (RWKV, VOCABULARY)
-    } | blocks(layers, lambda _: block)
+    metadata = _mixed(layers) | {"attention.head_count": RWKV // HEAD, "attention.head_count_kv": RWKV // HEAD}
+    block = {"attn_norm": (RWKV,)} | _time_mix() | _qwen_feed_forward()
+    return metadata | {"token_shift_count": 1}, _qwen_ends() | blocks(layers, block)
 
 
 def rwkv7(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
     """The transition is a matrix per head: a decay, and the removal of one direction."""
-    block = {"attn_norm": (RWKV,), "attn_norm.bias": (RWKV,), "attn_norm_2": (RWKV,), "attn_norm_2.bias": (RWKV,)}
-    block |= _time_mix_7() | {"time_mix_ln": (RWKV,), "time_mix_ln.bias": (RWKV,)}
+    block = norms(RWKV, "attn_norm", "attn_norm_2") | _time_mix_7() | norms(RWKV, "time_mix_ln")
     block |= {"channel_mix_lerp_k": (RWKV, 1, 1), "channel_mix_key": (RWKV, FEED), "channel_mix_value": (FEED, RWKV)}
-    return _rank_7(layers) | {"attention.layer_norm_epsilon": 1e-5}, _rwkv_ends() | blocks(layers, lambda _: block)
+    return _rank_7(layers) | {"attention.layer_norm_epsilon": 1e-5}, _rwkv_ends() | blocks(layers, block)
 
 
 def arwkv7(layers: int = LAYERS) -> tuple[Metadata, Shapes]:
     """The same recurrence, with the feed-forward of Qwen 2."""
     block = {"attn_norm": (RWKV,)} | _time_mix_7() | _qwen_feed_forward()
-    metadata = _rank_7(layers) | {"token_shift_count": 1}
-    return metadata, {"token_embd": (RWKV, VOCABULARY), "output_norm": (RWKV,)} | {
-        "output": (RWKV, VOCABULARY)
-    } | blocks(layers, lambda _: block)
+    return _rank_7(layers) | {"token_shift_count": 1}, _qwen_ends() | blocks(layers, block)
 
 
-def _heads(layers: int) -> Metadata:
+def _rwkv(layers: int) -> Metadata:
     return {"block_count": layers, "embedding_length": RWKV, "wkv.head_size": HEAD}
 
 
+def _mixed(layers: int) -> Metadata:
+    return _rwkv(layers) | {"time_mix_extra_dim": 8, "time_decay_extra_dim": 16}
+
+
 def _rwkv_ends() -> Shapes:
-    norms = {f"{name}{end}": (RWKV,) for name in ("token_embd_norm", "output_norm") for end in ("", ".bias")}
-    return {"token_embd": (RWKV, VOCABULARY), "output": (RWKV, VOCABULARY)} | norms
+    return each((RWKV, VOCABULARY), "token_embd", "output") | norms(RWKV, "token_embd_norm", "output_norm")
 
 
-def _time_mix(extra: int, decay: int) -> Shapes:
-    shapes: Shapes = {
-        "time_mix_w1": (RWKV, 5 * extra),
-        "time_mix_w2": (extra, RWKV, 5),
-        "time_mix_lerp_x": (RWKV, 1, 1),
-        "time_mix_lerp_fused": (RWKV, 1, 1, 5),
-        "time_mix_decay": (RWKV,),
-        "time_mix_decay_w1": (RWKV, decay),
-        "time_mix_decay_w2": (decay, RWKV),
-    }
+def _qwen_ends() -> Shapes:
+    return {"token_embd": (RWKV, VOCABULARY), "output_norm": (RWKV,), "output": (RWKV, VOCABULARY)}
+
+
+def _time_mix() -> Shapes:
+    shapes: Shapes = {"time_mix_w1": (RWKV, 40), "time_mix_w2": (8, RWKV, 5), "time_mix_lerp_x": (RWKV, 1, 1)}
+    shapes |= {"time_mix_lerp_fused": (RWKV, 1, 1, 5), "time_mix_decay": (RWKV,)}
+    shapes |= {"time_mix_decay_w1": (RWKV, 16), "time_mix_decay_w2": (16, RWKV)}
     return shapes | {f"time_mix_{name}": (RWKV, RWKV) for name in ("key", "value", "receptance", "gate", "output")}
 
 
 def _rank_7(layers: int) -> Metadata:
     ranks = {"decay": 8, "iclr": 8, "value_residual_mix": 8, "gate": 16}
-    return _heads(layers) | {f"attention.{name}_lora_rank": rank for name, rank in ranks.items()}
+    return _rwkv(layers) | {f"attention.{name}_lora_rank": rank for name, rank in ranks.items()}
 
 
 def _time_mix_7() -> Shapes:
     shapes: Shapes = {"time_mix_lerp_fused": (RWKV, 1, 1, 6), "time_mix_g1": (RWKV, 16), "time_mix_g2": (16, RWKV)}
     for name in "wav":
         shapes |= {f"time_mix_{name}0": (RWKV,), f"time_mix_{name}1": (RWKV, 8), f"time_mix_{name}2": (8, RWKV)}
-    shapes |= {f"time_mix_{name}": (RWKV,) for name in ("k_k", "k_a", "r_k")}
+    shapes |= each((RWKV,), "time_mix_k_k", "time_mix_k_a", "time_mix_r_k")
     return shapes | {f"time_mix_{name}": (RWKV, RWKV) for name in ("key", "value", "receptance", "output")}
 
 
@@ -306,16 +242,8 @@ def _qwen_feed_forward() -> Shapes:
 
 
 # Recurrent alone: nothing of them can be spliced, only carried (tests/engine/test_carry.py).
-RECURRENT = {"rwkv6": rwkv6, "rwkv6qwen2": rwkv6qwen2, "rwkv7": rwkv7, "arwkv7": arwkv7}
-
-ARCHITECTURES = {
-    "gemma4": gemma4,
-    "gemma3n": gemma3n,
-    "apertus": apertus,
-    "step35": step35,
-    "bitnet": bitnet,
-    "graniteswitch": graniteswitch,
-}
+RECURRENT = {one.__name__: one for one in (rwkv6, rwkv6qwen2, rwkv7, arwkv7)}
+ARCHITECTURES = {one.__name__: one for one in (gemma4, gemma3n, apertus, step35, bitnet, graniteswitch)}
 
 
 def weights(arch: str, name: str, shape: tuple[int, ...], random: np.random.Generator) -> np.ndarray:

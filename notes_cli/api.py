@@ -116,6 +116,7 @@ def open(
     projector: str | os.PathLike[str] | None = None,
     image_tokens: tuple[int | None, int | None] = (None, None),
     carry: bool | None = None,
+    chat_template: str | None = None,
 ) -> Model:
     """Open a GGUF model. Close the Model that is returned, or use it as a context manager.
 
@@ -137,6 +138,7 @@ def open(
     image_tokens: Fewest and most tokens of an image.
     carry: Carry the state of recurrent layers through skills that are not at the start of a prompt. None: if
         calibration found that it works.
+    chat_template: The Jinja text of a chat template in place of the model's.
 
     Raises ModelError if the model cannot be loaded, EngineError if the context cannot be created.
     """
@@ -170,6 +172,7 @@ def open(
             projector=projector_of(file) if projector is None else Path(projector).expanduser(),
             image_tokens=image_tokens,
             carry=carry,
+            chat_template=chat_template,
         )
     )
 

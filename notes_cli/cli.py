@@ -26,7 +26,8 @@ FAILED, USAGE, UNREAD = 1, 2, 141
 COMMANDS = {
     "compile": "Prefill a skill once and keep its K/V on disk.",
     "ask": "Ask a question, with skills spliced in and errata appended.",
-    "serve": "Answer over HTTP: OpenAI's endpoints, with skills.",
+    "chat": "Talk with a model: a session, with skills and corrections.",
+    "serve": "Answer over HTTP: OpenAI's and Anthropic's endpoints, with skills.",
     "session": "List, show, fork, undo, compact, forget, export, import and remove sessions.",
     "edit": "Give a field of a session another value.",
     "verify": "Compare splice and errata with a full recompute on this model.",
@@ -61,7 +62,7 @@ MODULES = {
 
 # Names of these commands in other programs.
 SYNONYMS = {
-    **dict.fromkeys(("chat", "run", "query", "prompt", "generate"), "ask"),
+    **dict.fromkeys(("run", "query", "prompt", "generate"), "ask"),
     **dict.fromkeys(("list", "skills"), "ls"),
     **dict.fromkeys(("remove", "delete", "del", "uninstall"), "rm"),
     **dict.fromkeys(("install", "download", "fetch"), "pull"),

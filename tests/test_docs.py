@@ -16,15 +16,11 @@ WORDS = ("known", "held-out")
 # Row of the table in findings.md -> name of the figure that `training.tiny.measure` prints.
 ROWS = {
     "right, asked directly": "plain, direct",
-    "right after a chain of thought": "plain, reasoned",
     "right after an erratum": "erratum, direct",
     "spliced: same decision as recomputed": "spliced as recomputed",
     "**only the field's own rows are new**: decides by the new value": "fields above: field",
     "**only the rows after the field are new**: decides by the new value": "fields above: follow",
     "only the field's own rows are new, after a chain of thought": "fields above, thinking: field",
-    "only the value's own rows are new, in a field below its rules": "fields below: field",
-    "spliced after an older version of the policy: same decision as recomputed": "two versions: rotated as recomputed",
-    "the same, without rotating the keys": "two versions: not rotated as recomputed",
 }
 
 

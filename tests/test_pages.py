@@ -202,15 +202,3 @@ def test_every_page_is_in_the_index_and_in_the_site() -> None:
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in PAGES[1:]:
         assert page.name in site and (page.name == "index.md" or f"({page.name})" in index), page
-
-
-def test_the_recording_is_of_the_page() -> None:
-    """The recording has the page's current commands and outputs; `make recording` updates it."""
-    folder = ROOT / "docs" / "first-ten-minutes"
-    typed = steps((folder / "session.txt").read_text(encoding="utf-8"))
-    page = ROOT / "docs" / "first-ten-minutes.md"
-    assert [command for command, _ in typed] == [
-        command for block in blocks(page, "console") for command, _ in steps(block)
-    ]
-    head, *events = (folder / "session.cast").read_text(encoding="utf-8").splitlines()
-    assert json.loads(head)["version"] == 2 and all(json.loads(event)[1] == "o" for event in events)

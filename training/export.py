@@ -8,9 +8,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.model import Block, Shape, Tiny
 from training.tokenizer import END, PAD, SPECIAL
@@ -29,37 +28,19 @@ def interleave(x: Tensor, heads: int) -> Tensor:
     return x.view(heads, 2, -1, *rest).transpose(1, 2).reshape(x.shape)
 
 
-def tensors(net: Tiny) -> dict[str, npt.NDArray[np.float32]]:
-    """All weights under their GGUF names."""
-    s = net.shape
+def decoder_tensors(net: nn.Module, halves: bool) -> dict[str, Tensor]:
+    """The weights of a decoder under their GGUF names. `halves`: the architecture rotates halves, not pairs."""
     named: dict[str, Tensor] = {"token_embd.weight": net.embed, "output_norm.weight": net.norm}
     for i, block in enumerate(net.blocks):
         assert isinstance(block, Block)
-        at = f"blk.{i}."
-        named |= {
-            at + "attn_norm.weight": block.attn_norm,
-            at + "ffn_norm.weight": block.ffn_norm,
-            at + "attn_output.weight": block.o.weight,
-            at + "ffn_gate.weight": block.gate.weight,
-            at + "ffn_up.weight": block.up.weight,
-            at + "ffn_down.weight": block.down.weight,
-            **projections(at, block, s),
-        }
-    return numbers(named)
-
-
-def projections(at: str, block: Block, s: Shape) -> dict[str, Tensor]:
-    """What V, Q and K of a layer are computed with, under the GGUF names that begin with `at`."""
-    named = {at + "attn_v.weight": block.v.weight, at + "attn_v.bias": block.v.bias}
-    for name, linear, heads in (("q", block.q, s.heads), ("k", block.k, s.kv_heads)):
-        named[f"{at}attn_{name}.weight"] = interleave(linear.weight.detach(), heads)
-        named[f"{at}attn_{name}.bias"] = interleave(linear.bias.detach(), heads)
+        at, s = f"blk.{i}.", block.s
+        named |= {at + "attn_norm.weight": block.attn_norm, at + "ffn_norm.weight": block.ffn_norm}
+        parts = {"attn_output": block.o, "ffn_gate": block.gate, "ffn_up": block.up, "ffn_down": block.down}
+        named |= {f"{at}{name}.weight": linear.weight for name, linear in parts.items()}
+        for name, linear, heads in (("v", block.v, 0), ("q", block.q, s.heads), ("k", block.k, s.kv_heads)):
+            for kind, value in (("weight", linear.weight.detach()), ("bias", linear.bias.detach())):
+                named[f"{at}attn_{name}.{kind}"] = interleave(value, heads) if heads and not halves else value
     return named
-
-
-def numbers(named: dict[str, Tensor]) -> dict[str, npt.NDArray[np.float32]]:
-    """Weights as arrays."""
-    return {name: value.detach().float().contiguous().numpy() for name, value in named.items()}
 
 
 def describe(out: gguf.GGUFWriter, name: str, about: str) -> None:
@@ -91,21 +72,8 @@ def vocabulary(
     out.add_chat_template(TEMPLATE)
 
 
-def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
-    """Write one GGUF file; `kind` is q8_0 or f32."""
-    s, about = net.shape, "A tiny decoder that reads small policies; ships with notes"
-    out = begin(path, "llama", "notes-tiny", about, s, s.kv_heads, kind)
-    vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
-    finish(out, tensors(net), kind)
-
-
-def begin(
-    path: Path, architecture: str, name: str, about: str, s: Shape, kv_heads: int | list[int], kind: str
-) -> gguf.GGUFWriter:
-    """A file with a model's name and sizes; `kv_heads` of every layer, or of each."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    out = gguf.GGUFWriter(path, architecture)
-    describe(out, name, about)
+def sizes(out: gguf.GGUFWriter, s: Shape, kind: str) -> None:
+    """Sizes of a decoder, and the type of its matrices."""
     out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "q8_0" else gguf.LlamaFileType.ALL_F32)
     out.add_vocab_size(s.vocab)
     out.add_context_length(CONTEXT)
@@ -113,18 +81,28 @@ def begin(
     out.add_block_count(s.layers)
     out.add_feed_forward_length(s.ffn)
     out.add_head_count(s.heads)
-    out.add_head_count_kv(kv_heads)
+    out.add_head_count_kv(s.kv_heads)
+    out.add_rope_freq_base(s.rope_base)
+    out.add_layer_norm_rms_eps(s.eps)
+
+
+def write(net: Tiny, tokenizer: Tokenizer, path: Path, kind: str = "q8_0") -> None:
+    """Write one GGUF file; `kind` is q8_0 or f32."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    out, s = gguf.GGUFWriter(path, "llama"), net.shape
+    describe(out, "notes-tiny", "A tiny decoder that reads small policies; ships with notes")
+    sizes(out, s, kind)
     out.add_key_length(s.head)
     out.add_value_length(s.head)
     out.add_rope_dimension_count(s.head)
-    out.add_rope_freq_base(s.rope_base)
-    out.add_layer_norm_rms_eps(s.eps)
-    return out
+    vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
+    finish(out, decoder_tensors(net, halves=False), kind)
 
 
-def finish(out: gguf.GGUFWriter, named: dict[str, npt.NDArray[np.float32]], kind: str) -> None:
+def finish(out: gguf.GGUFWriter, named: dict[str, Tensor], kind: str) -> None:
     """Write the file; `kind` is q8_0 or f16 (of matrices), or f32."""
-    for name, array in named.items():
+    for name, value in named.items():
+        array = value.detach().float().contiguous().numpy()
         if kind == "q8_0" and array.ndim == 2:
             packed = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q8_0)
             out.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)

@@ -99,12 +99,7 @@ FILLERS: tuple[str, ...] = (
     "Keep this page at hand.",
     "All rules are read together.",
 )
-HEADINGS: tuple[str, ...] = (
-    "# {title} policy of {org}",
-    "# {title} at {org}",
-    "# {org}: {title} rules",
-    "# {org}",
-)
+HEADINGS: tuple[str, ...] = ("# {title} policy of {org}", "# {title} at {org}", "# {org}: {title} rules", "# {org}")
 _SYLLABLES = (
     "Har bor Mil ton Vel mar Os ric Lun den Tar vik Bel sen Cor dal Fen wick Gor lin Nor bury Pel ham Quin ster Ros "
     "mere Sal ford"
@@ -183,11 +178,6 @@ def is_held_out(key: str) -> bool:
     return zlib.crc32(key.encode()) % 10 == 0
 
 
-def rule_key(rule: Rule) -> str:
-    """What makes a rule the same rule: everything but its wording."""
-    return repr((rule.topic, rule.field, sorted(rule.table), rule.limit, rule.yes, rule.no))
-
-
 def make_org(rng: random.Random, held: bool) -> str:
     """An organisation name of syllables, from the training or from the held-out combinations."""
     while True:
@@ -211,13 +201,6 @@ def make_date(rng: random.Random, near: str | None = None) -> str:
     return f"{year}-{month:02d}-{day:02d}"
 
 
-def make_amount(rng: random.Random, near: str | None = None) -> str:
-    """A multiple of ten from 10 to 990; with `near`, sometimes close to it."""
-    if near is not None and rng.random() < 0.3:
-        return str(min(990, max(10, int(near) + 10 * rng.randint(-12, 12))))
-    return str(10 * rng.randint(1, 99))
-
-
 def make_rule(rng: random.Random, kind: str, topic: str, field: str, rows: int, held: bool, form: int) -> Rule:
     """A random rule from the training or from the held-out ones."""
     while True:
@@ -231,7 +214,8 @@ def make_rule(rng: random.Random, kind: str, topic: str, field: str, rows: int, 
         else:
             limit = make_date(rng) if kind == "date" else str(10 * rng.randint(3, 97))
             rule = Rule(kind, topic, field, limit=limit, yes=outcomes[0], no=outcomes[1], form=form)
-        if is_held_out(rule_key(rule)) == held:
+        key = repr((rule.topic, rule.field, sorted(rule.table), rule.limit, rule.yes, rule.no))  # not its wording
+        if is_held_out(key) == held:
             return rule
 
 
@@ -240,21 +224,12 @@ def too_near(kind: str, value: str, limit: str) -> bool:
     return value[:7] == limit[:7] if kind == "date" else abs(int(value) - int(limit)) < 60
 
 
-def other_value(rng: random.Random, kind: str, field: str, old: str, rule: Rule | None, far: bool = True) -> str:
-    """Another value than `old`; with a rule, one that it knows; with `far`, mostly far from its limit."""
-    for _ in range(200):
-        if kind == "table":
-            pool = [v for v, _ in rule.table] if rule else list(WORD_FIELDS[field])
-            new = rng.choice(pool)
-        elif kind == "date":
-            new = make_date(rng, rule.limit if rule else old or None)
-        else:
-            new = make_amount(rng, rule.limit if rule else old or None)
-        if far and rule and kind != "table" and too_near(kind, new, rule.limit) and rng.random() < 0.9:
-            continue
-        if new != old and (kind == "table" or rule is None or new != rule.limit or rng.random() < 0.5):
-            return new
-    raise RuntimeError("no other value")
+def any_value(rng: random.Random, field: str) -> str:
+    """A random value of a field."""
+    kind = kind_of(field)
+    if kind == "table":
+        return rng.choice(WORD_FIELDS[field])
+    return make_date(rng) if kind == "date" else str(10 * rng.randint(1, 99))
 
 
 def kind_of(field: str) -> str:

@@ -21,10 +21,3 @@ class Encoder:
     def encode(self, piece: str) -> tuple[int, ...]:
         """Token ids of one piece; special tokens are recognised."""
         return tuple(self.tokenizer.encode(piece).ids)
-
-    def word(self, word: str) -> int:
-        """The id of a word that is one token."""
-        ids = self.short(word)
-        if len(ids) != 1:
-            raise ValueError(f"{word!r} is {len(ids)} tokens")
-        return ids[0]

@@ -1,4 +1,4 @@
-"""The fault campaign: a line a kind of fault on standard output, and with --write the table in docs/reliability.md.
+"""Run the fault campaign, print a line per kind of fault, and with --write update the table in docs/reliability.md.
 
     python -m bench.faults [KIND ...] [--full | --seconds N] [--seed S] [--write docs/reliability.md]
 
@@ -9,23 +9,46 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import importlib
+import json
 import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 
-from bench.faults import KINDS
-from bench.faults.frame import FOUND, SCRATCH, Budget, Row
-from bench.faults.report import sentence, write
+from bench.faults.archives import Archives
+from bench.faults.concurrency import Concurrency
+from bench.faults.containers import Containers
+from bench.faults.disk import Disk
+from bench.faults.documents import Documents
+from bench.faults.folders import Folders
+from bench.faults.forgeries import Forgeries
+from bench.faults.frame import BAD, FOUND, OUTCOMES, SCRATCH, Kind, Row, run
+from bench.faults.interrupts import Interrupts
+from bench.faults.kills import Kills
+from bench.faults.ledgers import Ledgers
+from bench.faults.models import Models
+from bench.faults.permissions import Permissions
+from bench.faults.profiles import HostileProfiles
+from bench.faults.splices import Splices
+from bench.faults.templates import Templates
+from bench.marked import put_between
 
 SLICE = 120  # seconds, without --full
 SEED = 9
+BEGIN, END = "<!-- make faults: begin -->", "<!-- make faults: end -->"
+KINDS: dict[str, type[Kind]] = {  # in the order in which they run
+    one.__module__.rpartition(".")[2]: one
+    for one in (
+        *(Containers, Splices, Forgeries, Ledgers, Folders, Archives, HostileProfiles, Models, Documents, Templates),
+        *(Kills, Interrupts, Disk, Permissions, Concurrency),
+    )
+}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -34,36 +57,26 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=SLICE, help="in all (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=SEED, help="(default: %(default)s)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into docs/reliability.md")
-    given = parser.parse_args(arguments)
-    for kind in given.kinds:
-        if kind not in KINDS:
-            parser.error(f"no kind {kind!r}. There are: {', '.join(KINDS)}")
+    given = parser.parse_args()
+    if unknown := [kind for kind in given.kinds if kind not in KINDS]:
+        parser.error(f"no kind {unknown[0]!r}. There are: {', '.join(KINDS)}")
     chosen = [kind for kind in KINDS if kind in (given.kinds or KINDS)]
-    modules = {kind: importlib.import_module(f"bench.faults.{kind}") for kind in KINDS}
-    _settle()
+    prepare()
     rows = []
-    shares = sum(modules[kind].SHARE for kind in chosen)
     for kind in chosen:
-        seconds = float("inf") if given.full else given.seconds * modules[kind].SHARE / shares
-        row = campaign(kind, modules[kind], Budget.of(modules[kind].CASES, seconds), given.seed)
-        print(sentence(row), flush=True)
-        for failure in row.failures:
-            print(f"  {failure}", flush=True)
+        share = KINDS[kind].share / sum(KINDS[one].share for one in chosen)
+        one = KINDS[kind](given.seed)
+        row = run(one, until=float("inf") if given.full else time.monotonic() + given.seconds * share)
+        found = ", ".join(f"{row.counts[outcome]:,} {outcome}" for outcome in OUTCOMES)
+        print(f"{row.kind:<14}{sum(row.counts.values()):>8,} cases: {found} ({row.seconds:.0f} s)", flush=True)
+        print(*(f"  {failure}\n" for failure in row.failures), sep="", end="", flush=True)
         rows.append(row)
         if given.write:
-            write(given.write, rows, {kind: (modules[kind].TITLE, modules[kind].FAILS) for kind in KINDS})
+            write(given.write, rows)
     return 1 if any(row.failed for row in rows) else 0
 
 
-def campaign(kind: str, module: ModuleType, budget: Budget, seed: int) -> Row:
-    """One kind of fault."""
-    begun = time.monotonic()
-    row: Row = module.run(budget, seed)
-    row.kind, row.seed, row.seconds = kind, seed, time.monotonic() - begun
-    return row
-
-
-def _settle() -> None:
+def prepare() -> None:
     """Prepare a private scratch folder, and one thread per model."""
     shutil.rmtree(FOUND, ignore_errors=True)
     FOUND.mkdir(parents=True)
@@ -78,6 +91,34 @@ def _settle() -> None:
 def _remove_scratch(owner: int) -> None:
     if os.getpid() == owner:  # exit handlers registered here would run in forked processes, too
         shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+def write(page: Path, rows: Sequence[Row]) -> None:
+    """Put the rows in place of those of the same kind, into the page and into results/faults.json beside it."""
+    kept = page.parent / "results" / "faults.json"
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else []
+    every = {row.kind: row for row in (*(Row(**row) for row in known), *rows)}
+    ordered = [every[kind] for kind in KINDS if kind in every]
+    kept.write_text(json.dumps([asdict(row) for row in ordered], indent=1) + "\n", encoding="utf-8")
+    put_between(page, BEGIN, END, f"\n\n{table(ordered)}\n\n")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The table, and below it further figures and failures."""
+    lines = [
+        "| kind | seed | cases | accepted, sound | refused | crashes | hangs | wrong | losses | minutes |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        cells = " | ".join(f"{row.counts[outcome]:,}" for outcome in OUTCOMES)
+        cases = sum(row.counts.values())
+        lines.append(f"| {row.kind} | {row.seed} | {cases:,} | {cells} | {row.seconds / 60:.1f} |")
+    bad = " | ".join(f"{sum(row.counts[outcome] for row in rows):,}" for outcome in BAD)
+    lines += [f"| *all* | | {sum(sum(row.counts.values()) for row in rows):,} | | | {bad} | |", ""]
+    for row in rows:
+        lines += [f"* **{row.kind}**: {row.notes}."] if row.notes else []
+        lines += [f"* **{row.kind}**: {failure}" for failure in row.failures]
+    return "\n".join(lines).rstrip()
 
 
 if __name__ == "__main__":

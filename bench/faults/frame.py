@@ -1,215 +1,229 @@
-"""The frame of the fault campaign: judges numbered cases in processes, so that a crash ends only its case.
+"""Run numbered cases of a kind of fault in child processes, so that a crash or a hang ends only its case.
 
-A kind of fault is a module of bench/faults with
-
-    TITLE: str          what is tried, for the table
-    FAILS: str          what counts as a failure, beside a crash and a hang
-    CASES: int          how many cases the full campaign has
-    SHARE: int          how much of the time of a slice it gets, relative to the others
-    run(budget, seed)   -> Row
-
-`run` makes a judge, which takes the number of a case and returns a Verdict, and hands it to `tried`. The judge draws
-all that it does by chance from `chance(seed, number)`, so that a case can be had again by its seed and number.
+A kind is a subclass of `Kind`, in a module of its own. Its `judge` takes the number of a case and returns "accepted"
+or "refused", or raises `Failed`. All that is random in a case comes from `chance(seed, number)`: it can be repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import random
 import re
 import resource
+import select
 import signal
-import struct
-import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = ROOT / "build" / "faults"  # files that made a case fail
 MEMORY = Path("/dev/shm")  # a folder in memory, where there is one: the campaign syncs a hundred thousand times
 SCRATCH = (MEMORY if os.access(MEMORY, os.W_OK) else FOUND) / f"notes-faults-{os.getpid()}"
-GOOD = ("accepted", "refused")
+ACCEPTED, REFUSED = "accepted", "refused"
 BAD = ("crash", "hang", "wrong", "loss")
+OUTCOMES = (ACCEPTED, REFUSED, *BAD)
 KEPT = 20  # failures printed per row
 ALIKE = 3  # of them, of one sort
-PATIENCE = 60.0  # seconds that a case may take
 
 
-class Verdict(NamedTuple):
-    """What came of one case.
+class Failed(Exception):
+    """A case has failed.
 
-    accepted: it was taken, and is what it should be. refused: with one clear line, and nothing changed. crash: a
-    traceback, a signal, memory without bound. hang: longer than it may take. wrong: taken, and not what it should be.
-    loss: something that was kept before is gone, or what should go on does not.
+    crash: a traceback, a signal, memory without bound. hang: longer than it may take. wrong: taken, and not as it
+    should be. loss: something that was stored is gone, or what should continue does not.
     """
 
-    outcome: str
-    why: str = ""
+    def __init__(self, why: str, outcome: str = "wrong") -> None:
+        super().__init__(why)
+        self.outcome = outcome
 
 
-ACCEPTED, REFUSED = Verdict("accepted"), Verdict("refused")
-Judge = Callable[[int], Verdict]
+def check(right: object, why: str, outcome: str = "wrong") -> None:
+    """Raise Failed unless `right` is true."""
+    if not right:
+        raise Failed(why, outcome)
 
 
-@dataclass
-class Budget:
-    """How many cases there may be, and until when (time.monotonic) another one may begin."""
+def refused(error: Exception) -> str:
+    """The outcome of a refusal, which must be one clear line."""
+    check(str(error).isprintable() and len(str(error)) <= 1000, f"no clear line: {str(error)[:300]!r}")
+    return REFUSED
 
-    cases: int
-    until: float = float("inf")
 
-    @classmethod
-    def of(cls, cases: int, seconds: float = float("inf")) -> Budget:
-        return cls(cases, time.monotonic() + seconds)
+def chance(seed: int, number: int) -> random.Random:
+    """Random numbers of one case: the same for the same seed and number."""
+    return random.Random(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest())
+
+
+class Kind:
+    """A kind of fault."""
+
+    cases: int  # of the full campaign
+    share: ClassVar[int] = 1  # of the time of a slice, relative to the others
+    patience: ClassVar[float] = 60.0  # seconds that a case may take
+    memory: ClassVar[int] = 0  # address space in bytes; 0: any
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
 
     @property
-    def over(self) -> bool:
-        return time.monotonic() >= self.until
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
+
+    def folder(self) -> Path:
+        """An empty folder for the files of this kind."""
+        path = SCRATCH / self.name
+        path.mkdir(parents=True, mode=0o700)
+        return path
+
+    def judge(self, number: int) -> str:
+        """The outcome of a case. Raises Failed."""
+        raise NotImplementedError
+
+    def notes(self) -> str:
+        """Figures for the report, after all cases."""
+        return ""
+
+
+class Mutants(Kind):
+    """A kind whose cases are files. The file of a case that fails is kept."""
+
+    suffix: ClassVar[str] = ""
+
+    def mutant(self, rng: random.Random, number: int) -> bytes:
+        """The file of a case."""
+        raise NotImplementedError
+
+    def examine(self, rng: random.Random, number: int, data: bytes) -> str:
+        """The outcome of a file. Raises Failed."""
+        raise NotImplementedError
+
+    def judge(self, number: int) -> str:
+        rng = chance(self.seed, number)
+        data = self.mutant(rng, number)
+        try:
+            return self.examine(rng, number, data)
+        except Exception:
+            (FOUND / f"{self.name}-{number}{self.suffix}").write_bytes(data)
+            raise
 
 
 @dataclass
 class Row:
-    """A line of the table: one kind of fault."""
+    """Outcomes of one kind of fault."""
 
-    cases: int = 0
-    accepted: int = 0
-    refused: int = 0
-    crashes: int = 0
-    hangs: int = 0
-    wrong: int = 0
-    losses: int = 0
-    notes: str = ""  # further remarks
-    failures: list[str] = field(default_factory=list)  # the first of them: number and why
-    kind: str = ""  # from here on filled in by the campaign
-    seed: int = 0
+    kind: str
+    seed: int
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    failures: list[str] = field(default_factory=list)  # the first of each sort: outcome, number and why
+    notes: str = ""
     seconds: float = 0.0
 
     @property
     def failed(self) -> int:
-        return self.crashes + self.hangs + self.wrong + self.losses
-
-    def count(self, outcome: str, times: int = 1) -> None:
-        name = {"crash": "crashes", "hang": "hangs", "loss": "losses"}.get(outcome, outcome)
-        setattr(self, name, getattr(self, name) + times)
-        self.cases += times
-
-    def fail(self, outcome: str, number: int | str, why: str) -> None:
-        """Report a failure that is counted elsewhere."""
-        if len(self.failures) < KEPT:
-            self.failures.append(f"{outcome} in case {number}: {why}")
-
-    def __add__(self, other: Row) -> Row:
-        """Two parts of one kind as one row."""
-        mine, its = asdict(self), asdict(other)
-        numbers = {name: mine[name] + its[name] for name in mine if isinstance(mine[name], int) and name != "seed"}
-        notes = "; ".join(part for part in (self.notes, other.notes) if part)
-        return Row(**{**mine, **numbers, "notes": notes, "failures": [*self.failures, *other.failures][:KEPT]})
+        return sum(self.counts[outcome] for outcome in BAD)
 
 
-def chance(seed: int, number: int) -> random.Random:
-    """The chance of one case: the same for the same seed and number."""
-    return random.Random(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest())
+def run(kind: Kind, cases: int | None = None, until: float = float("inf")) -> Row:
+    """Run the cases 0, 1, ... in a process, and continue in a new one after a crash or a hang.
 
+    `cases`: how many at most, all by default. `until`: no case begins later (time.monotonic).
+    """
+    row, number, started = Row(kind.name, kind.seed), 0, time.monotonic()
+    alike = Counter[str]()
 
-def tried(judge: Judge, budget: Budget, *, patience: float = PATIENCE, memory: int = 0, say: str = "") -> Row:
-    """Judge the cases 0, 1, ... in a process, and continue in a new one after a crash. An exception from the judge is a
-    crash, as is the end of the process; more than `patience` seconds is a hang. `memory`: address space per case in
-    bytes. `say` names the kind."""
-    row, begun, told = Row(), time.monotonic(), 0.0
-    with _Shared() as shared:
-        first = 0
-        while first < budget.cases and not budget.over:
-            parent = os.getpid()
-            child = os.fork()
-            if not child:
-                _judge(judge, first, budget, shared, memory, parent)
-            current, since = -1, time.monotonic()
-            while True:
-                done, status = os.waitpid(child, os.WNOHANG)
-                if done:
-                    break
-                now = time.monotonic()
-                if shared.current != current:
-                    current, since = shared.current, now
-                if now - since > patience:
-                    with suppress(ProcessLookupError):
-                        os.killpg(child, signal.SIGKILL)
-                    os.waitpid(child, 0)
-                    status = -1
-                    break
-                if say and now - told > 2:
-                    told = now
-                    _progress(say, shared, budget, now - begun)
-                time.sleep(0.02)
-            first = shared.current
-            if status == 0:
+    def count(outcome: str, why: str = "") -> None:
+        row.counts[outcome] += 1
+        sort = outcome + re.sub("[0-9]+", "", why)[:60]
+        alike[sort] += outcome in BAD
+        if outcome in BAD and alike[sort] <= ALIKE and len(row.failures) < KEPT:
+            row.failures.append(f"{outcome} in case {number}: {' '.join(why.split())[:600]}")
+
+    cases = kind.cases if cases is None else cases
+    while number < cases and time.monotonic() < until:
+        results, writing = os.pipe()
+        parent, child = os.getpid(), os.fork()
+        if not child:
+            _judge(kind, range(number, cases), until, writing, parent)
+        os.close(writing)
+        status, data, since = None, b"", time.monotonic()
+        while status is None:
+            if select.select([results], [], [], 0.2)[0] and (part := os.read(results, 1 << 16)):
+                *lines, data = (data + part).split(b"\n")
+                for line in lines:
+                    count(*json.loads(line))
+                    number += 1
+                since = time.monotonic()
+            elif (ended := os.waitpid(child, os.WNOHANG))[0]:
+                status = ended[1]
+            elif time.monotonic() - since > kind.patience:
+                with suppress(ProcessLookupError):
+                    os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                count("hang", f"more than {kind.patience:.0f} s")
                 break
-            outcome = "hang" if status < 0 else "crash"
-            why = f"more than {patience:.0f} s" if status < 0 else _ended(status)
-            shared.add(outcome)
-            shared.fail(outcome, first - 1, why)
-        for outcome in (*GOOD, *BAD):
-            row.count(outcome, shared.counted(outcome))
-        for outcome, number, why in shared.failures():
-            row.fail(outcome, number, why)
-    if say and sys.stderr.isatty():
-        sys.stderr.write("\r\033[K")
+        os.close(results)
+        if status == 0:
+            break
+        if status is not None:
+            count("crash", _exit_of(status))
+        number += 1
+    row.notes, row.seconds = kind.notes(), time.monotonic() - started
     return row
 
 
-def waited(child: int, seconds: float) -> tuple[int, resource.struct_rusage]:
-    """Wait for a forked process; return its status and resource usage. Kills a slow one, and raises TimeoutError."""
-    until = time.monotonic() + seconds
-    while True:
-        done, status, used = os.wait4(child, os.WNOHANG)
-        if done:
-            return status, used
-        if time.monotonic() > until:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise TimeoutError(f"more than {seconds:.0f} s")
-        time.sleep(0.002)
-
-
-def _ended(status: int) -> str:
-    number = os.waitstatus_to_exitcode(status)
-    return f"signal {signal.Signals(-number).name}" if number < 0 else f"status {number}"
-
-
-def _judge(judge: Judge, first: int, budget: Budget, shared: _Shared, memory: int, parent: int) -> None:
-    """The child's part. Never returns."""
+def _judge(kind: Kind, numbers: Sequence[int], until: float, results: int, parent: int) -> None:
+    """The child's part: writes a line of JSON per case. Never returns."""
     os.setpgid(0, 0)
     me = os.getpid()
-    if memory:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    if kind.memory:
+        resource.setrlimit(resource.RLIMIT_AS, (kind.memory, kind.memory))
     try:
-        for number in range(first, budget.cases):
-            if budget.over or os.getppid() != parent:  # its parent no longer waits
+        for number in numbers:
+            if time.monotonic() >= until or os.getppid() != parent:  # its parent no longer waits
                 break
-            shared.current = number + 1
+            why = ""
             try:
-                verdict = judge(number)
+                outcome = kind.judge(number)
+            except Failed as error:
+                outcome, why = error.outcome, str(error)
             except BaseException as error:
-                verdict = Verdict("crash", traced(error))
+                outcome, why = "crash", traced(error)
             if os.getpid() != me:  # a process that the judge forked came back: as a second judge it would fork more
                 os._exit(70)
-            shared.add(verdict.outcome)
-            if verdict.outcome in BAD:
-                shared.fail(verdict.outcome, number, verdict.why)
+            os.write(results, json.dumps([outcome, why[:1000]]).encode() + b"\n")
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def _exit_of(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+
+
+def waited(child: int, seconds: float) -> tuple[int, resource.struct_rusage]:
+    """Wait for a forked process; return its exit code and resource usage. Kills a slow one, and raises Failed."""
+    until = time.monotonic() + seconds
+    while True:
+        done, status, used = os.wait4(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), used
+        if time.monotonic() > until:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise Failed(f"more than {seconds:.0f} s", "hang")
+        time.sleep(0.002)
 
 
 def traced(error: BaseException) -> str:
@@ -217,78 +231,3 @@ def traced(error: BaseException) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in where)
     return f"{type(error).__name__}: {str(error)[:200]}{place}"
-
-
-class _Shared:
-    """Counts of a child in shared memory, which outlives the child."""
-
-    def __init__(self) -> None:
-        self._numbers = mmap.mmap(-1, 8 * (1 + len(GOOD) + len(BAD)))
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)  # failures that do not fit are counted, not printed
-        self._told: Counter[str] = Counter()
-
-    def __enter__(self) -> _Shared:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._read)
-        os.close(self._write)
-        self._numbers.close()
-
-    @property
-    def current(self) -> int:
-        """One more than the number of the case at hand."""
-        return int(struct.unpack_from("q", self._numbers, 0)[0])
-
-    @current.setter
-    def current(self, number: int) -> None:
-        struct.pack_into("q", self._numbers, 0, number)
-
-    def counted(self, outcome: str) -> int:
-        return int(struct.unpack_from("q", self._numbers, 8 * (1 + (*GOOD, *BAD).index(outcome)))[0])
-
-    def add(self, outcome: str) -> None:
-        at = 8 * (1 + (*GOOD, *BAD).index(outcome))
-        struct.pack_into("q", self._numbers, at, struct.unpack_from("q", self._numbers, at)[0] + 1)
-
-    def fail(self, outcome: str, number: int, why: str) -> None:
-        """Report a failure; of each sort the first few only."""
-        self._told[sort := outcome + re.sub("[0-9]+", "", why)[:60]] += 1
-        if self._told[sort] > ALIKE:
-            return
-        line = json.dumps([outcome, number, " ".join(why.split())[:600]]) + "\n"
-        with suppress(BlockingIOError):
-            os.write(self._write, line.encode())
-
-    def failures(self) -> list[tuple[str, int, str]]:
-        data = b""
-        with suppress(BlockingIOError):
-            while part := os.read(self._read, 1 << 16):
-                data += part
-        return [(outcome, number, why) for outcome, number, why in map(json.loads, data.splitlines())]
-
-
-def _progress(say: str, shared: _Shared, budget: Budget, seconds: float) -> None:
-    bad = sum(shared.counted(outcome) for outcome in BAD)
-    line = f"{say}: case {shared.current} of {budget.cases}, {bad} failed, {seconds:.0f} s"
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{line}")
-        sys.stderr.flush()
-
-
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after a time, for Python code; it cannot interrupt C."""
-
-    def ring(*_: object) -> None:
-        raise TimeoutError(f"more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

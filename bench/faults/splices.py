@@ -8,12 +8,11 @@ import sys
 import threading
 import time
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from bench.faults.frame import ACCEPTED, REFUSED, ROOT, SCRATCH, Budget, Row, Verdict, chance, tried
+from bench.faults.frame import ACCEPTED, ROOT, Failed, Kind, chance, check, refused
 from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.identity import Identity
@@ -24,34 +23,22 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, SegmentError
 from notes_cli.library.container import open_segment, open_stored, write_segment
 
-TITLE = (
-    "A segment of 10 MB, placed straight from its file by three threads, at the position of its compile or moved, with "
-    "a seam or without, V as rows or as columns, straight or through the buffers of a device, while somebody else cuts "
-    "the file off, writes into it, puts back what was there, or puts another segment in its place."
-)
-FAILS = (
-    "a signal (a bus error), an exception other than the one-line refusal, rows in the cache that are not bit for bit "
-    "those of the file that was opened, or a refusal after which the sequence is not as it was."
-)
-CASES, SHARE = 1_000, 2
+sys.path.append(str(ROOT / "tests"))
+import tiny  # type: ignore[import-not-found]
+
 ROWS, LAYERS, WIDTH = 5000, 2, 256
 BASE = 7
 
 
-def run(budget: Budget, seed: int) -> Row:
-    folder = SCRATCH / "splices"
-    folder.mkdir(parents=True, exist_ok=True)
-    return tried(Splices(folder, seed), budget, say="splices")
+class Splices(Kind):
+    """A segment of 10 MB, spliced by three threads straight from its file."""
 
+    cases, share = 1_000, 2
 
-class Splices:
-    """Judges splices of one file, which is sound when it is opened, or soon was."""
-
-    def __init__(self, folder: Path, seed: int) -> None:
-        sys.path.insert(0, str(ROOT / "tests"))
-        import tiny
-
-        self.seed, self.path = seed, folder / "returns.gguf"
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        folder = self.folder()
+        self.path = folder / "returns.gguf"
         self.model = tiny.write_model(folder / "model.gguf", "qwen3", layers=LAYERS, embd=WIDTH, heads=8, kv_heads=8)
         self.sound = [folder / f"sound-{number}.gguf" for number in range(2)]
         for number, path in enumerate(self.sound):
@@ -60,13 +47,13 @@ class Splices:
         self._contexts: dict[str, Context] = {}
         self._known: dict[tuple[object, ...], list[bytes]] = {}
 
-    def __call__(self, number: int) -> Verdict:
+    def judge(self, number: int) -> str:
         rng = chance(self.seed, number)
         context = self._context(rng.choice(("on", "off")))
         before, seam = rng.choice((BASE, 30)), rng.choice((0, 0, 3))
         self.path.write_bytes(self.bytes[0])
         seq = begun(context, before)
-        rows = kept(seq)
+        rows = entries(seq)
         writer = threading.Thread(target=self._disturb, args=(rng.randrange(1 << 30),))
         early = rng.random() < 0.5
         device = native.staged(lines=rng.random() < 0.5, late=True) if rng.random() < 0.5 else nullcontext()
@@ -79,18 +66,17 @@ class Splices:
             with device:
                 seq.splice(opened, seam=seam)
         except SegmentError as error:
-            if not str(error).isprintable():
-                return Verdict("wrong", f"not one line: {error}")
             length = before + seam if len(seq) > before else before  # the seam is decoded before
             same = len(seq) == context.length(seq.seq_id) == context.used == length
-            return REFUSED if same and kept(seq, before) == rows else Verdict("wrong", "refused, and it left something")
+            check(same and entries(seq, before) == rows, "refused, and the sequence is not as it was")
+            return refused(error)
         except EngineError as error:  # a NaN that the check should have found before
-            return Verdict("wrong", f"rows were used that had not been checked: {error}")
+            raise Failed(f"rows were used that had not been checked: {error}") from error
         finally:
             if writer.ident is not None:
                 writer.join()
-        which = int(opened.name)
-        return ACCEPTED if kept(seq) == self._wanted(context, which, before, seam) else Verdict("wrong", "other rows")
+        check(entries(seq) == self._wanted(context, int(opened.name), before, seam), "other rows")
+        return ACCEPTED
 
     def _context(self, flash: Literal["on", "off"]) -> Context:
         """Opened by the process that judges."""
@@ -104,7 +90,7 @@ class Splices:
         if key not in self._known:
             seq = begun(context, before)
             seq.splice(open_segment(self.sound[which]), seam=seam)
-            self._known[key] = kept(seq)
+            self._known[key] = entries(seq)
         return self._known[key]
 
     def _disturb(self, seed: int) -> None:
@@ -153,7 +139,7 @@ def begun(context: Context, count: int) -> KVSequence:
     return seq
 
 
-def kept(seq: KVSequence, count: int | None = None) -> list[bytes]:
+def entries(seq: KVSequence, count: int | None = None) -> list[bytes]:
     """Its rows, as the cache has them; the first ones of them."""
     layers = seq.context.read(seq.seq_id, 0, len(seq) if count is None else count, base=0)
     return [part.tobytes() for rows in layers for part in (rows.k, rows.v)]

@@ -1,7 +1,7 @@
-"""The stage: a tiny random model, homes with prior work, and `notes` run in forked processes.
+"""Run `notes` in forked processes, on a tiny random model and in homes with prior work.
 
-A process is forked from this one, which has imported everything but has opened no model: what is left out is Python's
-start, nothing of notes. Where that start matters (signals), `apart` executes `notes` from scratch.
+A process is forked from this one, which has imported everything but has opened no model: only Python's start is left
+out. Where that start matters (signals), `execute` starts a new Python.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,18 +20,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.faults.frame import ROOT, traced, waited
+from bench.faults.frame import ROOT, Failed, traced, waited
 from notes_cli import cli
 from notes_cli.errors import NotesError
 from notes_cli.library.container import open_segment
 from notes_cli.library.store import Library
 from notes_cli.sessions.folder import Sessions
 
+sys.path.append(str(ROOT / "tests"))
+import tiny  # type: ignore[import-not-found]
+
 TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, later ones are refused.\n"
 OTHER = "hours: 9 to 5\n\nWe answer within the hours that are given, and not on Sundays.\n"
-MODEL_OPTIONS = ("-c", "1024", "-t", "1")
-SUMS = ("rows_checksum", "replaces")  # keys of a ledger that go by the time
-ANSWER = ("-n", "2", "--temp", "0", "--seed", "1")
+OPENS_A_MODEL = ("ask", "compile", "edit", "import", "verify", "session compact", "session forget")
+VARYING = ("time", "heard", "rows_checksum", "replaces")  # keys of a ledger that differ from run to run
+IMPORTED = (
+    *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
+    *("notes_cli.sessions.session", "notes_cli.sessions.archive", "notes_cli.runtime.generate", "notes_cli.text.skill"),
+    *("notes_cli.runtime.recompile", "notes_cli.runtime.assemble", "notes_cli.measure.calibrate"),
+    "notes_cli.measure.battery",
+)
+Command = str | Callable[[Path], object]  # a command line in which HOME is the home, or a function of the home
 
 
 class Outcome(NamedTuple):
@@ -40,214 +50,179 @@ class Outcome(NamedTuple):
     out: str
     err: str
 
-    @property
-    def untidy(self) -> str:
-        """Return violations in the output of a run that was not killed: a traceback, silence, several lines."""
+    def check_tidy(self, what: str = "") -> None:
+        """Raise Failed for a traceback, or an error without one clear line, of a run that was not killed."""
         if "Traceback" in self.err or "Traceback" in self.out:
-            return f"traceback: {self.err.strip().splitlines()[-1][:300]}"
+            raise Failed(f"{what}: {self.err.strip()[-300:]}", "crash")
         if self.code in (0, 130, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP):
-            return ""
-        if self.code not in (1, 2):
-            return f"status {self.code}: {self.err[-200:]}"
+            return
         last = self.err.strip().splitlines()[-1:] or [""]
-        if not last[0].startswith("notes: ") or "None" in last[0]:
-            return f"status {self.code} without a clear line: {last[0]!r}"
-        return ""
+        if self.code not in (1, 2) or not last[0].startswith("notes: ") or "None" in last[0]:
+            raise Failed(f"{what}: status {self.code} without a clear line: {last[0]!r}", "crash")
 
 
-class Look(NamedTuple):
-    """Contents of a home: segments by file name, sessions by name, and all files."""
+class Contents(NamedTuple):
+    """Contents of a home: segments by file name, sessions by name, exports and profiles, and all files."""
 
     segments: Mapping[str, str]
-    sessions: Mapping[str, tuple[Any, ...]]
-    exports: Mapping[str, bytes]  # and profiles
+    sessions: Mapping[str, tuple[str, ...]]
+    exports: Mapping[str, bytes]
     files: frozenset[str]
     problems: Sequence[str]
+
+    @property
+    def temporary(self) -> list[str]:
+        """Hidden files that are neither locks nor the access log, and unfinished ones."""
+        kept = {".locks", ".uses"}
+        return sorted(
+            name
+            for name in self.files
+            if any(part[0] == "." and part not in kept for part in name.split("/"))
+            or (not kept & {*name.split("/")} and name.endswith((".tmp", ".import")))
+        )
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A model and a folder to work in."""
+    """A model and a folder to work in, which is the working folder of all runs."""
 
     folder: Path
     model: Path
 
     @classmethod
-    def set(cls, folder: Path) -> Stage:
-        """Write the model, and import the modules of commands."""
-        sys.path.insert(0, str(ROOT / "tests"))
-        import tiny
-
+    def make(cls, folder: Path) -> Stage:
+        """Write the model and two texts, and import the modules of commands."""
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
+        (folder / "returns.txt").write_text(TEXT)
+        (folder / "support.txt").write_text(OTHER)
         model = tiny.write_model(folder / "tiny.gguf", layers=1, embd=32, heads=2, kv_heads=1)
-        old = time.time() - 3600  # a digest is remembered of a file that has settled
+        old = time.time() - 3600  # digests are stored of files that are older than a moment
         os.utime(model, (old, old))
         for name in cli.COMMANDS:
             cli.command_named(name)
-        for name in WARM:
+        for name in IMPORTED:
             importlib.import_module(name)
         return cls(folder, model)
 
-    def home(self, name: str) -> Path:
-        return self.folder / name
+    def prepared(self, name: str, commands: Sequence[str]) -> Path:
+        """A home in which these commands have run, made once."""
+        home = self.folder / name
+        if not home.exists():
+            (home / "out").mkdir(parents=True, mode=0o700)
+            home.chmod(0o700)
+            for command in commands:
+                outcome = self.run(command, home)
+                if outcome.code:
+                    raise RuntimeError(f"{command}: {outcome.err}")
+        return home
 
-    def copied(self, home: Path, name: str) -> Path:
+    def copied(self, home: Path, name: str = "home") -> Path:
         """A copy of a home, in place of an older one of that name."""
         new = self.folder / name
-        _unlocked(new)
+        for root, folders, _ in os.walk(new):  # a case may have made it unwritable
+            for one in ["", *folders]:
+                os.chmod(os.path.join(root, one), 0o700)
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(home, new)
         return new
 
-    def options(self) -> list[str]:
-        return ["-m", str(self.model), *MODEL_OPTIONS]
+    def arguments(self, command: str, home: Path) -> list[str]:
+        """The words of a command, with options of the model and of an answer where it takes them."""
+        words = [word.replace("HOME", str(home)) for word in shlex.split(command)]
+        if words[0] in OPENS_A_MODEL or " ".join(words[:2]) in OPENS_A_MODEL:
+            words += ["-m", str(self.model), "-c", "1024", "-t", "1"]
+        return [*words, "-n", "2", "--temp", "0", "--seed", "1"] if words[0] == "ask" else words
 
     def run(
-        self,
-        arguments: Sequence[str] | Callable[[], object],
-        home: Path,
-        *,
-        before: Callable[[], object] | None = None,
-        seconds: float = 30,
-        stdin: str = "",
+        self, command: Command, home: Path, before: Callable[[], object] | None = None, seconds: float = 30
     ) -> Outcome:
-        """Run `notes` (or any function) in a forked process, after `before` has been called there.
+        """Run a command in a forked process, after `before` has been called there. Raises Failed if it takes longer."""
+        return self.end(self.begin(command, home, before), seconds=seconds)
 
-        Raise TimeoutError where it takes longer than `seconds`.
-        """
-        child, out, err = self.begin(arguments, home, before=before, stdin=stdin)
-        return self.end(child, out, err, seconds)
-
-    def begin(
-        self,
-        arguments: Sequence[str] | Callable[[], object],
-        home: Path,
-        *,
-        before: Callable[[], object] | None = None,
-        stdin: str = "",
-        tag: str = "",
-    ) -> tuple[int, Path, Path]:
-        """Begin such a run; `end` waits for it. `tag` keeps the outputs of several at once apart."""
-        out, err = self.folder / f"out{tag}", self.folder / f"err{tag}"
+    def begin(self, command: Command, home: Path, before: Callable[[], object] | None = None, tag: object = "") -> int:
+        """Begin such a run, and return its process; `end` waits for it. `tag`: of its output, for several at once."""
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
         if not child:
-            _work(arguments, home, before, (out, err), stdin)
-        return child, out, err
+            self._work(command, home, before, tag)
+        return child
 
-    def end(self, child: int, out: Path, err: Path, seconds: float = 30) -> Outcome:
-        status, _ = waited(child, seconds)
-        return Outcome(
-            os.waitstatus_to_exitcode(status), out.read_text(errors="replace"), err.read_text(errors="replace")
-        )
+    def end(self, child: int, tag: object = "", seconds: float = 30) -> Outcome:
+        code, _ = waited(child, seconds)
+        return Outcome(code, *((self.folder / f"{name}{tag}").read_text(errors="replace") for name in ("out", "err")))
 
-    def apart(self, arguments: Sequence[str], home: Path, told: int | None = None) -> subprocess.Popen[str]:
-        """Execute `notes` from scratch. `told`: a pipe that is closed when its first line has run."""
-        environment = {**os.environ, "NOTES_HOME": str(home), "PYTHONPATH": str(ROOT)}
-        begin = ["-m", "notes_cli"]
-        if told is not None:
-            begin = ["-c", f"import notes_cli.__main__ as begin, os; os.close({told}); begin.main()"]
+    def execute(self, command: str, home: Path, begun: int | None = None) -> subprocess.Popen[str]:
+        """Run a command in a new Python. `begun`: a pipe that is closed when its first line has run."""
+        closing = "" if begun is None else f"os.close({begun}); "
+        code = f"import notes_cli.__main__ as begin, os; {closing}begin.main()"
         return subprocess.Popen(
-            [sys.executable, *begin, *arguments],
-            pass_fds=() if told is None else (told,),
+            [sys.executable, "-c", code, *self.arguments(command, home)],
+            pass_fds=() if begun is None else (begun,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=environment,
-            cwd=home.parent,
+            env={**os.environ, "NOTES_HOME": str(home), "PYTHONPATH": str(ROOT)},
+            cwd=self.folder,
             start_new_session=True,
         )
 
-
-WARM = (
-    *("gguf", "filelock", "jinja2", "xxhash", "notes_cli.engine.model", "notes_cli.engine.sequence"),
-    *(
-        "notes_cli.sessions.session",
-        "notes_cli.runtime.generate",
-        "notes_cli.runtime.recompile",
-        "notes_cli.runtime.assemble",
-    ),
-    *("notes_cli.sessions.archive", "notes_cli.measure.calibrate", "notes_cli.measure.battery", "notes_cli.text.skill"),
-)
-
-
-def _work(
-    arguments: Sequence[str] | Callable[[], object],
-    home: Path,
-    before: Callable[[], object] | None,
-    streams: tuple[Path, Path],
-    stdin: str,
-) -> None:
-    """The child's part of a run. Never returns."""
-    code = 70
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.chdir(home.parent)
-        os.environ["NOTES_HOME"] = str(home)
-        read, write = os.pipe()
-        os.write(write, stdin.encode())
-        os.close(write)
-        os.dup2(read, 0)
-        for number, path in enumerate(streams, 1):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(handle, number)
-            os.close(handle)
-        sys.stdin, sys.stdout, sys.stderr = (  # as in a new process, whatever this one has set
-            io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8"),
-            io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8"),
-            io.TextIOWrapper(
-                io.BufferedWriter(io.FileIO(2, "w", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
-            ),
-        )
-        if before is not None:
-            before()
-        if callable(arguments):
-            arguments()
-            code = 0
-        else:
-            sys.argv = ["notes", *arguments]
-            cli.main()
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1 if error.code else 0
-    except NotesError as error:  # of a function, in the command line's words
-        os.write(2, f"notes: {error}\n".encode())
-        code = 1
-    except BaseException as error:
-        os.write(2, f"Traceback: {traced(error)}\n".encode())
-        code = 1
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+    def _work(self, command: Command, home: Path, before: Callable[[], object] | None, tag: object) -> None:
+        """The child's part of a run. Never returns."""
+        code = 70
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.chdir(self.folder)
+            os.environ["NOTES_HOME"] = str(home)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number, name in enumerate(("out", "err"), 1):
+                os.dup2(os.open(f"{name}{tag}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+            sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8")
+            sys.stdout, sys.stderr = (  # as in a new process
+                io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", write_through=True),
+                io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "backslashreplace", write_through=True),
+            )
+            if before is not None:
+                before()
+            if callable(command):
+                command(home)
+                code = 0
+            else:
+                sys.argv = ["notes", *self.arguments(command, home)]
+                cli.main()
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1 if error.code else 0
+        except NotesError as error:  # of a function, as the command line prints it
+            os.write(2, f"notes: {error}\n".encode())
+            code = 1
+        except BaseException as error:
+            os.write(2, f"Traceback: {traced(error)}\n".encode())
+            code = 1
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
 
 
-def look(home: Path) -> Look:
+def contents(home: Path) -> Contents:
     """Read a home with the library's readers; `problems` are their errors."""
-    problems = []
-    segments, sessions = {}, {}
-    library, kept = Library(home / "library"), Sessions(home / "sessions")
-    for entry in library.entries():
-        if entry.problem:
-            problems.append(entry.problem)
-            continue
+    problems, segments, sessions = [], {}, {}
+    for entry in Library(home / "library").entries():
         try:
             segment = open_segment(entry.path)
             segments[entry.path.name] = f"{segment.text}\0{segment.tokens.tolist()}"
         except NotesError as error:
             problems.append(str(error))
+    kept = Sessions(home / "sessions")
     for name in kept.names():
         try:
             stored = kept.find(name)
-            lines = [
-                {key: value for key, value in line.items() if key not in ("time", "heard", *SUMS)}
-                for line in stored.lines
-            ]
-            rows = []
+            lines = [{key: value for key, value in line.items() if key not in VARYING} for line in stored.lines]
+            rows: list[Any] = []
             for file in stored.kept():
                 segment = open_segment(stored.folder / file)
                 rows.append((file, segment.tokens.tolist(), [layer.k.tobytes() for layer in segment.layers]))
@@ -256,22 +231,4 @@ def look(home: Path) -> Look:
             problems.append(f"session {name}: {error}")
     files = frozenset(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
     exports = {path.name: path.read_bytes() for path in (*home.glob("out/*.tar"), *home.glob("profiles/*.json"))}
-    return Look(segments, sessions, exports, files, problems)
-
-
-def temporary(files: frozenset[str]) -> list[str]:
-    """Return hidden files that are neither locks nor records of uses."""
-    return sorted(
-        name
-        for name in files
-        if any(part.startswith(".") and part not in (".locks", ".uses") for part in name.split("/"))
-        or (not {".locks", ".uses"} & set(name.split("/")) and name.endswith((".tmp", ".import")))
-    )
-
-
-def _unlocked(folder: Path) -> None:
-    """Make a folder that a case has made unwritable one that can be removed."""
-    if folder.is_dir():
-        for root, folders, _ in os.walk(folder):
-            for name in ["", *folders]:
-                os.chmod(os.path.join(root, name), 0o700)
+    return Contents(segments, sessions, exports, files, problems)

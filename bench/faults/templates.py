@@ -5,24 +5,13 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Sequence
 
-from bench.faults.frame import ACCEPTED, REFUSED, Budget, Row, Verdict, chance, tried
+from bench.faults.frame import ACCEPTED, Kind, chance, check, refused
 from bench.faults.mutate import text_changed
 from notes_cli.errors import ModelError
 from notes_cli.text.template import PLAIN, ChatTemplate
 
-TITLE = (
-    "Chat templates (the plain one, ChatML, one with macros and namespaces), mutated as texts and by statements, and "
-    "programs that take without end: loops in loops, powers, long strings, deep nesting, recursion, the insides of "
-    "Python."
-)
-FAILS = (
-    "an exception other than the one-line refusal, more than 60 s, or a wrong accept: a text of the user that comes "
-    "out changed, twice, out of order or not at all, and is not refused, or a template that reaches Python through the "
-    "sandbox."
-)
-CASES, SHARE = 4_000, 2
+SECONDS = 60
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -68,53 +57,37 @@ PIECES = (
         "{#",
         "#}",
     ),
-    *(
-        "{{ messages[1]['content'] | trim }}",
-        "{{ undefined }}",
-        "{{ undefined.x }}",
-        "{% break %}",
-        "{% set messages = [] %}",
-    ),
-    *(
-        "{{ messages[-1].content | upper }}",
-        "{{ messages | length }}",
-        "{% generation %}",
-        "{{ bos_token }}",
-        "{% raw %}",
-    ),
-    *("{{ messages[0].content[:3] }}", "{{ messages | map(attribute='content') | join }}", "{{ 1/0 }}", "{%- -%}"),
+    *("{{ messages[1]['content'] | trim }}", "{{ undefined }}", "{{ undefined.x }}", "{% break %}", "{{ bos_token }}"),
+    *("{% set messages = [] %}", "{{ messages[-1].content | upper }}", "{{ messages | length }}", "{% generation %}"),
+    *("{% raw %}", "{{ messages[0].content[:3] }}", "{{ messages | map(attribute='content') | join }}", "{{ 1/0 }}"),
+    "{%- -%}",
 )
 
 
-def run(budget: Budget, seed: int) -> Row:
-    return tried(Templates(seed), budget, patience=150, say="templates")
+class Templates(Kind):
+    """Mutants of three templates, and programs that take without end."""
 
+    cases, share, patience = 4_000, 2, 150
 
-class Templates:
-    """Judges mutants of three templates, and the bombs."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __call__(self, number: int) -> Verdict:
+    def judge(self, number: int) -> str:
         rng = chance(self.seed, number)
         source = self._source(rng, number)
         texts = [f"§{rng.getrandbits(64):016x}§" for _ in range(rng.choice((1, 2, 3, 4)))]
-        roles = ["system", "user", "assistant", "user"]
-        if len(texts) < 4:
-            roles = roles[1 : 1 + len(texts)]
-        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        begun = time.monotonic()
+        roles = ["system", "user", "assistant", "user"][0 if len(texts) == 4 else 1 :]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+        started = time.monotonic()
         try:
             parts = ChatTemplate(source, "<s>", "</s>").cut(messages, texts)
         except ModelError as error:
-            said = str(error)
-            if "\n" in said or len(said) > 1000:
-                return Verdict("wrong", f"no clear line: {said[:200]!r}")
-            return REFUSED
-        if time.monotonic() - begun > 60:
-            return Verdict("hang", source[:200])
-        return self._checked(parts, texts, source)
+            return refused(error)
+        check(time.monotonic() - started < SECONDS, source[:200], "hang")
+        # The template's own texts, one more than the user's, have nothing of the user's and nothing of Python.
+        own = "".join(parts)
+        right = len(parts) == len(texts) + 1 and not any(text in own for text in texts)
+        check(right, f"a text came out otherwise: {source[:200]!r}")
+        reached = any(mark in own for mark in ("<class", "root:", "uid="))
+        check(not reached, f"it reached Python: {own[:100]!r} of {source[:200]!r}")
+        return ACCEPTED
 
     def _source(self, rng: random.Random, number: int) -> str:
         if number % 25 == 0:
@@ -129,12 +102,3 @@ class Templates:
             end = source.find("}", at) + 2
             source = source[:at] + rng.choice((*PIECES, "")) + source[rng.choice((at, end)) :]
         return source
-
-    def _checked(self, parts: Sequence[str], texts: Sequence[str], source: str) -> Verdict:
-        """The template's own texts, one more than the user's, hold nothing of the user's and nothing of Python."""
-        own = "".join(parts)
-        if len(parts) != len(texts) + 1 or any(text in own for text in texts):
-            return Verdict("wrong", f"a text came out otherwise: {source[:200]!r}")
-        if "<class" in own or "root:" in own or "uid=" in own:
-            return Verdict("wrong", f"it reached Python: {own[:100]!r} of {source[:200]!r}")
-        return ACCEPTED

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +12,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
 import numpy as np
 
 from bench.gpu.cuda import Copies
-from bench.processes import running
+from bench.processes import llama_server, notes_serve, stream
 from bench.random_model import ROOT, random_model
 from bench.speed import COMPILED_AT, SPLICED_AT, make_segment, random_rows, seconds
 from notes_cli.engine import native
@@ -29,7 +25,6 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.library.container import open_segment, open_stored, write_segment
 
-LONG = 120.0  # seconds for a request
 ROUNDS = 7
 TEXTS = tuple(f"skills/{name}/SKILL.md" for name in ("store-handbook", "api-reference", "style-guide"))
 
@@ -91,7 +86,7 @@ def _memcpy(size: int) -> dict[str, float]:
         copies.close()
 
 
-def first_tokens(name: str, model: Path, text: str, llama_server: Path) -> dict[str, Any]:
+def first_tokens(name: str, model: Path, text: str, program: Path) -> dict[str, Any]:
     """Seconds to the first token of an answer about a text, median of several: `again` is another question about it,
     `moved` a question with another line before it, `new` the first question of all (notes has compiled the text)."""
     found: dict[str, Any] = {"model": name}
@@ -99,60 +94,41 @@ def first_tokens(name: str, model: Path, text: str, llama_server: Path) -> dict[
         home = Path(folder)
         (home / "long.md").write_text(text, encoding="utf-8")
         for server, context in (("llama-server", _llama_server), ("notes serve", _notes_serve)):
-            with context(model, home, llama_server) as (url, ask):
+            with context(model, home, program) as ask:
                 found[server] = {}
                 for case in ("again", "moved"):
                     times = []
                     for number in range(ROUNDS + 1):
                         line = f"Today is day {number}." if case == "moved" else ""
-                        times.append(_first(url, ask(line, text, f"What is point {number}?")))
+                        times.append(ask(line, text, f"What is point {number}?"))
                     if case == "again":
                         found[server]["new"] = times[0]
                     found[server][case] = median(times[1:])
     return found
 
 
-def _first(url: str, body: dict[str, Any]) -> float:
+def _first(url: str, system: str, question: str, **more: Any) -> float:
     """Seconds until the first piece of text arrives."""
-    start = time.perf_counter()
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=LONG) as reply:
-        if reply.status_code != 200:
-            raise SystemExit(f"{url}: {reply.read().decode()[:400]}")
-        for line in reply.iter_lines():
-            if line.startswith("data: {") and any(
-                one["delta"].get("content") for one in json.loads(line[6:])["choices"]
-            ):
-                return time.perf_counter() - start
-    return time.perf_counter() - start
-
-
-def _body(system: str, question: str, **more: Any) -> dict[str, Any]:
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": question})
-    return {"messages": messages, "max_tokens": 4, "temperature": 0, "stream": True, **more}
+    return stream(f"{url}/v1/chat/completions", {"messages": messages, "max_tokens": 4, **more}).first
 
 
 @contextmanager
-def _llama_server(model: Path, home: Path, program: Path) -> Iterator[tuple[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(program), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "--offline", "-np", "1"]
-    command += ["-c", "8192", "-ngl", "99"]
-    with running(command, home / "llama-server.log", {}, r"listening on (http://\S+)") as server:
-        _first(server.url, _body("", "Hello"))
-        yield server.url, lambda line, text, question: _body(f"{line}\n\n{text}".strip(), question)
+def _llama_server(model: Path, home: Path, program: Path) -> Iterator[Callable[[str, str, str], float]]:
+    with llama_server(program, model, home / "llama-server.log", "-np", "1", "-c", "8192", "-ngl", "99") as server:
+        _first(server.url, "", "Hello")
+        yield lambda line, text, question: _first(server.url, f"{line}\n\n{text}".strip(), question)
 
 
 @contextmanager
-def _notes_serve(model: Path, home: Path, program: Path) -> Iterator[tuple[str, Any]]:
+def _notes_serve(model: Path, home: Path, program: Path) -> Iterator[Callable[[str, str, str], float]]:
     settings = {"NOTES_HOME": str(home), "NOTES_MODEL": str(model)}
-    command = [sys.executable, "-m", "notes_cli", "serve", "--port", "0", "-c", "8192"]
     compile_ = [sys.executable, "-m", "notes_cli", "compile", str(home / "long.md"), "--name", "long", "-c", "8192"]
     subprocess.run(compile_, check=True, env=os.environ | settings, capture_output=True)
-    with running(command, home / "serve.log", settings, r"serving \S+ on (http://\S+)") as server:
-        _first(server.url, _body("", "Hello"))
-        yield server.url, lambda line, text, question: _body(line, question, notes={"splice": ["long"]})
+    with notes_serve(model, home, home / "serve.log", "-c", "8192") as server:
+        _first(server.url, "", "Hello")
+        yield lambda line, text, question: _first(server.url, line, question, notes={"splice": ["long"]})
 
 
 def long_text(model: Path, tokens: int) -> str:

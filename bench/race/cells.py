@@ -25,22 +25,14 @@ SETTINGS = {"answer": ANSWER, "threads": THREADS, "version": 2}  # of all cells 
 
 MODELS: dict[str, tuple[str, Callable[[], Path]]] = {
     "random": ("Random weights in the shape of Qwen3-0.6B, Q8_0", lambda: with_words_of(shipped_model())),
-    "shallow": (
-        "The same with 4 of its 28 layers, for long texts",
-        lambda: with_words_of(shipped_model(), SHALLOW),
-    ),
+    "shallow": ("The same with 4 of its 28 layers, for long texts", lambda: with_words_of(shipped_model(), SHALLOW)),
     "shipped": ("The model that ships", shipped_model),
 }
 # Of all 28 layers a recompute of 16k tokens takes minutes, and the model that ships was trained for less: such sizes
 # are none of their cells.
-GRID = {
-    "random": {
-        "alone": ("1k", "4k"),
-        "moved": ("1k", "4k"),
-        "orders": ("1k",),
-        "field": ("1k", "4k"),
-        "turns": ("1k",),
-    },
+BOTH = ("1k", "4k")
+GRID: dict[str, dict[str, tuple[str, ...]]] = {
+    "random": {"alone": BOTH, "moved": BOTH, "orders": ("1k",), "field": BOTH, "turns": ("1k",)},
     "shallow": {"alone": ("16k", "32k"), "moved": ("16k",)},
     "shipped": dict.fromkeys(("alone", "moved", "orders", "field", "turns"), ("1k",)),
 }

@@ -6,8 +6,8 @@ Every prompt is a text that tokenizes to the very tokens that `notes` assembles 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import permutations
 from pathlib import Path
@@ -40,14 +40,14 @@ SYSTEMS = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and how `notes` is asked for it."""
+    """A prompt, and how `notes` is asked for it. Its text and number of tokens are not known at first."""
 
-    text: str
-    tokens: int
     splice: tuple[str, ...]  # skills
     question: str
     system: str = ""
     date: str = ""  # that the first skill has now, where it is another one than it was compiled with
+    text: str = ""
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,13 @@ class Work:
     asked: tuple[Prompt, ...]
 
     @property
-    def longest(self) -> int:
-        return max(prompt.tokens for prompt in self.asked)
+    def every(self) -> tuple[Prompt, ...]:
+        return (*((self.seen,) if self.seen else ()), *self.asked)
+
+    @property
+    def context(self) -> int:
+        """Tokens of a context for each prompt and its answer."""
+        return -(-(max(prompt.tokens for prompt in self.asked) + 2 * ANSWER) // 256) * 256
 
 
 def works() -> dict[str, Callable[[str], Work]]:
@@ -70,63 +75,46 @@ def works() -> dict[str, Callable[[str], Work]]:
     return {"alone": _alone, "moved": _moved, "orders": _orders, "field": _field, "turns": _turns}
 
 
-def _alone(size: str) -> Work:
-    skills = {f"policy-{size}": policy(sections=SIZES[size])}
-    seen, *asked = _prompts(skills, [Draft(tuple(skills), question) for question in _questions(REPEATS + 1)])
-    return Work("alone", size, skills, seen, tuple(asked))
+def _policy(size: str) -> dict[str, str]:
+    return {f"policy-{size}": policy(sections=SIZES[size])}
 
 
-def _moved(size: str) -> Work:
-    skills = {f"policy-{size}": policy(sections=SIZES[size])}
-    first, *rest = _questions(REPEATS + 1)
-    drafts = [Draft(tuple(skills), first)]
-    drafts += [Draft(tuple(skills), one, system) for one, system in zip(rest, SYSTEMS, strict=True)]
-    seen, *asked = _prompts(skills, drafts)
-    return Work("moved", size, skills, seen, tuple(asked))
-
-
-def _orders(size: str) -> Work:
-    each = max(1, SIZES[size] // 4)
-    skills = {f"{name}-{size}": policy(seed=seed, sections=each) for seed, name in enumerate("abcd", 2)}
-    orders = list(permutations(skills))
-    asked = _questions(len(orders) + 1)
-    drafts = [Draft(order, question) for order, question in zip([orders[0], *orders], asked, strict=True)]
-    seen, *rest = _prompts(skills, drafts)
-    return Work("orders", size, skills, seen, tuple(rest))
-
-
-def _field(size: str) -> Work:
-    skills = {f"policy-{size}": policy(sections=SIZES[size])}
-    first, *rest = _questions(REPEATS + 1)
-    days = [(FIRST + timedelta(30 + number)).isoformat() for number in range(REPEATS)]
-    drafts = [Draft(tuple(skills), first)]
-    drafts += [Draft(tuple(skills), one, date=day) for one, day in zip(rest, days, strict=True)]
-    seen, *asked = _prompts(skills, drafts)
-    return Work("field", size, skills, seen, tuple(asked))
-
-
-def _turns(size: str) -> Work:
-    """The context of a question depends on earlier answers: all peers get those of `notes` (peers.Session)."""
-    skills = {f"policy-{size}": policy(sections=SIZES[size])}
-    days = [(FIRST + timedelta(30 + number)).isoformat() for number in range(TURNS)]
-    asked = [
-        Prompt("", 0, tuple(skills), question, date=day) for question, day in zip(_questions(TURNS), days, strict=True)
-    ]
-    return Work("turns", size, skills, None, tuple(asked))
+def _days(count: int) -> list[str]:
+    return [(FIRST + timedelta(30 + number)).isoformat() for number in range(count)]
 
 
 def _questions(count: int) -> list[str]:
     return [one.question for one in questions(count, seed=11)]
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A prompt whose tokens are not known yet."""
+def _alone(size: str) -> Work:
+    skills = _policy(size)
+    return _work("alone", size, skills, [Prompt(tuple(skills), question) for question in _questions(REPEATS + 1)])
 
-    splice: tuple[str, ...]
-    question: str
-    system: str = ""
-    date: str = ""
+
+def _moved(size: str) -> Work:
+    skills, asked = _policy(size), zip(_questions(REPEATS + 1), ("", *SYSTEMS), strict=True)
+    return _work("moved", size, skills, [Prompt(tuple(skills), question, system) for question, system in asked])
+
+
+def _orders(size: str) -> Work:
+    each = max(1, SIZES[size] // 4)
+    skills = {f"{name}-{size}": policy(seed=seed, sections=each) for seed, name in enumerate("abcd", 2)}
+    orders = list(permutations(skills))
+    asked = zip([orders[0], *orders], _questions(len(orders) + 1), strict=True)
+    return _work("orders", size, skills, [Prompt(order, question) for order, question in asked])
+
+
+def _field(size: str) -> Work:
+    skills, asked = _policy(size), zip(_questions(REPEATS + 1), ("", *_days(REPEATS)), strict=True)
+    return _work("field", size, skills, [Prompt(tuple(skills), question, date=day) for question, day in asked])
+
+
+def _turns(size: str) -> Work:
+    """The context of a question depends on earlier answers: all peers get those of `notes` (peers.session)."""
+    skills = _policy(size)
+    asked = zip(_questions(TURNS), _days(TURNS), strict=True)
+    return Work("turns", size, skills, None, tuple(Prompt(tuple(skills), one, date=day) for one, day in asked))
 
 
 def texts(skills: dict[str, str]) -> dict[str, Path]:
@@ -140,25 +128,25 @@ def texts(skills: dict[str, str]) -> dict[str, Path]:
     return found
 
 
-def _prompts(skills: dict[str, str], drafts: list[Draft]) -> Iterator[Prompt]:
-    """Each as `notes` assembles it; all models here have the tokenizer and the template of the one that ships."""
-    files = texts(skills)
+def _work(name: str, size: str, skills: dict[str, str], prompts: Sequence[Prompt]) -> Work:
+    """A workload with the texts of its prompts as `notes` assembles them: all models here have the tokenizer and the
+    template of the one that ships. The first prompt is asked before."""
+    files, found = texts(skills), []
     with notes.open(shipped_model(), beyond_trained=True, paths=notes.Paths.under(FOLDER / "none")) as model:
-        for one in drafts:
+        own = model.workspace.model
+        for one in prompts:
             changed = {"fields": {"date": one.date}, "method": "field"} if one.date else {}
             splice = [str(files[name]) for name in one.splice]
             plan = model.explain(one.question, splice=splice, system=one.system or None, max_tokens=ANSWER, **changed)  # type: ignore[arg-type]
             tokens = plan.sequence.tokens.tolist()
-            own = model.workspace.model
             text = b"".join(own.token_bytes(token, special=True) for token in tokens).decode()
             if own.tokenize(text, special=True).tolist() != tokens:
                 raise SystemExit(f"{one}: its text has other tokens than it")
-            yield Prompt(text, len(tokens), one.splice, one.question, one.system, one.date)
+            found.append(replace(one, text=text, tokens=len(tokens)))
+    return Work(name, size, skills, found[0], tuple(found[1:]))
 
 
 def with_texts(work: Work, prompts: Path) -> Work:
-    """Return a conversation with the texts of its prompts, from a session of `notes`."""
+    """A conversation with the texts of its prompts, from a session of `notes`."""
     kept = json.loads(prompts.read_text())
-    prompts = [Prompt(**{**asdict(one), **text}) for one, text in zip(work.asked, kept, strict=True)]
-    asked = tuple(Prompt(**{**asdict(one), "splice": tuple(one.splice)}) for one in prompts)
-    return Work(work.name, work.size, work.skills, None, asked)
+    return replace(work, asked=tuple(replace(one, **text) for one, text in zip(work.asked, kept, strict=True)))

@@ -87,11 +87,13 @@ def _correction(entry: dict[str, Any]) -> Correction:
 
 
 def load_facts(path: Path, count: int = FACTS) -> list[Fact]:
-    """The facts of the paper's experiment, drawn as its author draws them (esys/composable_facts.py, seed 0).
+    """The facts of the paper's experiment, of a JSON file with the author's word lists and passages under `facts`,
+    which are not ours to ship."""
+    return facts_of(json.loads(path.read_text(encoding="utf-8"))["facts"], count)
 
-    `path`: a JSON file with his word lists and passages under `facts`, which are not ours to ship.
-    """
-    data = json.loads(path.read_text(encoding="utf-8"))["facts"]
+
+def facts_of(data: dict[str, Any], count: int = FACTS) -> list[Fact]:
+    """Draw the facts as the author draws them (esys/composable_facts.py, seed 0)."""
     draw, facts = random.Random(0), []
     padding = "\n".join(f"- background note {number}: routine context, no action required." for number in range(18))
     for number in range(count):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from bench.serving import report
-from bench.serving.races import PIECES, measure, measured, phases
+from bench.serving.phases import PIECES, measure, measured, phases
 
 
 def main() -> int:

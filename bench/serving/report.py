@@ -8,10 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.marked import put_between
-from bench.serving.figures import Figures, Wait, times
-from bench.serving.load import Seen
-from bench.serving.races import RACES, RATES, TENTHS, Phase, Race
-from bench.serving.servers import SYSTEMS
+from bench.serving.load import Figures, Seen, times
+from bench.serving.phases import RACES, RATES, SYSTEMS, TENTHS, Phase, Race
 
 BEGIN, END = "<!-- make serving: begin -->", "<!-- make serving: end -->"
 KEPT = "results/serving.json"
@@ -49,28 +47,27 @@ def tables(done: Measured) -> str:
 
 def _model(race: Race, done: Measured) -> str:
     mine = {phase: figures for phase, (_, figures) in done.items() if phase.race == race}
-    lines = [
+    loads = " | ".join("all at once" if rate is None else str(rate) for rate in RATES)
+    title = (
         f"**{race.title}**: {race.count} requests at each load, of which those are left out that would come after"
         f" {race.arriving:.0f} seconds; answers of {race.tokens} tokens at most; all is cut off after {race.limit:.0f}"
-        " seconds.",
-        "",
-        f"| | {' | '.join(map(_load, RATES))} |",
-        f"| --- |{' --- |' * len(RATES)}",
-        *_rows({phase: (found, _equal(done, phase)) for phase, found in mine.items()}),
-        "",
-        *_compared(race, mine),
-    ]
+        " seconds."
+    )
     if unit := mine.get(Phase(race, UNEDITED, None)):
-        lines[0] += f" A load of {TENTHS} is {unit.answers:.2f} requests a second."
-    return "\n".join(lines)
-
-
-def _rows(mine: dict[Phase, tuple[Figures, tuple[int, int]]]) -> Iterator[str]:
-    """A row a system, a cell a load."""
+        title += f" A load of {TENTHS} is {unit.answers:.2f} requests a second."
+    lines = [title, "", f"| | {loads} |", f"| --- |{' --- |' * len(RATES)}"]
+    compared = [f"| p90 of the first token, times ours | {loads} |", f"| --- |{' ---: |' * len(RATES)}"]
     for system in SYSTEMS.values():
-        found = {phase.rate: _cell(phase, *one) for phase, one in mine.items() if phase.system == system}
-        if found:
-            yield f"| {system.title} | {' | '.join(found.get(rate, '') for rate in RATES)} |"
+        row = [Phase(race, system, rate) for rate in RATES]
+        if not any(phase in mine for phase in row):
+            continue
+        cells = (_cell(phase, mine[phase], _equal(done, phase)) if phase in mine else "" for phase in row)
+        lines.append(f"| {system.title} | {' | '.join(cells)} |")
+        if system != OURS:
+            pairs = [(mine.get(phase), mine.get(Phase(race, OURS, phase.rate))) for phase in row]
+            ratios = [times(other.p90, own.p90) if other and own else None for other, own in pairs]
+            compared.append(f"| {system.title} | {' | '.join(str(ratio or '') for ratio in ratios)} |")
+    return "\n".join([*lines, "", *compared])
 
 
 def _cell(phase: Phase, found: Figures, equal: tuple[int, int]) -> str:
@@ -82,30 +79,11 @@ def _cell(phase: Phase, found: Figures, equal: tuple[int, int]) -> str:
     return ", ".join(cells)
 
 
-def _compared(race: Race, mine: dict[Phase, Figures]) -> Iterator[str]:
-    """How many times longer the others' first tokens take."""
-    yield f"| p90 of the first token, times ours | {' | '.join(map(_load, RATES))} |"
-    yield f"| --- | {' | '.join('---:' for _ in RATES)} |"
-    for system in SYSTEMS.values():
-        if system != OURS:
-            cells = [_times(mine.get(Phase(race, system, rate)), mine.get(Phase(race, OURS, rate))) for rate in RATES]
-            yield f"| {system.title} | {' | '.join(cells)} |"
-
-
-def _times(other: Figures | None, ours: Figures | None) -> str:
-    found: Wait | None = times(other.p90, ours.p90) if other and ours else None
-    return str(found or "")
-
-
 def _equal(done: Measured, phase: Phase) -> tuple[int, int]:
     """Answers that are those of ours to the same questions, and how many of them both have."""
     ours, _ = done.get(Phase(phase.race, OURS, phase.rate), ([], None))
     both = [(a.text, b.text) for a, b in zip(done[phase][0], ours, strict=False) if a.done and b.done]
     return sum(a == b for a, b in both), len(both)
-
-
-def _load(rate: int | None) -> str:
-    return "all at once" if rate is None else str(rate)
 
 
 def _share(share: float | None) -> str:

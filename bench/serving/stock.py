@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,25 +40,6 @@ def stock(name: str = "llama-server", folder: Path = FOLDER) -> Path:
         print(f"Building llama.cpp's own {name} (10 minutes on two cores, once) ...", file=sys.stderr, flush=True)
         _build(name, folder)
     return program
-
-
-def binding(folder: Path = FOLDER) -> Path:
-    """A folder with llama-cpp-python, all of it, which loads the library of the programs if LLAMA_CPP_LIB_PATH is their
-    folder."""
-    stock(folder=folder)
-    package = folder / "python"
-    if not package.is_dir():
-        scratch = folder / "download"
-        scratch.mkdir(parents=True, exist_ok=True)
-        inside = f"llama_cpp_python-{prepare.VERSION}/"
-        sdist = prepare.find_sdist(scratch)
-        prepare.check(sdist)  # which vouches for the names in it
-        with tarfile.open(sdist) as archive:
-            wanted = (one for one in archive if one.name.startswith(f"{inside}llama_cpp/"))
-            archive.extractall(scratch, wanted)
-        (scratch / inside).rename(package)
-        shutil.rmtree(scratch)
-    return package
 
 
 def _unpack(folder: Path) -> None:

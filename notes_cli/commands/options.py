@@ -339,6 +339,13 @@ _MODEL_OPTIONS = [
         help="Allow more tokens than the model was trained for, RoPE scaling included.",
     ),
     click.option(
+        "--chat-template-file",
+        envvar="NOTES_CHAT_TEMPLATE_FILE",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="A chat template in Jinja.  [default: the model's]",
+    ),
+    click.option(
         "--carry/--no-carry",
         default=None,
         help="Carry recurrent state through skills that do not begin a prompt.  [default: as measured, else not]",
@@ -382,6 +389,7 @@ class ModelChoice:
     projector: Path | None
     image_tokens: tuple[int | None, int | None]
     carry: bool | None
+    chat_template: str | None
     notices: list[str]  # messages about the choice
 
     @property
@@ -389,13 +397,15 @@ class ModelChoice:
         """Settings that answers depend on, as JSON values; the number of threads is left out."""
         sizes = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
         vision = {"projector": self.projector and str(self.projector), "image_tokens": list(self.image_tokens)}
-        carry = {"carry": self.carry} if self.carry is not None else {}
-        settings = {**self.context, **sizes, "rpc": list(self.rpc), **carry, **(vision if self.projector else {})}
+        chosen = {"carry": self.carry, "chat_template": self.chat_template}
+        more = {name: value for name, value in chosen.items() if value is not None}
+        settings = {**self.context, **sizes, "rpc": list(self.rpc), **more, **(vision if self.projector else {})}
         return {name: value for name, value in settings.items() if name != "n_threads"}
 
 
 def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
     """Return the choice that `open_workspace` opens. Raises NotesError for an unknown model or session."""
+    from notes_cli.commands.terminal import read_text
     from notes_cli.runtime.naming import projector_of
 
     header = _session_header(session, begins)
@@ -423,7 +433,8 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
     fixed, beyond = given["ctx_size"] is not None, given["beyond_trained"]
     limits = given["image_min_tokens"], given["image_max_tokens"]
     projector = given["mmproj"] or projector_of(path)
-    rest = given["gpu_layers"], given["rpc"], projector, limits, given["carry"]
+    template = given["chat_template_file"] and read_text(given["chat_template_file"])
+    rest = given["gpu_layers"], given["rpc"], projector, limits, given["carry"], template
     return ModelChoice(path, context, fixed, beyond, *rest, notices)
 
 
@@ -470,6 +481,7 @@ def open_workspace(
                 projector=choice.projector,
                 image_tokens=choice.image_tokens,
                 carry=choice.carry,
+                chat_template=choice.chat_template,
                 hashing=hashing,
                 loading=lambda part: update(int(100 * part), 100),
                 log=output.say if given["verbose"] else None,

@@ -118,7 +118,8 @@ def command(
     names = [*aliases, *([word] if word else [])]
     scheduler = Scheduler(workspace, Limits(parallel, queue, max_tokens, chunk), names)
     token = os.urandom(32).hex()
-    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, token)
+    verbose = bool(model["verbose"])
+    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, verbose, token)
     with listen(host, port) as listening, ExitStack() as ending:
         port = listening.getsockname()[1]
 

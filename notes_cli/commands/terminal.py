@@ -104,7 +104,7 @@ MODEL = ("model", "ctx_size", "threads", "gpu_layers", "mmproj")
 EXPERT = (
     *("batch_size", "ubatch_size", "rpc", "image_min_tokens", "image_max_tokens", "flash_attn"),
     *("cache_type_k", "cache_type_v", "rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
-    *("beyond_trained", "carry"),
+    *("beyond_trained", "carry", "chat_template_file"),
 )
 REST = "Options"
 

@@ -20,7 +20,7 @@ from notes_cli.errors import EngineError, UnsupportedError
 
 ABI_VERSION = 10
 # How often a thread of GNU's OpenMP spins at a barrier before it sleeps. By default it is 300,000 times: beside a busy
-# process threads then wait for each other's time slices, and an answer takes up to a minute (python -m bench.busy).
+# process threads then wait for each other's time slices, and an answer takes up to a minute (docs/speed.md).
 SPIN = "1000"
 MEND = "Build it with: make setup (in a checkout) or pip install --force-reinstall notes-cli"
 

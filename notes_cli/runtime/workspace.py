@@ -57,6 +57,7 @@ class Workspace(IdentifiedContexts):
         projector: Path | None = None,
         image_tokens: tuple[int | None, int | None] = (None, None),
         carry: bool | None = None,
+        chat_template: str | None = None,
         hashing: Callable[[int, int], None] | None = None,
         loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
@@ -73,6 +74,7 @@ class Workspace(IdentifiedContexts):
             projector: The file of the vision encoder (mmproj).
             image_tokens: Minimum and maximum tokens per image, where the projector leaves that open.
             carry: Carry recurrent state through skills; None: if calibration found that it works for this model.
+            chat_template: The Jinja text of a chat template in place of the model's.
             hashing: Called with (bytes done, total) while a model's file is hashed, once per file.
             loading: Called with the loaded fraction, 0 to 1.
             log: Called with the memory of each context.
@@ -84,6 +86,7 @@ class Workspace(IdentifiedContexts):
         self.paths = paths or default_paths()
         self.library: Store = library or own_library(self.paths)
         self._carry, self._hashing, self._measured = carry, hashing, {}
+        self._chat_template = chat_template
         self._projector, self._image_tokens = projector, image_tokens
         self._image_encoding: ImageEncoding | None = None
         self._files: dict[str, Path] = {}  # segment name -> file it was opened from
@@ -133,7 +136,12 @@ class Workspace(IdentifiedContexts):
     @cached_property
     def reasoning(self) -> Reasoning:
         """The model's form of reasoning."""
-        return reasoning_of(self.model.chat_template or "", self.model.name)
+        return reasoning_of(self.chat_template, self.model.name)
+
+    @property
+    def chat_template(self) -> str:
+        """The Jinja text of the chat template, "" for a model without one."""
+        return (self.model.chat_template or "") if self._chat_template is None else self._chat_template
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -154,9 +162,8 @@ class Workspace(IdentifiedContexts):
 
     def _template(self, *, now: datetime | None = None, think: bool = False) -> ChatTemplate:
         bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
-        name = f"the chat template of {self.model.path.name}"
-        source = self.model.chat_template or ""
-        template = ChatTemplate(source, bos, eos, now=now, name=name)
+        name = f"the chat template of {self.model.path.name}" if self._chat_template is None else "the chat template"
+        template = ChatTemplate(self.chat_template, bos, eos, now=now, name=name)
         return self.reasoning.template(template, think)
 
     def tokenize(self, chunk: Chunk) -> Tokens:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -21,13 +22,17 @@ from notes_cli import output
 from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, library
+from notes_cli.serve.access_log import POLLED, AccessLog
 from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
 from notes_cli.serve.json_body import read_json
+from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
-from notes_cli.serve.prepare import check_messages, check_size, skills_of_alias
+from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
 from notes_cli.serve.prometheus import KIND, render_metrics
 from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.refusals import Refused, as_refusal, error_body
+from notes_cli.serve.replies import Reply
+from notes_cli.serve.responses_api import ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import Scheduler
 from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.webpage import page_routes
@@ -49,6 +54,7 @@ class Options:
     body: int = BODY
     page: bool = True  # the web page at /
     forms: bool = True  # requests may have a grammar or a schema
+    verbose: bool = False  # the access log has also what monitors and pages load
     token: str = ""  # a key for processes of the same user (serve/registry.py)
 
 
@@ -58,6 +64,7 @@ class Service:
     def __init__(self, scheduler: Scheduler, options: Options) -> None:
         self.scheduler, self.options = scheduler, options
         self.draining = False
+        self._responses = ResponseStore()
         self._ignored: set[str] = set()  # ignored keys of requests that were logged
         self.end: Callable[[], object] = lambda: None  # ends the server, from any thread
 
@@ -76,7 +83,12 @@ class Service:
             ClientDisconnect: _on_disconnect,
             Exception: _on_fault,
         }
-        middleware = [*([cors] if self.options.origins else []), guard]  # CORS first, so that pages can read refusals
+        log = Middleware(AccessLog, () if self.options.verbose else (*POLLED, *pages_of(routes)))
+        middleware = [
+            log,
+            *([cors] if self.options.origins else []),
+            guard,
+        ]  # CORS first, so that pages can read refusals
         return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
 
     def routes(self) -> list[Route]:
@@ -87,6 +99,9 @@ class Service:
             Route("/v1/models/{name:path}", self.model),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
+            Route("/v1/messages", self.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/notes", self.skills),
             Route("/v1/notes/compile", self.compile, methods=["POST"]),
@@ -162,14 +177,33 @@ class Service:
     # Chats and completions.
 
     async def chat(self, request: Request) -> Response:
-        chat = await self._chat(request)
-        return await respond(request, self.scheduler, [chat], chat.model or self.scheduler.names[0])
+        chat = await self._parse(request, parse_chat)
+        self._log_ignored(chat)
+        return await respond(request, self.scheduler, [Reply(chat, chat.model or self.scheduler.names[0])])
 
     async def completions(self, request: Request) -> Response:
-        data = await self._body(request)
-        chats = await self._prepare(lambda: parse_completion(data, forms=self.options.forms))
+        chats = await self._parse(request, parse_completion)
         self._log_ignored(chats[0])
-        return await respond(request, self.scheduler, chats, chats[0].model or self.scheduler.names[0])
+        model, choices = chats[0].model or self.scheduler.names[0], chats[0].params.choices
+        replies = [Reply(chat, model, number * choices) for number, chat in enumerate(chats)]
+        return await respond(request, self.scheduler, replies)
+
+    async def responses(self, request: Request) -> Response:
+        parsed = await self._parse(request, partial(parse_responses, store=self._responses))
+        self._log_ignored(parsed.chat)
+        model = parsed.chat.model or self.scheduler.names[0]
+        reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
+        return await respond(request, self.scheduler, [reply])
+
+    async def messages(self, request: Request) -> Response:
+        chat = await self._parse(request, parse_messages)
+        self._log_ignored(chat)
+        return await respond(request, self.scheduler, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
+
+    async def count_tokens(self, request: Request) -> Response:
+        chat = await self._parse(request, parse_messages)
+        prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True))
+        return JSONResponse({"input_tokens": len(prepared.layout)})
 
     # Skills, errata and sessions.
 
@@ -187,7 +221,7 @@ class Service:
         return await start_stream(request, CompileStream(progress, compiling))
 
     async def explain(self, request: Request) -> Response:
-        chat = await self._chat(request)
+        chat = await self._parse(request, parse_chat)
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True))
@@ -207,23 +241,21 @@ class Service:
 
     # Helpers.
 
-    async def _chat(self, request: Request) -> ChatRequest:
-        """Read and parse a chat request."""
+    async def _parse(self, request: Request, parse: Callable[..., T]) -> T:
+        """Read a request and parse it."""
         data = await self._body(request)
 
-        def parse() -> ChatRequest:
+        def check_and_parse() -> T:
             check_messages(self.scheduler.state, data)
-            return parse_chat(data, forms=self.options.forms)
+            return parse(data, forms=self.options.forms)
 
-        chat = await self._prepare(parse)
-        self._log_ignored(chat)
-        return chat
+        return await self._prepare(check_and_parse)
 
     def _log_ignored(self, chat: ChatRequest) -> None:
         """Log the ignored keys of a request, each once."""
         if new := [key for key in chat.ignored if key not in self._ignored]:
             self._ignored.update(new)
-            output.say(f"ignored, as it changes no answer here: {', '.join(new)}")
+            output.say(f"ignored: {', '.join(new)}")
 
     async def _prepare(self, function: Callable[[], T]) -> T:
         """Call a function in a preparation thread, where it may take seconds."""
@@ -283,7 +315,8 @@ Handler = Callable[[Request, Exception], Awaitable[Response]]
 async def _on_notes_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, NotesError)
     refusal = as_refusal(error)
-    return JSONResponse(error_body(refusal), refusal.status, refusal.headers)
+    body = messages_error if request.url.path.startswith("/v1/messages") else error_body
+    return JSONResponse(body(refusal), refusal.status, refusal.headers)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

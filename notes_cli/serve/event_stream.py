@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
+from notes_cli.serve.access_log import REPLIES
 from notes_cli.serve.jobs import Job, JobEvent
-from notes_cli.serve.parsing import ChatRequest
 from notes_cli.serve.refusals import Refused, as_refusal, error_body
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
 from notes_cli.serve.scheduler import Scheduler
@@ -72,14 +72,14 @@ class Submission:
             job.cancel()
 
 
-async def respond(request: Request, scheduler: Scheduler, chats: Sequence[ChatRequest], model: str) -> Response:
+async def respond(request: Request, scheduler: Scheduler, replies: Sequence[Reply]) -> Response:
     """Answer a request with one prompt or several. Raises Refused, ClientDisconnect."""
-    if len(chats) > scheduler.limits.requests:  # trying again would not help
-        message = f"{len(chats):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
+    if len(replies) > scheduler.limits.requests:  # trying again would not help
+        message = f"{len(replies):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
         raise Refused(400, message, param="prompt", code="invalid_value")
-    choices = chats[0].params.choices
-    submission = Submission(scheduler, [Reply(chat, model, number * choices) for number, chat in enumerate(chats)])
-    if not chats[0].stream:
+    request.scope.setdefault("state", {})[REPLIES] = replies
+    submission = Submission(scheduler, replies)
+    if not replies[0].request.stream:
         try:
             await while_connected(request.receive, submission.wait())
         finally:
@@ -154,7 +154,7 @@ async def start_stream(request: Request, stream: EventStream) -> EventStream:
 
 
 class ReplyStream(EventStream):
-    """Streams a reply in chunks of OpenAI's API."""
+    """Streams a reply in the chunks or named events of its API."""
 
     def __init__(self, submission: Submission) -> None:
         super().__init__()
@@ -173,9 +173,10 @@ class ReplyStream(EventStream):
             self._next.exception()  # retrieved, as asyncio would log it
 
     async def events(self) -> AsyncGenerator[bytes, None]:
+        first = self._submission.replies[0]
         for reply in self._submission.replies:
             for chunk in reply.opening():
-                yield encode_event(chunk)
+                yield encode_event(chunk, first.named_events)
         try:
             following = self._next or asyncio.ensure_future(self._submission.next())
             while True:
@@ -187,14 +188,15 @@ class ReplyStream(EventStream):
                     break
                 reply, event = result
                 for chunk in reply.chunks(event):
-                    yield encode_event(chunk)
+                    yield encode_event(chunk, first.named_events)
                 self._next = following = asyncio.ensure_future(self._submission.next())
         except Refused as error:
-            yield encode_event(error_body(error))
+            yield encode_event(first.failure(error), first.named_events)
             return
-        for chunk in self._submission.replies[0].closing(self._submission.replies):
-            yield encode_event(chunk)
-        yield b"data: [DONE]\n\n"
+        for chunk in first.closing(self._submission.replies):
+            yield encode_event(chunk, first.named_events)
+        if not first.named_events:
+            yield b"data: [DONE]\n\n"
 
 
 class ProgressQueue:
@@ -264,6 +266,8 @@ async def _send_part(send: Send, data: bytes) -> None:
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-def encode_event(data: Json) -> bytes:
+def encode_event(data: Json, named: bool = False) -> bytes:
+    """Encode an event. `named`: its name is the value of `type`."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    name = f"event: {data['type']}\n".encode() if named else b""
+    return name + b"data: " + text.encode("utf-8", "replace") + b"\n\n"

@@ -140,7 +140,7 @@ def _call_format(workspace: Workspace, prepared: PreparedRequest) -> ToolCallFor
     """Return the format of tool calls in the answer; None without tools, or if the model's format is unknown."""
     if not prepared.request.tools:
         return None
-    return FORCED if prepared.request.params.must_call else form_of(workspace.model.chat_template or "")
+    return FORCED if prepared.request.params.must_call else form_of(workspace.template.tool_source)
 
 
 def _completion(

@@ -188,6 +188,11 @@ class Reader:
             raise self.wrong(key, f"a string or a list of at most {most} strings, none of them empty", value)
         return tuple(texts)
 
+    def rest(self) -> dict[str, Any]:
+        """Take the remaining keys."""
+        rest, self._data = self._data, {}
+        return rest
+
     def ignore(self, keys: set[str]) -> None:
         for key in keys:
             self._data.pop(key, None)

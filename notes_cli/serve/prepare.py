@@ -257,7 +257,11 @@ def _prepare_chat(
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
     notes = request.notes
     layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not notes.recompute, exact=notes.exact)
-    return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests)
+    general = request.tools and workspace.template.generic_tools
+    notices = (
+        (f"{workspace.template.name} has no tools: the prompt describes them in a general form",) if general else ()
+    )
+    return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
 
 
 def _with_images(
@@ -340,7 +344,7 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
     check_bias(workspace, request)
     if params.grammar is not None:
         check_usable(workspace, params.grammar)
-        if request.tools and not params.must_call and form_of(workspace.model.chat_template or "") is None:
+        if request.tools and not params.must_call and form_of(workspace.template.tool_source) is None:
             message = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, message, param="tools", code="unsupported_value")
     max_tokens = _max_tokens(params, state.max_tokens)

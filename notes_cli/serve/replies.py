@@ -8,13 +8,14 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from notes_cli.engine.sequence import Stopped
 from notes_cli.explanations import explanation
 from notes_cli.serve.generation import AnswerDone, TextDelta, Token
 from notes_cli.serve.jobs import PrefillDone
 from notes_cli.serve.parsing import ChatRequest
+from notes_cli.serve.refusals import Refused, error_body
 
 _REASONS: dict[Stopped, str] = {"end": "stop", "length": "length", "context": "length"}
 AnswerEvent = PrefillDone | TextDelta | AnswerDone
@@ -25,6 +26,7 @@ Json = dict[str, Any]
 class Reply:
     """Collects the events of one prompt and formats its reply. `first`: index of its first choice in the response."""
 
+    named_events: ClassVar[bool] = False  # chunks are events that are named by their key `type`
     request: ChatRequest
     model: str
     first: int = 0
@@ -97,6 +99,10 @@ class Reply:
             yield self._chunk(event.index, {key: event.text}, event.tokens)
         elif isinstance(event, TextDelta):
             yield self._chunk(event.index, event.text, event.tokens)
+
+    def failure(self, error: Refused) -> Json:
+        """Return the last chunk of a reply that failed."""
+        return error_body(error)
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
         """Yield the chunk of all replies with usage and pieces, and no choice, if usage was requested."""
@@ -249,6 +255,8 @@ def headers(replies: Sequence[Reply]) -> dict[str, str]:
 def join_replies(replies: Sequence[Reply]) -> Json:
     """Join the replies to several prompts."""
     whole = [reply.whole() for reply in replies]
+    if len(whole) == 1:
+        return whole[0]
     return {**whole[0], "choices": [choice for reply in whole for choice in reply["choices"]], "usage": usage(replies)}
 
 

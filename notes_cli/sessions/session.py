@@ -276,7 +276,7 @@ class Session:
             raise SessionError("a question, skills, images and errata do not go with the results of tools")
         pieces = (piece for piece in self.state.entries if piece.turn == self.state.turns)
         last_answer = "".join(piece.text for piece in pieces if piece.kind == "answer")
-        form = form_of(self.workspace.model.chat_template or "")
+        form = form_of(self.workspace.template.tool_source)
         for tool in tools:
             if tool not in last_answer:
                 raise SessionError(f"the last answer of session {name} does not call a tool {tool!r}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -42,7 +43,45 @@ PLAIN = (
     "{% else %}{{ 'Answer: ' + m.content + '\n\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
 )
+# Precedes a template that has no tools, in a conversation with some: it describes them in the first message, and puts
+# calls and results into the text of messages.
+GENERIC_TOOLS = """
+{%- set tag = namespace(messages=[], tools="") %}
+{%- if tools %}
+    {%- set tag.tools = "You may call functions. Each is described by a line of JSON:\n<tools>\n" %}
+    {%- for tool in tools %}{% set tag.tools = tag.tools + (tool | tojson) + "\n" %}{% endfor %}
+    {%- set tag.tools = tag.tools + "</tools>\nTo call one, answer with its name and its arguments as JSON:\n" %}
+    {%- set tag.tools = tag.tools + '<tool_call>\n{"name": "...", "arguments": {}}\n</tool_call>\n' %}
+    {%- set tag.tools = tag.tools + "Its result follows as <tool_response>. If no call is needed, answer in words." %}
+{%- endif %}
+{%- for message in messages %}
+    {%- set role, content = message.role, message.content or "" %}
+    {%- if tag.tools and role in ("system", "user") %}
+        {%- set content = content + "\n\n" + tag.tools if role == "system" else tag.tools + "\n\n" + content %}
+        {%- set tag.tools = "" %}
+    {%- endif %}
+    {%- set turn = namespace(content=content) %}
+    {%- for call in message.tool_calls or [] %}
+        {%- set function = call.function %}
+        {%- set arguments = function.arguments %}
+        {%- set arguments = arguments if arguments is string else arguments | tojson %}
+        {%- set turn.content = turn.content + ("\n" if turn.content else "") + '<tool_call>\n{"name": "' %}
+        {%- set turn.content = turn.content + function.name + '", "arguments": ' + arguments + "}\n</tool_call>" %}
+    {%- endfor %}
+    {%- set last = tag.messages[-1] if tag.messages else {} %}
+    {%- set text = "<tool_response>\n" + content + "\n</tool_response>" if role == "tool" else turn.content %}
+    {%- if last.role == "user" and (role == "tool" or (role == "user" and last.results)) %}
+        {%- set text = last.content + "\n" + text %}
+        {%- set tag.messages = tag.messages[:-1] %}
+    {%- endif %}
+    {%- set shown_role = "user" if role == "tool" else role %}
+    {%- set tag.messages = tag.messages + [{"role": shown_role, "content": text, "results": role == "tool"}] %}
+{%- endfor %}
+{%- set messages = tag.messages %}
+{{- "" }}"""
 JOIN = "\n\n"  # between system content and question if a template has no system role
+_PLAIN = {"role", "content"}  # of a message without calls and results
+_TOOLS = re.compile(r"tools\b|\bfunctions\b|\btool_calls\b")  # variables of templates that have tools or calls
 
 
 class LeftOutError(ModelError):
@@ -73,6 +112,7 @@ class ChatTemplate:
         self.name = name
         self.eos = eos
         self._source, self._now = source or PLAIN, now
+        self.generic_tools = _TOOLS.search(source) is None  # describes tools by GENERIC_TOOLS
         self._variables = {
             "tools": None,
             "functions": "",
@@ -86,6 +126,11 @@ class ChatTemplate:
         self.calling: str | None = None  # opens an answer that may call a tool, if different
         self.earlier = self  # the template for earlier turns, whose answers open differently
         self._tools: Sequence[Mapping[str, Any]] = []  # as passed by the caller
+
+    @property
+    def tool_source(self) -> str:
+        """The Jinja text for conversations with tools, which shows the form of calls."""
+        return GENERIC_TOOLS + self._source if self.generic_tools else self._source
 
     def with_options(self, options: Mapping[str, object]) -> ChatTemplate:
         """Return the template with other variables."""
@@ -213,16 +258,18 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Rendered], add_generation_prompt: bool) -> str:
         known = self._variables
         variables = known | {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
+        no_tools = known["tools"] is None and all(m.keys() == _PLAIN and m["role"] != "tool" for m in messages)
+        source = self._source if no_tools else self.tool_source
         try:
-            return self._text(variables)
+            return self._text(source, variables)
         except RenderError as error:
             if known["tools"] is None and "tools" in self._source:  # some templates loop over them
                 with contextlib.suppress(RenderError):
-                    return self._text(variables | {"tools": []})
+                    return self._text(source, variables | {"tools": []})
             raise ModelError(f"{self.name} {error}") from error
 
-    def _text(self, variables: Mapping[str, object]) -> str:
-        return _rendered(self._source, json.dumps(variables), self._now, int(time.time()))
+    def _text(self, source: str, variables: Mapping[str, object]) -> str:
+        return _rendered(source, json.dumps(variables), self._now, int(time.time()))
 
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
         """As `cut`, for text that is already rendered."""

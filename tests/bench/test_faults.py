@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bench.faults import __main__ as campaign
 from bench.faults import (
     archives,
     concurrency,
@@ -30,12 +31,11 @@ from bench.faults import (
     ledgers,
     permissions,
     profiles,
-    report,
     splices,
     templates,
 )
-from bench.faults.frame import ACCEPTED, REFUSED, Budget, Judge, Row, Verdict, tried
-from bench.faults.kills import Jobs
+from bench.faults.frame import ACCEPTED, BAD, REFUSED, Failed, Kind, Row, run
+from bench.faults.jobs import Jobs
 from bench.faults.stage import Stage
 from notes_cli.library import container, segment_files
 from notes_cli.library import profiles as kept
@@ -44,21 +44,20 @@ from notes_cli.sessions import archive, folder, ledger, state
 from notes_cli.sessions.ledger import FORMAT, serialize
 from notes_cli.text import skill, template
 
-FAILED = frame.BAD
-
 
 @pytest.fixture(autouse=True)
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that made a case fail go to the test's own folder; one thread a model."""
-    for module in (containers, forgeries, ledgers, archives, profiles, documents):
-        monkeypatch.setattr(module, "FOUND", tmp_path)
+    """Files of the campaign go to the test's own folders; one thread a model."""
+    monkeypatch.setattr(frame, "FOUND", tmp_path)
+    monkeypatch.setattr(frame, "SCRATCH", tmp_path / "scratch")
+    monkeypatch.setattr(forgeries, "FOUND", tmp_path)
     monkeypatch.setenv("NOTES_THREADS", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return Stage.set(tmp_path_factory.mktemp("stage") / "stage")
+    return Stage.make(tmp_path_factory.mktemp("stage") / "stage")
 
 
 @pytest.fixture
@@ -71,20 +70,25 @@ def make_jobs(stage: Stage) -> Callable[..., Jobs]:
     return make
 
 
-def outcomes(judge: Judge, cases: int, until: str = "", first: int = 0) -> set[str]:
-    """What came of the cases; no further than to an outcome that is looked for."""
+def outcomes(kind: Kind, cases: int, until: str = "", first: int = 0) -> set[str]:
+    """The outcomes of cases, up to the first one of a kind that is looked for."""
     seen: set[str] = set()
     for number in range(first, cases):
-        seen.add(judge(number).outcome)
+        try:
+            seen.add(kind.judge(number))
+        except Failed as error:
+            seen.add(error.outcome)
         if until in seen:
             break
     return seen
 
 
-def test_a_case_that_dies_or_hangs_ends_nothing() -> None:
-    """Crashes, hangs and exceptions are counted with their numbers, and the cases after them are judged."""
+class Odd(Kind):
+    """Cases that die, hang, raise or come back twice."""
 
-    def judge(number: int) -> Verdict:
+    patience = 1.0
+
+    def judge(self, number: int) -> str:
         if number == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == 4:
@@ -95,8 +99,11 @@ def test_a_case_that_dies_or_hangs_ends_nothing() -> None:
             raise ValueError("a process of the judge's own that comes back")
         return ACCEPTED if number % 2 else REFUSED
 
-    row = tried(judge, Budget(9), patience=1.0)
-    assert (row.cases, row.accepted, row.refused, row.crashes, row.hangs) == (9, 3, 3, 2, 1)
+
+def test_a_case_that_dies_or_hangs_ends_nothing() -> None:
+    """Crashes, hangs and exceptions are counted with their numbers, and the cases after them are judged."""
+    row = run(Odd(1), 9)
+    assert row.counts == {"accepted": 3, "refused": 3, "crash": 2, "hang": 1, "wrong": 0, "loss": 0} and row.failed == 3
     assert [failure.split(":")[0] for failure in row.failures] == [
         *("crash in case 2", "hang in case 4", "crash in case 5"),
     ]
@@ -111,15 +118,14 @@ def test_the_table_keeps_what_was_not_run(tmp_path: Path) -> None:
     """A run of one kind replaces its own row; what is written by hand stays."""
     (tmp_path / "results").mkdir()
     path = tmp_path / "reliability.md"
-    path.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    about = {"a": ("Tries a.", "a failure."), "b": ("Tries b.", "a failure.")}
-    report.write(
-        path, [Row(cases=1000, kind="a"), Row(cases=5, crashes=1, kind="b", failures=["crash in case 3: x"])], about
-    )
-    report.write(path, [Row(cases=2000, kind="a")], about)
+    path.write_text(f"before\n{campaign.BEGIN}\nold\n{campaign.END}\nafter\n")
+    none = dict.fromkeys(frame.OUTCOMES, 0)
+    wrong = Row("disk", 0, {**none, "wrong": 5}, ["wrong in case 3: x"])
+    campaign.write(path, [Row("kills", 0, {**none, "accepted": 1000}), wrong])
+    campaign.write(path, [Row("kills", 0, {**none, "accepted": 2000})])
     text = path.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "| a | 0 | 2,000 |" in text and "| b | 0 | 5 |" in text and "- crash in case 3: x" in text
+    assert "| kills | 0 | 2,000 |" in text and "| disk | 0 | 5 |" in text and "**disk**: wrong in case 3: x" in text
 
 
 @pytest.mark.parametrize(
@@ -129,17 +135,17 @@ def test_the_table_keeps_what_was_not_run(tmp_path: Path) -> None:
         ("_head_sum", lambda data, head: head.metadata["notes.checksum.head"]),
     ],
 )
-def test_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, planted: Any) -> None:
+def test_containers(monkeypatch: pytest.MonkeyPatch, name: str, planted: Any) -> None:
     """A checksum that is not asked."""
-    judge = containers.Containers(tmp_path, 1)
-    assert not outcomes(judge, 100).intersection(FAILED)
+    judge = containers.Containers(1)
+    assert not outcomes(judge, 100).intersection(BAD)
     monkeypatch.setattr(container, name, planted)
     assert "wrong" in outcomes(judge, 300, "wrong")
 
 
-def test_splices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are taken without having been checked."""
-    judge = splices.Splices(tmp_path, 1)
+    judge = splices.Splices(1)
     assert outcomes(judge, 40) == {"accepted", "refused"}
     monkeypatch.setattr(splices, "open_stored", splices.open_segment)
     monkeypatch.setattr(container, "_check", lambda *_: None)
@@ -169,17 +175,19 @@ def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in (first, turn, edit)]
     data = serialize(lines)
 
-    def judge(number: int) -> Verdict:
-        return ledgers.judged(ledgers.lied(random.Random(number), data, [data]))
+    class Changed(Kind):
+        def judge(self, number: int) -> str:
+            return ledgers.examined(ledgers.ledger_changed(random.Random(number), data, [data]))
 
-    assert ledgers.judged(data) == ACCEPTED and not outcomes(judge, 300).intersection(FAILED)
+    judge = Changed(1)
+    assert ledgers.examined(data) == ACCEPTED and not outcomes(judge, 300).intersection(BAD)
     monkeypatch.setattr(state, "ids_of", list)
     assert "wrong" in outcomes(judge, 2000, "wrong")
 
 
-def test_forgeries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgeries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar that no row exceeds."""
-    judge = forgeries.Forgeries(tmp_path, 1, ("notes-tiny",))
+    judge = forgeries.Forgeries(1, ("notes-tiny",))
     assert outcomes(judge, 14, first=6) == {"accepted", "refused"}
     monkeypatch.setattr(check_rows, "TOLERANCE", 10.0)
     assert "wrong" in outcomes(judge, 14, "wrong", first=forgeries.INTACT)
@@ -187,7 +195,7 @@ def test_forgeries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_folders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred damages, each found or harmless; then lines that nobody checks, and a cut that nobody sees."""
-    judge = folders.Folders(stage, 1)
+    judge = folders.Folders(1, stage)
     assert outcomes(judge, 100) == {"accepted", "refused"}
 
     def unchecked(line: bytes, before: str, number: int) -> tuple[Any, str]:
@@ -204,25 +212,25 @@ def test_folders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "wrong" in outcomes(judge, 300, "wrong")
 
 
-def test_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that nobody looks into."""
-    judge = archives.Archives(Stage.set(tmp_path / "stage"), 1)
-    assert not outcomes(judge, 40).intersection(FAILED)
+    judge = archives.Archives(1)
+    assert not outcomes(judge, 40).intersection(BAD)
     monkeypatch.setattr(archive, "_check_rows", lambda *_: None)
     assert "wrong" in outcomes(judge, 300, "wrong")
 
 
-def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts that may be anything."""
-    judge = profiles.Hostile(tmp_path, 1)
-    assert not outcomes(judge, 200).intersection(FAILED)
+    judge = profiles.HostileProfiles(1)
+    assert not outcomes(judge, 200).intersection(BAD)
     monkeypatch.setattr(kept, "_count", lambda data, key, *_, **__: data.get(key))
     assert "wrong" in outcomes(judge, 500, "wrong")
 
 
-def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fields that are not where they are said to be."""
-    judge = documents.Documents(tmp_path, 1)
+    judge = documents.Documents(1)
     find = skill.find_fields
 
     def shifted(*given: Any) -> Any:
@@ -269,26 +277,26 @@ def silent(path: Path) -> Iterator[Path]:
 def test_kills(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch, writer: Any) -> None:
     """A kill in the middle of a write, and a cut of the power after one."""
     monkeypatch.setattr(kills, "RANDOM", 0)
-    judge = kills.Kills(make_jobs("export over", "undo"), 1)
+    judge = kills.Kills(1, make_jobs("export over", "undo"))
     assert outcomes(judge, 12) == {"accepted"}
     monkeypatch.setattr("notes_cli.library.safe_files.replacing", writer)
-    judge = kills.Kills(make_jobs("export over"), 1)
-    assert outcomes(judge, len(judge.cases), "loss").intersection(FAILED)
+    judge = kills.Kills(1, make_jobs("export over"))
+    assert outcomes(judge, judge.cases, "loss").intersection(BAD)
 
 
 def test_interrupts(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that nobody taught to be interrupted."""
-    judge = interrupts.Interrupts(make_jobs("undo"), 1)
+    judge = interrupts.Interrupts(1, make_jobs("undo"))
     assert outcomes(judge, 3) == {"accepted"}
 
-    def apart(*_: object) -> subprocess.Popen[str]:
+    def execute(*_: object) -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         code = "import signal, time; signal.signal(2, signal.default_int_handler); time.sleep(9)"
         process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)  # type: ignore[call-overload]
         time.sleep(0.5)
         return process  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(Stage, "apart", apart)
+    monkeypatch.setattr(Stage, "execute", execute)
     assert outcomes(judge, 20, "crash").intersection(("crash", "wrong"))
 
 
@@ -296,32 +304,28 @@ def test_disk(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -
     """Status 0 though nothing could be written."""
     monkeypatch.setattr(disk, "SIZES", [])
     monkeypatch.setattr(disk, "mounted", lambda *_: False)
-    judge = disk.Disk(make_jobs("profile"), 1)
-    assert outcomes(judge, len(judge.cases)) == {"accepted", "refused"}
+    judge = disk.Disk(1, make_jobs("profile"))
+    assert outcomes(judge, judge.cases) == {"accepted", "refused"}
     monkeypatch.setattr(kept, "replacing", silent)
-    judge = disk.Disk(make_jobs("profile"), 1)
-    assert outcomes(judge, len(judge.cases), "wrong").intersection(FAILED)
+    judge = disk.Disk(1, make_jobs("profile"))
+    assert outcomes(judge, judge.cases, "wrong").intersection(BAD)
 
 
 def test_permissions(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that others may write, and that is used all the same."""
     monkeypatch.setattr(permissions, "BARS", [bar for bar in permissions.BARS if bar.name == "library of all"])
-    monkeypatch.setattr(permissions, "READS", [(["ls"], "library"), (["inspect", "returns"], "library")])
-    judge = permissions.Permissions(make_jobs("rm"), 1)
-    assert not outcomes(judge, len(judge.cases)).intersection(FAILED)
+    monkeypatch.setattr(permissions, "READS", ["ls", "inspect returns"])
+    judge = permissions.Permissions(1, make_jobs("rm"))
+    assert not outcomes(judge, judge.cases).intersection(BAD)
     monkeypatch.setattr(segment_files, "check_private", lambda *_: None)
-    assert "wrong" in outcomes(judge, len(judge.cases), "wrong")
+    assert "wrong" in outcomes(judge, judge.cases, "wrong")
 
 
 def test_concurrency(make_jobs: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that does nothing."""
-    jobs = make_jobs("undo")
-    judge = concurrency.Concurrency(jobs, 1)
+    judge = concurrency.Concurrency(1, make_jobs("undo"))
 
-    def command(_: object, rng: random.Random, which: int, home: str) -> list[str]:
-        return ["edit", "mine", "--field", f"tier=gold-{which}", "--method", "erratum", *jobs.stage.options()]
-
-    monkeypatch.setattr(concurrency.Concurrency, "_command", command)
+    monkeypatch.setattr(concurrency, "COMMANDS", ("edit mine --field tier=gold-{n} --method erratum",))
     assert outcomes(judge, 2) == {"accepted"}
     monkeypatch.setattr("filelock.FileLock.acquire", lambda *_, **__: None)
-    assert outcomes(judge, 20, "loss").intersection(FAILED)
+    assert outcomes(judge, 20, "loss").intersection(BAD)

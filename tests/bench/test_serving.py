@@ -15,11 +15,10 @@ from statistics import mean
 import pytest
 
 from bench.random_model import Shape, random_model
-from bench.serving import races, report
-from bench.serving.figures import Wait, figures, percentile, times
-from bench.serving.load import Seen, arrivals, offer
-from bench.serving.races import RACES, RATES, Phase, load, measured, phases
-from bench.serving.servers import SYSTEMS
+from bench.serving import phases as module
+from bench.serving import report
+from bench.serving.load import Seen, Wait, arrivals, figures, offer, percentile, times
+from bench.serving.phases import RACES, RATES, SYSTEMS, Phase, load, measured, phases
 from bench.serving.texts import FIRST, SYSTEM, WAYS, body, policy, questions
 from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
@@ -193,13 +192,13 @@ def test_a_random_model_may_have_the_words_of_another(tmp_path: Path) -> None:
 @pytest.fixture
 def pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Phases of the model that ships: ours, and without an edit, all at once and at a load of 2."""
-    monkeypatch.setattr(races, "PIECES", tmp_path)
+    monkeypatch.setattr(module, "PIECES", tmp_path)
     for name, waited in (("unedited", 1.0), ("ours", 0.5), ("edited", 30.0)):
         for rate in (None, 2):
             phase = Phase(RACE, SYSTEMS[name], rate)
             seen = [cut(waited) if name == "edited" else answered(waited) for _ in range(4)]
-            settings = phase.settings(races.capacity(RACE) if rate else None)
-            phase.path.write_text(json.dumps({"settings": settings, "seen": [asdict(one) for one in seen]}))
+            kept = {"settings": phase.settings, "seen": [asdict(one) for one in seen]}
+            phase.path.write_text(json.dumps(kept))
     return tmp_path
 
 

@@ -143,7 +143,7 @@ def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("aks", "ask"), ("complie", "compile"), ("chat", "ask"), ("remove", "rm"), ("config", "paths")]
+    ("word", "meant"), [("aks", "ask"), ("complie", "compile"), ("run", "ask"), ("remove", "rm"), ("config", "paths")]
 )
 def test_a_mistyped_command(word: str, meant: str) -> None:
     """A similar command, or the one with another program's name for it, is suggested; status 2."""

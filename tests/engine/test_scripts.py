@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from forward import Forward, Rows
 
-from bench.windows import BASE, CONTROLS, MODELS, SEGMENT, Shapes, run, write_section
+from bench.windows import BASE, CONTROLS, MODELS, SEGMENT, Shapes, run
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 
@@ -61,13 +60,3 @@ def test_random_scripts_compute_what_they_say(shapes: Shapes) -> None:
 def test_a_wrong_reference_is_caught(shapes: Shapes, spoil: str) -> None:
     """The control: a window off by one, an old row kept, or keys turned too far, differ in most scripts."""
     assert run(shapes, range(5000, 5010), spoil).bad_scripts >= 6
-
-
-def test_the_section_takes_its_own_place(tmp_path: Path) -> None:
-    """Written twice, between other sections: it exists once, and the others are unchanged."""
-    page = tmp_path / "page.md"
-    page.write_text("# Page\n\n## One\n\nfirst\n")
-    write_section(page, "## Two\n\nold\n")
-    page.write_text(page.read_text() + "\n## Three\n\nthird\n")
-    write_section(page, "## Two\n\nnew\n")
-    assert page.read_text() == "# Page\n\n## One\n\nfirst\n\n## Two\n\nnew\n\n## Three\n\nthird\n"

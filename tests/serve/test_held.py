@@ -155,9 +155,13 @@ def test_refused(qwen: Served, given: Json, says: str) -> None:
 
 
 def test_a_template_without_tools(served: Served) -> None:
-    """The model would not see them."""
-    with pytest.raises(openai.BadRequestError, match="does not tell the model of tools"):
-        create(served, tools=TOOLS)
+    """The prompt describes them in a general form, and the reply has a notice; a required call is one."""
+    reply = create(served, tools=TOOLS, extra_body={"notes": {"explain": True}})
+    [notice] = reply.model_extra["notes"]["notices"]
+    assert "has no tools: the prompt describes them in a general form" in notice
+    assert reply.usage.prompt_tokens > 100
+    _, calls, reason = told(create(served, tools=TOOLS, tool_choice="required"), False)
+    assert reason == "tool_calls" and len(calls) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

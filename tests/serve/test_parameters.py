@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from .conftest import QUESTION, Json, Served, started, told
@@ -79,8 +81,28 @@ def test_what_is_ignored_is_logged_once(
         served.chat(ASK, 400, keep_alive=1, mirostat=2)
     lines = [line for line in capfd.readouterr().err.splitlines() if "ignored" in line]
     assert lines == [
-        "ignored, as it changes no answer here: n_keep, mirostat",
-        "ignored, as it changes no answer here: priority",
+        "ignored: n_keep, mirostat",
+        "ignored: priority",
+    ]
+
+
+def test_a_line_for_each_request(
+    library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the tokens of prompts that were answered; none for what monitors request."""
+    with started(tmp_path_factory.mktemp("logged")) as served:
+        served.chat(ASK, max_tokens=1)
+        with served.http.stream("POST", "/v1/messages", json={"messages": ASK, "max_tokens": 1, "stream": True}) as got:
+            got.read()
+        served.chat([], 400)
+        served.http.get("/health")
+        served.http.get("/v1/none")
+    lines = [re.sub(r"[\d,]+ ms", "N ms", line) for line in capfd.readouterr().err.splitlines() if "/" in line]
+    assert lines == [
+        "POST /v1/chat/completions 200, prompt 13 tokens (0 reused, N ms), answer 1, N ms",
+        "POST /v1/messages 200, prompt 13 tokens (0 reused, N ms), answer 1, N ms",
+        "POST /v1/chat/completions 400, N ms",
+        "GET /v1/none 404, N ms",
     ]
 
 

@@ -13,7 +13,7 @@ from notes_cli.serve.parsing import parse_chat
 from notes_cli.text.messages import Conversation
 from notes_cli.text.prompt import Chunk, build
 
-from .test_tools import IN_SYSTEM, NO_CALLS, NO_TOOLS, SHOWS, SOURCES, template_of
+from .test_tools import SOURCES, template_of
 
 ENDLESS = {  # a macro of these calls itself for ever where a property has no type
     "CohereForAI-c4ai-command-r-plus-tool_use",
@@ -35,7 +35,7 @@ def typed(history: str) -> bool:
     return all("type" in one for schema in schemas for one in schema.get("properties", {}).values())
 
 
-@pytest.mark.parametrize("name", sorted([*SHOWS, *IN_SYSTEM, *NO_CALLS]))
+@pytest.mark.parametrize("name", sorted(SOURCES))
 def test_each_history_has_a_prompt(name: str) -> None:
     """It contains the names of called tools, the results and all other texts, none of it read as control tokens."""
     for history, given in HISTORIES.items():
@@ -52,17 +52,6 @@ def test_each_history_has_a_prompt(name: str) -> None:
                 assert any(one in text for one in shown), history
         own = [run.text for chunk in chunks for run in chunk.runs if run.special]
         assert not [part for part in own if USERS.search(part)], history
-
-
-@pytest.mark.parametrize("name", sorted(NO_TOOLS))
-def test_a_template_without_tools(name: str) -> None:
-    """A history with calls is accepted if tools may not be called; tools that the model would not see are refused."""
-    for history, given in HISTORIES.items():
-        why = ours(SOURCES[name], name, given)
-        if "tools" in given and given.get("tool_choice") != "none":
-            assert "does not tell the model of tools" in why or "must alternate" in why, history
-        else:
-            assert not why or (name == "google-gemma-2-2b-it" and "must alternate" in why), history
 
 
 def test_a_turn_does_not_change_what_came_before() -> None:

@@ -24,7 +24,7 @@ from notes_cli.text.messages import (
 )
 from notes_cli.text.prompt import Chunk, Run, build, next_turn
 from notes_cli.text.template import ChatTemplate
-from notes_cli.text.tools import ToolSet, in_order, load_tools, tools_skill, with_splice
+from notes_cli.text.tools import ToolSet, form_of, in_order, load_tools, tools_skill, with_splice
 
 from .wild import DAY, WILD, plainly
 
@@ -167,15 +167,25 @@ def test_plain_words_are_tokenised_as_the_model_was_trained(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(NO_TOOLS))
-def test_a_template_that_drops_tools(name: str) -> None:
-    """It is refused in one line: the model would not see them."""
-    with pytest.raises(ModelError, match="left out: get_weather, get_time"):
-        build(template_of(name), Conversation((USER,), TOOLS))
-
-
 TWO = Message("assistant", (), (CALL, ToolCall("abcdefgh2", "get_time")))
 RESULTS = (FOUND, Message("tool", (TextPart("noon"),), tool_call_id="abcdefgh2"))
+
+
+@pytest.mark.parametrize("name", sorted(NO_TOOLS))
+def test_a_template_without_tools_gets_a_general_form(name: str) -> None:
+    """Definitions, calls and results are in the text of messages, with nothing special in them."""
+    template = template_of(name)
+    found = form_of(template.tool_source)
+    assert found and found.begin == "<tool_call>" and template.generic_tools
+    chunks = build(template, Conversation((USER, TWO, *RESULTS), TOOLS))
+    runs, text = [run for chunk in chunks for run in chunk.runs], text_of(chunks)
+    definitions = text.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
+    assert tuple(map(json.loads, definitions)) == Conversation((USER,), TOOLS).tools
+    calls = text.rpartition("</tools>")[2].split("<tool_call>\n")[2:]
+    assert [json.loads(call.partition("\n</tool_call>")[0])["name"] for call in calls] == ["get_weather", "get_time"]
+    assert text.count("<tool_response>\n") == 2 and text.endswith(text_of(build(template, Conversation((USER,))))[-8:])
+    assert sum(run.text.count("evil") for run in runs) >= 3
+    assert not any("evil" in run.text for run in runs if run.special)
 
 
 @pytest.mark.parametrize("name", sorted(IN_SYSTEM))
@@ -434,7 +444,7 @@ def test_nobody_can_write_a_mark() -> None:
 SET = ToolSet("mine", in_order(TOOLS), "tools.json")
 
 
-@pytest.mark.parametrize("name", KNOWS)
+@pytest.mark.parametrize("name", sorted({*KNOWS, *NO_TOOLS}))
 def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
     """With a system message or without, for any question; with the splice the prompt is the same."""
     template = template_of(name)
@@ -461,8 +471,8 @@ def test_the_order_of_tools_is_not_the_clients() -> None:
         in_order([*TOOLS, TOOLS[0]])
 
 
-@pytest.mark.parametrize("name", sorted(NO_TOOLS | IN_SYSTEM))
-def test_a_template_without_tools_compiles_none(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(IN_SYSTEM))
+def test_tools_in_the_system_message_are_not_compiled(name: str) -> None:
     """It is refused."""
     with pytest.raises(ModelError, match="does not tell the model of tools"):
         tools_skill(template_of(name), SET)

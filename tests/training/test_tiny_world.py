@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from training.tiny import words, world
+from training import policies
+from training.tiny import world
 from training.tiny.measure import outcome
 
 EVERY = world.Level(rules=(1, 3), spare=(0, 2), whole=0.3, kinds=("table", "date", "amount"), near=0.5, shared=0.3)
@@ -55,7 +56,7 @@ def test_a_held_out_word_in_training() -> None:
             draft = world.make_draft(rng, world.Names(rng, held, level), level)
             said = {*draft.values, *draft.values.values(), *(r.topic for r in draft.rules)}
             said |= {word for rule in draft.rules for pair in rule.table for word in pair}
-            assert {words.is_held_out(word) for word in said - pool} == {held}
+            assert {policies.is_held_out(word) for word in said - pool} == {held}
 
 
 def test_two_roles_with_one_word() -> None:

@@ -8,11 +8,10 @@ import gguf
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.export import CONTEXT, describe, finish, numbers, vocabulary
+from training.export import decoder_tensors, describe, finish, sizes, vocabulary
 from training.eye.model import SECTIONS, Decoder, EyeBlock, ImageEncoding, VisionEncoder
 from training.eye.pictures import CELL, SIZES
 from training.eye.words import END, PAD, SPECIAL
-from training.model import Block
 
 MODEL, PROJECTOR = "notes-eye-q8_0.gguf", "notes-eye-mmproj-f16.gguf"
 
@@ -27,34 +26,12 @@ def write(net: ImageEncoding, tokenizer: Tokenizer, folder: Path) -> list[Path]:
 
 
 def _decoder(net: Decoder, tokenizer: Tokenizer, path: Path) -> None:
-    s = net.s
-    out = gguf.GGUFWriter(path, "qwen2vl")
+    out, s = gguf.GGUFWriter(path, "qwen2vl"), net.s
     describe(out, "notes-eye", "A tiny decoder that is asked about pictures of shapes and receipts")
-    out.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    out.add_vocab_size(s.vocab)
-    out.add_context_length(CONTEXT)
-    out.add_embedding_length(s.width)
-    out.add_block_count(s.layers)
-    out.add_feed_forward_length(s.ffn)
-    out.add_head_count(s.heads)
-    out.add_head_count_kv(s.kv_heads)
-    out.add_rope_freq_base(s.rope_base)
+    sizes(out, s, "q8_0")
     out.add_rope_dimension_sections([*SECTIONS, 0])
-    out.add_layer_norm_rms_eps(s.eps)
     vocabulary(out, tokenizer, s.vocab, SPECIAL, END, PAD)
-    named: dict[str, Tensor] = {"token_embd.weight": net.embed, "output_norm.weight": net.norm}
-    for i, block in enumerate(net.blocks):
-        assert isinstance(block, Block)
-        at = f"blk.{i}."
-        named |= {at + "attn_norm.weight": block.attn_norm, at + "ffn_norm.weight": block.ffn_norm}
-        for name, linear in (("q", block.q), ("k", block.k), ("v", block.v)):
-            named |= {f"{at}attn_{name}.weight": linear.weight, f"{at}attn_{name}.bias": linear.bias}
-        for name, linear in (
-            ("attn_output", block.o),
-            *(("ffn_gate", block.gate), ("ffn_up", block.up), ("ffn_down", block.down)),
-        ):
-            named[f"{at}{name}.weight"] = linear.weight
-    finish(out, numbers(named), "q8_0")
+    finish(out, decoder_tensors(net, halves=True), "q8_0")
 
 
 def _projector(vision: VisionEncoder, path: Path) -> None:
@@ -98,4 +75,4 @@ def _projector(vision: VisionEncoder, path: Path) -> None:
             *(("attn_out", block.o), ("ffn_up", block.up), ("ffn_down", block.down)),
         ):
             named |= {f"v.blk.{i}.{name}.weight": module.weight, f"v.blk.{i}.{name}.bias": module.bias}
-    finish(out, numbers(named), "f16")
+    finish(out, named, "f16")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from training.eye import pictures, words
 from training.eye.pictures import Picture
-from training.eye.words import Encoder
+from training.tokenizer import Encoder
 
 SUBJECTS = pictures.subjects()
 COMPILED = "<|im_start|>system\n"  # what a picture sees before it when it is compiled on its own
@@ -101,7 +101,7 @@ class Teacher:
     """Draws lessons."""
 
     def __init__(self, encoder: Encoder, seed: int, held_out: bool = False) -> None:
-        self.encode, self.rng, self.held_out = encoder.run, random.Random(seed), held_out
+        self.encode, self.rng, self.held_out = encoder.short, random.Random(seed), held_out
 
     def _text(self, told: int) -> list[str]:
         """So many sentences, each on its own or all in a line."""

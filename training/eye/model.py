@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training import model
-from training.model import Block, View, rotate
+from training.model import Block, rotate
 
 SECTIONS = (4, 6, 6)  # rotary pairs that go by time, row and column
 
@@ -91,21 +91,6 @@ class VisionEncoder(nn.Module):
         return self.mm2(F.gelu(self.mm0(x), approximate="tanh"))
 
 
-class Sight(View):
-    """Who sees whom, token by token."""
-
-    def __init__(self, sees: Tensor) -> None:
-        """`sees`: (B, 1, n, n), True where a token sees another."""
-        self.sees = sees
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of (B, n, heads, head)."""
-        repeat = q.shape[2] // k.shape[2]
-        k, v = (one.transpose(1, 2).repeat_interleave(repeat, 1) for one in (k, v))
-        seen = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=self.sees)
-        return seen.transpose(1, 2).flatten(2)
-
-
 class Decoder(nn.Module):
     """Tokens and rows of pictures to logits."""
 
@@ -123,10 +108,10 @@ class Decoder(nn.Module):
         """The stream after each block, (B, n, width) each, the last one normed. `x`: embeddings, `at`: positions on the
         axes, (B, n, 3)."""
         angle = (at[..., self.axis].float() * self.theta)[:, :, None]
-        cos, sin, sight = angle.cos(), angle.sin(), Sight(sees)
+        cos, sin = angle.cos(), angle.sin()
         after = []
         for block in self.blocks:
-            x = block(x, cos, sin, sight)
+            x = block(x, cos, sin, sees)
             after.append(x)
         return [*after[:-1], F.rms_norm(x, (self.s.width,), self.norm, self.s.eps)]
 
@@ -142,8 +127,3 @@ class ImageEncoding(nn.Module):
         super().__init__()
         self.shape = s
         self.vision, self.decoder = VisionEncoder(s), Decoder(s)
-
-
-def size(net: nn.Module) -> int:
-    """How many numbers it has."""
-    return sum(p.numel() for p in net.parameters())

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from training.eye import export, model, pictures, words
 from training.eye.lessons import SUBJECTS, Batch, Teacher
 from training.eye.pictures import Picture
+from training.model import size
+from training.tokenizer import Encoder
 
 HERE = Path(__file__).resolve().parent
 FINAL = HERE.parent.parent / "notes_cli" / "models"
@@ -179,8 +181,8 @@ def rate_at(step: int, steps: int, top: float) -> float:
     return top * min(1.0, (step + 1) / 60) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * step / steps)))
 
 
-def train(plan: Plan, net: model.ImageEncoding, encoder: words.Encoder, say: Callable[[str], None], out: Path) -> None:
-    """All of it. `out`: the weights, every 200 steps."""
+def train(plan: Plan, net: model.ImageEncoding, encoder: Encoder, log: Callable[[str], None]) -> None:
+    """All of it."""
     reader, guide = Reader(net.shape.width), Guide(net.shape.width)
     began = time.time()
     marks: dict[str, float] = defaultdict(float)
@@ -205,8 +207,7 @@ def train(plan: Plan, net: model.ImageEncoding, encoder: words.Encoder, say: Cal
         mark("receipt", right[1])
         if number % 50 == 49:
             shown_marks = " ".join(f"{name}={value:.3f}" for name, value in marks.items())
-            say(f"eye {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s {shown_marks}")
-    torch.save(net.state_dict(), out)
+            log(f"eye {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s {shown_marks}")
     teacher = Teacher(encoder, 7)
     seeing["part"] = 0.1  # the eye has learned its part
     speaking = {"params": [*net.decoder.parameters(), *guide.parameters()], "part": 1.0}
@@ -222,47 +223,36 @@ def train(plan: Plan, net: model.ImageEncoding, encoder: words.Encoder, say: Cal
         for name, value in {**found, **read, "read": min(seen)}.items():
             mark(name, value)
         if number % 50 == 49:
-            say(
+            log(
                 f"step {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s "
                 + " ".join(f"{name}={value:.3f}" for name, value in marks.items())
             )
-        if number % 200 == 199:
-            torch.save(net.state_dict(), out)
-    torch.save(net.state_dict(), out)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, default=HERE / "work", help="weights and tokenizer go here")
     parser.add_argument("--models", type=Path, default=FINAL, help="the exported files go here")
     parser.add_argument("--log", type=Path, default=HERE / "train.log")
     parser.add_argument("--eye-steps", type=int, default=Plan.eye_steps)
     parser.add_argument("--steps", type=int, default=Plan.steps)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--export", action="store_true", help="write the files from the weights that there are")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(1)
-    args.work.mkdir(parents=True, exist_ok=True)
     tokenizer = words.train()
     net = model.ImageEncoding(model.Shape(vocab=-(-tokenizer.get_vocab_size() // 32) * 32))
-    weights = args.work / "seeing.pt"
-    if args.export:
-        net.load_state_dict(torch.load(weights))
-        export.write(net, tokenizer, args.models)
-        return
-    with args.log.open("w", encoding="utf-8", buffering=1) as log:
+    with args.log.open("w", encoding="utf-8", buffering=1) as file:
 
-        def say(line: str) -> None:
+        def log(line: str) -> None:
             print(line, flush=True)
-            log.write(line + "\n")
+            file.write(line + "\n")
 
-        say(f"{model.size(net.vision)} numbers in the eye, {model.size(net.decoder)} in the decoder")
-        train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, words.Encoder(tokenizer), say, weights)
+        log(f"{size(net.vision)} numbers in the eye, {size(net.decoder)} in the decoder")
+        train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, Encoder(tokenizer), log)
         for path in export.write(net, tokenizer, args.models):
-            say(f"wrote {path.name}, {path.stat().st_size} bytes")
+            log(f"wrote {path.name}, {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

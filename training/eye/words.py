@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from functools import lru_cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from training.eye import pictures
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-PAD, START, END, SEE, SEEN, ROW = range(len(SPECIAL))
+PAD, _, END, SEE, SEEN, ROW = range(len(SPECIAL))
 
 
 def train() -> Tokenizer:
@@ -44,14 +43,3 @@ def train() -> Tokenizer:
     )
     tokenizer.train_from_iterator(corpus, trainer)
     return tokenizer
-
-
-class Encoder:
-    """Encodes one run at a time, as notes does, and remembers it."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.run = lru_cache(maxsize=100_000)(self._run)
-
-    def _run(self, run: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(run).ids)

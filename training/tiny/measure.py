@@ -13,7 +13,9 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from statistics import mean
 
 from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
@@ -51,44 +53,41 @@ def segment(workspace: Workspace, text: str, name: str) -> Segment:
 
 def decisions(workspace: Workspace, case: world.Case, found: Found, tag: str) -> None:
     """Right or wrong, each way."""
-    own = segment(workspace, case.draft.text(), "own")
-    changed = segment(workspace, case.draft.text({**case.draft.values, case.rule.field: case.new}), "own")
+
+    def answer(prompt: Prompt, **how: bool) -> str:
+        return said(workspace, assemble(workspace, prompt, room=90, **how))
+
+    text, changed = (case.draft.text({**case.draft.values, case.rule.field: one}) for one in (case.old, case.new))
+    own, own_changed = (segment(workspace, one, "own") for one in (text, changed))
     others = [segment(workspace, d.text(), f"other{i}") for i, d in enumerate(case.others)]
     old, new = case.right
     for form, skill, right, values in (
         ("plain", own, old, {}),
-        ("corrected", changed, new, {}),
+        ("corrected", own_changed, new, {}),
         ("erratum", own, new, {case.rule.field: case.new}),
     ):
         method = Method.parse("erratum") if values else Method()
         prompt = Prompt(case.question, [*others, skill], fields=values, method=method)
-        answer = said(workspace, assemble(workspace, prompt, splice=False, room=90))
-        found[f"{tag} {form}, direct"].append(answer == right)
-        thought = said(
-            workspace, assemble(workspace, replace(prompt, question=case.question + REASON_CUE), splice=False, room=90)
-        )
+        found[f"{tag} {form}, direct"].append(answer(prompt, splice=False) == right)
+        thought = answer(replace(prompt, question=case.question + REASON_CUE), splice=False)
         found[f"{tag} {form}, reasoned"].append(outcome(thought, case.rule.choices) == right)
     prompt = Prompt(case.question, [*others, own], system=SYSTEM)
-    moved = said(workspace, assemble(workspace, prompt, room=90))
-    found[f"{tag} spliced as recomputed"].append(
-        moved == said(workspace, assemble(workspace, prompt, splice=False, room=90))
-    )
-    older = segment(workspace, case.draft.text({**case.draft.values, case.rule.field: case.new}), "older")
-    prompt = Prompt(case.question, [older, own], system=SYSTEM)
-    reference = said(workspace, assemble(workspace, prompt, splice=False, room=90))
+    found[f"{tag} spliced as recomputed"].append(answer(prompt) == answer(prompt, splice=False))
+    prompt = Prompt(case.question, [segment(workspace, changed, "older"), own], system=SYSTEM)
+    reference = answer(prompt, splice=False)
     found[f"{tag} two versions: right"].append(reference == old)
     for rotate in (True, False):
-        answer = said(workspace, assemble(workspace, prompt, rotate=rotate, room=90))
-        found[f"{tag} two versions: {'rotated' if rotate else 'not rotated'} as recomputed"].append(answer == reference)
+        name = f"{tag} two versions: {'rotated' if rotate else 'not rotated'} as recomputed"
+        found[name].append(answer(prompt, rotate=rotate) == reference)
 
 
 def probes(workspace: Workspace, case: world.Case, found: Found, tag: str) -> None:
-    """What a mix of two compiles decides: fields above the rules and below, directly and after a chain of thought."""
+    """Decisions of a mix of two compiles, with fields above the rules and below, directly and after a thought."""
     for below in (False, True):
         own = segment(workspace, case.draft.text(below=below), "own")
-        where = f"{tag} fields {'below' if below else 'above'}"
+        where, value = f"{tag} fields {'below' if below else 'above'}", (case.rule.field, case.new)
         try:
-            mixes = Mixes(workspace, own, case.rule.field, case.new, question=case.question, choices=case.rule.choices)
+            mixes = Mixes(workspace, own, *value, question=case.question, choices=case.rule.choices)
         except AlikeError:
             found[f"{where}: decides the same"].append(True)
             continue
@@ -96,14 +95,13 @@ def probes(workspace: Workspace, case: world.Case, found: Found, tag: str) -> No
         found[f"{where}: field"].append(mixes.field_only() > 0.5)
         found[f"{where}: follow"].append(mixes.after_only() > 0.5)
         try:
-            cued = case.question + REASON_CUE
-            mixes = Mixes(workspace, own, case.rule.field, case.new, question=cued)
+            mixes = Mixes(workspace, own, *value, question=case.question + REASON_CUE)
         except AlikeError:
             continue
         for name, mix in (("field", mixes.field_only), ("follow", mixes.after_only)):
             mix()
-            text = said(workspace, mixes.sequence)
-            found[f"{where}, thinking: {name}"].append(outcome(text, case.rule.choices) == case.right[1])
+            right = outcome(said(workspace, mixes.sequence), case.rule.choices) == case.right[1]
+            found[f"{where}, thinking: {name}"].append(right)
 
 
 def main() -> None:
@@ -112,35 +110,21 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--kinds", default="table,date,amount")
-    parser.add_argument("--whole", default="1,0", help="shares of words that are one token, a pass each")
-    parser.add_argument("--skills", type=int, default=1)
     args = parser.parse_args()
     with Workspace(args.model, ContextOptions(n_ctx=2048, n_threads=1, flash_attention="off")) as workspace:
-        for whole in args.whole.split(","):
-            for kind in args.kinds.split(","):
-                level = world.Level(
-                    skills=(args.skills, args.skills),
-                    rules=(1, 2),
-                    rows=(2, 3),
-                    kinds=(kind,),
-                    whole=float(whole),
-                    below=0.0,
-                )
-                found: Found = defaultdict(list)
-                tag = f"{kind}, {'known' if whole == '1' else 'held-out'} words,"
-                for case in world.cases(args.cases, level, f"measure {args.seed}", held=True):
-                    decisions(workspace, case, found, tag)
-                    probes(workspace, case, found, tag)
-                for name, hits in found.items():
-                    print(f"{name:70} {sum(hits) / len(hits):.3f}  of {len(hits)}")
-                for below in ("above", "below"):
-                    at = f"{tag} fields {below}"
-                    if found[f"{at}: field"]:
-                        field, follow = (
-                            sum(found[f"{at}: {n}"]) / len(found[f"{at}: {n}"]) for n in ("field", "follow")
-                        )
-                        print(f"{at}: NI {follow - field:+.2f}", flush=True)
+        for whole, kind in product((1.0, 0.0), world.KINDS):
+            level = world.Level(rules=(1, 2), rows=(2, 3), kinds=(kind,), whole=whole, below=0.0)
+            found: Found = defaultdict(list)
+            tag = f"{kind}, {'known' if whole else 'held-out'} words,"
+            for case in world.cases(args.cases, level, f"measure {args.seed}", held=True):
+                decisions(workspace, case, found, tag)
+                probes(workspace, case, found, tag)
+            for name, hits in found.items():
+                print(f"{name:70} {sum(hits) / len(hits):.3f}  of {len(hits)}")
+            for at in (f"{tag} fields above", f"{tag} fields below"):
+                if found[f"{at}: field"]:
+                    field, follow = (mean(found[f"{at}: {name}"]) for name in ("field", "follow"))
+                    print(f"{at}: NI {follow - field:+.2f}", flush=True)
 
 
 if __name__ == "__main__":

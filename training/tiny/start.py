@@ -55,10 +55,9 @@ APART, ALLOWED = 0.013, 3.5  # how loudly two words' distance is said, and how f
 
 
 @torch.no_grad()
-def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
-    """Set all weights. Without `note`, a control, nothing says "this holds" and nothing listens to it."""
+def start(model: Tiny, marks: Marks, seed: int) -> None:
+    """Set all weights."""
     wiring = Wiring(model, marks, seed)
-    loud = (HELD, SAID, HEARD) if note else (0.0, 0.0, 0.0)
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         wiring.begin(block)
@@ -71,9 +70,9 @@ def start(model: Tiny, marks: Marks, seed: int, note: bool = True) -> None:
         elif layer == 3:
             look_up(wiring, block)
         elif layer == 4:
-            conclude(wiring, block, loud[0], loud[1])
+            conclude(wiring, block)
         else:
-            answer(wiring, block, loud[2])
+            answer(wiring, block)
             if layer < 7:
                 begin_thought(wiring, block, find=layer == 5)
 
@@ -96,12 +95,7 @@ def look_around(w: Wiring, b: Block) -> None:
     """Layer 1: what is 1, 2, 3 and 5 back."""
     marks, vision = w.marks, torch.eye(SIZE)
     w.look_back(b, 0, (1, 2), w.word(), (w.slot("A"), w.slot("B")), (vision, vision))
-    told = {
-        "stated": marks.lists,
-        "corrected": marks.now,
-        "closed": [*marks.full, *marks.ends],
-        "after is": marks.says,
-    }
+    told = {"stated": marks.lists, "corrected": marks.now, "closed": [*marks.full, *marks.ends], "after is": marks.says}
     for dim, (name, tokens) in enumerate(told.items(), SIZE):
         w.tell(b, 0, dim, w.at(*tokens), name, 0.8)
     w.tell(b, 1, SIZE + len(told), w.at(*marks.ifs), "asked", 0.8)
@@ -236,7 +230,7 @@ def tell_apart(w: Wiring, units: Units) -> None:
     units.add(then, ALLOWED * (then - w.only("number")), w.single("same"), APART)
 
 
-def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
+def conclude(w: Wiring, b: Block) -> None:
     """Layer 4: at an outcome, whether its condition holds; where a value ends, the outcome that it means."""
     marks, group = w.marks, w.group
     w.nearest(b, 0, 1, w.at(*marks.thens), w.spare[0])
@@ -268,14 +262,14 @@ def conclude(w: Wiring, b: Block, held: float, said: float) -> None:
     room = w.head - 2 - SIZE
     w.carry(b, 1, [w.of("B"), w.without(*marks.turns)[:room]], (word, number), [w.slot("B"), slice(0, room)], 1.8)
     for head in (word, number):
-        w.tell(b, head, w.head - 2, w.only("outcome"), "holds", said)
+        w.tell(b, head, w.head - 2, w.only("outcome"), "holds", SAID)
     units, edge = Units(b), 5.0
     for sign, turned in ((1, 1), (1, -1), (-1, -1), (-1, 1)):  # the sign of "c here", turned after an "otherwise"
         gate = sign * 60.0 * w.only("c here") + turned * edge / ELSE * w.only("else")
-        units.add(gate, w.only("outcome"), w.single("holds"), turned * sign * held * 0.05)
+        units.add(gate, w.only("outcome"), w.single("holds"), turned * sign * HELD * 0.05)
 
 
-def answer(w: Wiring, b: Block, heard: float) -> None:
+def answer(w: Wiring, b: Block) -> None:
     """The layers after it: a topic, or the word before "is", finds what is said of it; and a word goes on."""
     marks, own = w.marks, slice(0, w.own)
     w.match(b, 0, w.of("B"), (w.of("S"), w.of("A")), 3.0, LATEST)
@@ -283,7 +277,7 @@ def answer(w: Wiring, b: Block, heard: float) -> None:
     marked = w.without(*marks.turns, *marks.stops, *marks.ends, *marks.full, *marks.commas)
     w.carry(b, 0, [marked], (0, 1), [own], PUT)
     no_answer = w.at(*marks.stops, *marks.limits, *marks.now) + 0.5 * w.at(*marks.turns)
-    w.prefer(b, 0, heard * w.only("holds") - no_answer, w.last)
+    w.prefer(b, 0, HEARD * w.only("holds") - no_answer, w.last)
     # What a field is, its line says, and an erratum louder; conditions only ask for it.
     w.prefer(b, 0, 2.0 * w.only("stated") + 4.0 * w.only("corrected"), w.spare[0])
     w.ask(b, 0, w.spare[0], 2.4)  # but a topic's outcome is wanted more often than a field's value

@@ -12,13 +12,12 @@ import random
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from training import policies
 from training.tiny import words
-from training.tokenizer import SPECIAL, Encoder
+from training.tokenizer import SPECIAL
 
 BLANK = "\u0120"  # how byte-level BPE writes a blank
 PIECES = 900
@@ -89,8 +88,3 @@ def joins(merges: list[tuple[str, str]], word: str) -> list[tuple[str, str]]:
         missing.append((parts[0], parts[1]))
         parts[:2] = [parts[0] + parts[1]]
     return missing
-
-
-def load(path: Path) -> Encoder:
-    """Read a tokenizer saved as JSON."""
-    return Encoder(Tokenizer.from_file(str(path)))

@@ -1,9 +1,7 @@
-"""Train the model that ships: `python -m training.tiny.train [--seed N] [--minutes N] [--threads 1] [--resume]`.
+"""Train the model that ships: `python -m training.tiny.train [--seed N] [--steps N] [--threads 1]`.
 
-It runs on a GPU where torch sees one. It can be stopped at any time: checkpoints (`tiny.pt`, `resume.pt`) and the log
-are written every few minutes, and `--resume` goes on. Never trained on mixed, edited or spliced caches; no mask hides
-a field from what follows it; only tokens of texts and answers are learned, nothing of inner layers; no gaps in
-positions.
+Never trained on mixed, edited or spliced caches; no mask hides a field from what follows it; only tokens of texts and
+answers are learned, nothing of inner layers; no gaps in positions.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -48,73 +45,30 @@ class Stage:
 EVERY = ("table", "date", "amount")
 FIXED = 4  # embeddings and so many layers stay as they started: what compares numbers is blunted by any rate
 FIRST = world.Level(rules=(1, 2), rows=(2, 3), kinds=EVERY, shared=0.0, below=0.12, versions=0.2, sample=0.2, plain=0.1)
+LARGER = replace(FIRST, whole=0.3, rules=(1, 3), rows=(2, 4), spare=(0, 2))
+ALL = replace(LARGER, skills=(1, 3), rows=(2, 5), fillers=(0, 2), heading=0.6, preamble=0.5, near=0.3, shared=0.1)
+ALL = replace(ALL, alike=0.2, versions=0.3)
 STAGES: tuple[Stage, ...] = (
     Stage("words of one token", FIRST, Mix(reason=0.15, compare=0.03), 0.85, patience=300),
     Stage(
         "words of several",
-        replace(FIRST, whole=0.5, near=0.15, below=0.12),
-        Mix(reason=0.2, cannot=0.03, compare=0.03),
+        replace(FIRST, whole=0.5, near=0.15),
+        Mix(0.2, cannot=0.03, compare=0.03),
         0.88,
         patience=300,
     ),
-    Stage(
-        "more rules",
-        replace(FIRST, whole=0.3, near=0.2, rules=(1, 3), rows=(2, 4), spare=(0, 2), below=0.12, shared=0.1),
-        Mix(reason=0.25, cannot=0.04, compare=0.04),
-        0.9,
-        patience=400,
-    ),
+    Stage("more rules", replace(LARGER, near=0.2, shared=0.1), Mix(0.25, cannot=0.04, compare=0.04), 0.9, patience=400),
     Stage(
         "two skills",
-        replace(
-            FIRST,
-            skills=(1, 2),
-            rules=(1, 3),
-            rows=(2, 4),
-            spare=(0, 2),
-            fillers=(0, 1),
-            whole=0.3,
-            near=0.25,
-            versions=0.2,
-            below=0.12,
-            shared=0.1,
-        ),
-        Mix(reason=0.25, cannot=0.05, compare=0.04),
-        0.92,
+        replace(LARGER, skills=(1, 2), fillers=(0, 1), near=0.25, shared=0.1),
+        *(Mix(0.25, cannot=0.05, compare=0.04), 0.92),
         patience=500,
         longest=300,
     ),
-    Stage(
-        "all",
-        world.Level(
-            skills=(1, 3),
-            rules=(1, 3),
-            rows=(2, 5),
-            spare=(0, 2),
-            fillers=(0, 2),
-            heading=0.6,
-            preamble=0.5,
-            whole=0.3,
-            kinds=EVERY,
-            near=0.3,
-            shared=0.1,
-            alike=0.2,
-            versions=0.3,
-            below=0.12,
-            sample=0.2,
-            plain=0.1,
-        ),
-        Mix(reason=0.25, cannot=0.06, compare=0.05, errata=0.5),
-        2.0,
-        longest=450,
-    ),
+    Stage("all", ALL, Mix(0.25, cannot=0.06, compare=0.05), 2.0, longest=450),
 )
-LONG = replace(  # beside the last stage: a few texts as long as a memory of four skills
-    STAGES[-1],
-    name="long",
-    level=replace(STAGES[-1].level, skills=(3, 4), rules=(2, 3), fillers=(2, 5)),
-    longest=900,
-)
+# Beside the last stage: a few texts as long as a memory of four skills.
+LONG = replace(STAGES[-1], level=replace(ALL, skills=(3, 4), rules=(2, 3), fillers=(2, 5)), longest=900)
 
 
 @dataclass(frozen=True)
@@ -173,45 +127,34 @@ class Accuracy:
         return sum(found) / len(found) if found else 0.0
 
 
-def streams(net: model.Tiny, batch: Batch) -> list[Tensor]:
-    """The stream after every layer, (texts, P + K * L, width) each: a text, then its branches."""
-    device = net.embed.device
-    prefix, branch = torch.from_numpy(batch.prefix).to(device), torch.from_numpy(batch.branch).to(device)
-    B, K, L = branch.shape
-    P = prefix.shape[1]
+def stream(net: model.Tiny, batch: Batch) -> Tensor:
+    """The stream after the last layer, (texts, P + K * L, width): a text, then its branches, which do not see each
+    other."""
+    prefix, branch, lens = (torch.from_numpy(one) for one in (batch.prefix, batch.branch, batch.prefix_len))
+    (B, K, L), P = branch.shape, prefix.shape[1]
     ids = torch.cat([prefix, branch.view(B, K * L)], 1)
-    lens = torch.from_numpy(batch.prefix_len).to(device)
-    at = torch.cat(
-        [
-            torch.arange(P, device=device).expand(B, P),
-            (lens[:, None, None] + torch.arange(L, device=device)).expand(B, K, L).reshape(B, K * L),
-        ],
-        1,
-    )
-    return net.hidden(ids, at, model.View(lens, P, K, L))
+    inside = torch.arange(P).expand(B, P)
+    at = torch.cat([inside, (lens[:, None, None] + torch.arange(L)).expand(B, K, L).reshape(B, K * L)], 1)
+    sees = torch.ones(P + K * L, P + K * L, dtype=torch.bool).tril().repeat(B, 1, 1)
+    sees[:, P:, :P] = (inside < lens[:, None])[:, None]
+    sees[:, P:, P:] &= torch.block_diag(*[torch.ones(L, L)] * K).bool()
+    return net(ids, at, sees[:, None])
 
 
-def loss_of(net: model.Tiny, batch: Batch, last: Tensor, text_weight: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss of a batch by the last of its streams; kinds and correctness of the tokens that count."""
-    device = net.embed.device
-    prefix, branch = torch.from_numpy(batch.prefix).to(device), torch.from_numpy(batch.branch).to(device)
-    lens = torch.from_numpy(batch.prefix_len).to(device)
-    B, K, L = branch.shape
-    P = prefix.shape[1]
-    head, tail = last.split([P, K * L], 1)
-    tail = tail.view(B, K, L, -1)[:, :, :-1]
-    weight, kind = torch.from_numpy(batch.weight).to(device)[:, :, 1:], torch.from_numpy(batch.kind)[:, :, 1:]
+def loss_of(net: model.Tiny, batch: Batch, text_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss of a batch; kinds and correctness of the tokens that count."""
+    prefix, branch, lens = (torch.from_numpy(one) for one in (batch.prefix, batch.branch, batch.prefix_len))
+    (B, K, L), P = branch.shape, prefix.shape[1]
+    head, tail = stream(net, batch).split([P, K * L], 1)
+    weight, kind = torch.from_numpy(batch.weight)[:, :, 1:], torch.from_numpy(batch.kind)[:, :, 1:]
     keep = weight > 0
-    logits = net.logits(tail[keep]).float()
-    target = branch[:, :, 1:][keep]
-    w = weight[keep]
+    logits = net.logits(tail.view(B, K, L, -1)[:, :, :-1][keep]).float()
+    target, w = branch[:, :, 1:][keep], weight[keep]
     loss = (F.cross_entropy(logits, target, reduction="none") * w).sum() / w.sum()
-    if text_weight:
-        inside = torch.arange(1, P, device=device)[None] < lens[:, None]
-        inside &= (torch.arange(1, P, device=device) % 3 == int(lens[0]) % 3)[None]
-        said = net.logits(head[:, :-1][inside]).float()
-        loss = loss + text_weight * F.cross_entropy(said, prefix[:, 1:][inside])
-    return loss, kind[keep.cpu()], (logits.argmax(-1) == target).cpu()
+    inside = torch.arange(1, P)[None] < lens[:, None]
+    inside &= (torch.arange(1, P) % 3 == int(lens[0]) % 3)[None]
+    text = F.cross_entropy(net.logits(head[:, :-1][inside]).float(), prefix[:, 1:][inside])
+    return loss + text_weight * text, kind[keep], logits.argmax(-1) == target
 
 
 def shape_of(made: Tokenizer) -> model.Shape:
@@ -220,36 +163,18 @@ def shape_of(made: Tokenizer) -> model.Shape:
     return model.Shape(vocab=vocabulary, width=224, layers=8, ffn=320, rope_base=10_000.0)
 
 
-def build(encoder: Encoder, shape: model.Shape, seed: int, note: bool = True) -> model.Tiny:
+def build(encoder: Encoder, shape: model.Shape, seed: int) -> model.Tiny:
     """The model before training."""
     torch.manual_seed(seed)
     net = model.Tiny(shape)
-    start(net, Marks.of(encoder), seed, note)
+    start(net, Marks.of(encoder), seed)
     return net
 
 
-def save(net: model.Tiny, out: Path) -> None:
-    """Write the weights, whole or not at all."""
-    torch.save({"shape": asdict(net.shape), "state": net.state_dict()}, out / "tiny.part")
-    os.replace(out / "tiny.part", out / "tiny.pt")
-
-
-def train(
-    plan: Plan,
-    net: model.Tiny,
-    encoder: Encoder,
-    say: Callable[[str], None],
-    out: Path,
-    minutes: float,
-    resume: bool,
-    until: int,
-    compiled: bool,
-) -> None:
-    """Run the plan for so many minutes at most, and up to the stage `until`."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    net.to(device)
+def train(plan: Plan, net: model.Tiny, encoder: Encoder, log: Callable[[str], None]) -> None:
+    """Run the plan."""
     # Without AVX-512 a processor has no bf16 of its own: a step in it took ten times as long as in f32 with AVX2.
-    half = device == "cuda" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    half = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     teacher = Teacher(encoder, f"next {plan.seed}")
     for param in (net.embed, *net.blocks[:FIXED].parameters()):
         param.requires_grad_(False)
@@ -259,31 +184,12 @@ def train(
     ]
     opt = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
     learning = [param for group in groups for param in group["params"]]
-    accuracy, level, since, tokens, begin, spent = Accuracy(), 0, 0, 0, 0, 0.0
-    if resume:
-        found = torch.load(out / "resume.pt", weights_only=False, map_location=device)
-        net.load_state_dict(torch.load(out / "tiny.pt", map_location=device)["state"])
-        opt.load_state_dict(found["opt"])
-        teacher.rng.setstate(found["rng"])
-        begin, level, since, tokens, spent = (found[k] for k in ("step", "level", "since", "tokens", "spent"))
-        accuracy.value = found["accuracy"]
-    if compiled:
-        for block in net.blocks:
-            block.compile(dynamic=True)
-    began = saved = time.time()
-    say(
-        f"{model.size(net)} parameters {asdict(net.shape)} {asdict(plan)} on {device} in {'bf16' if half else 'f32'}, "
-        f"from step {begin}"
-    )
-
-    def keep(step: int) -> None:
-        save(net, out)
-        state = {"opt": opt.state_dict(), "rng": teacher.rng.getstate(), "step": step, "level": level, "since": since}
-        state |= {"accuracy": accuracy.value, "tokens": tokens, "spent": spent + time.time() - began}
-        torch.save(state, out / "resume.part")
-        os.replace(out / "resume.part", out / "resume.pt")
-
-    for step in range(begin, plan.steps):
+    accuracy, level, since, tokens = Accuracy(), 0, 0, 0
+    for block in net.blocks:
+        block.compile(dynamic=True)  # a minute, then a third faster
+    started = time.time()
+    log(f"{model.size(net)} parameters {asdict(net.shape)} {asdict(plan)} in {'bf16' if half else 'f32'}")
+    for step in range(plan.steps):
         for group, rate in zip(opt.param_groups, (plan.gentle_rate_at(step), plan.rate_at(step)), strict=True):
             group["lr"] = rate
         use = teacher.rng.randrange(level) if level and teacher.rng.random() < plan.earlier else level
@@ -291,36 +197,27 @@ def train(
         stage = LONG if long else STAGES[use]
         texts = plan.texts // 2 if long else plan.texts
         batch = teacher.batch(texts, plan.branches, stage.level, stage.mix, stage.longest)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=half):
-            loss, kind, right = loss_of(net, batch, streams(net, batch)[-1], plan.text_weight)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            loss, kind, right = loss_of(net, batch, plan.text_weight)
         opt.zero_grad(set_to_none=True)
         loss.backward()
         # Each by itself: what compares numbers is steep, and would take all the room there is.
         norms = torch.stack([nn.utils.clip_grad_norm_([param], 0.2) for param in learning])
-        norm = norms.square().sum().sqrt()
         opt.step()
         tokens += int(batch.prefix_len.sum()) + int((batch.branch > 0).sum())
         if use == level:
             accuracy.take(KINDS, kind, right)
         since += 1
         if step % 100 == 99:
-            say(
-                f"step {step + 1} stage {level} loss {loss.item():.3f} norm {norm.item():.1f} "
-                f"rate {plan.rate_at(step):.5f} "
-                f"{tokens / 1e6:.2f}M tokens {spent + time.time() - began:.0f}s {accuracy}"
+            log(
+                f"step {step + 1} stage {level} loss {loss.item():.3f} norm {norms.square().sum().sqrt().item():.1f} "
+                f"rate {plan.rate_at(step):.5f} {tokens / 1e6:.2f}M tokens {time.time() - started:.0f}s {accuracy}"
             )
         passed = accuracy.mean("direct", "changed", "reason", "rethink", "what if") > STAGES[level].pass_at
-        if level < until and since > STAGES[level].least and (passed or since >= STAGES[level].patience):
+        if level < len(STAGES) - 1 and since > STAGES[level].least and (passed or since >= STAGES[level].patience):
             level, since = level + 1, 0
             accuracy.value.clear()
-            say(f"step {step + 1} stage {level}: {STAGES[level].name}")
-        if time.time() - saved > 180:
-            keep(step + 1)
-            saved = time.time()
-        if time.time() - began > 60 * minutes:
-            keep(step + 1)
-            return
-    keep(plan.steps)
+            log(f"step {step + 1} stage {level}: {STAGES[level].name}")
 
 
 def settle(threads: int) -> None:
@@ -337,50 +234,26 @@ def settle(threads: int) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, default=HERE / "work", help="checkpoints and tokenizer go here")
-    parser.add_argument("--gguf", type=Path, help="the exported model (default: tiny.gguf in --work)")
-    parser.add_argument("--log", type=Path, help="(default: train.log in --work)")
-    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--gguf", type=Path, default=HERE / "work" / "tiny.gguf", help="(default: %(default)s)")
+    parser.add_argument("--log", type=Path, default=HERE / "work" / "train.log", help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=Plan.steps)
-    parser.add_argument("--rate", type=float, default=Plan.rate)
-    parser.add_argument("--cool", type=float, default=Plan.cool)
     parser.add_argument("--seed", type=int, default=Plan.seed)
-    parser.add_argument("--until", type=int, default=len(STAGES) - 1, help="the last stage of this run")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--compile",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compile the layers first: a minute, then a third faster",
-    )
-    parser.add_argument(
-        "--no-note", action="store_true", help="a control: the start neither writes a note nor reads one"
-    )
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--export", action="store_true", help="write the model of the last checkpoint, and no more")
     args = parser.parse_args()
     settle(args.threads)
-    args.work.mkdir(parents=True, exist_ok=True)
+    args.log.parent.mkdir(parents=True, exist_ok=True)
     made = tokenizer.make()
-    made.save(str(args.work / "tokenizer.json"))
-    encoder, gguf = Encoder(made), args.gguf or args.work / "tiny.gguf"
-    if args.export:
-        found = torch.load(args.work / "tiny.pt", map_location="cpu")
-        net = model.Tiny(model.Shape(**found["shape"]))
-        net.load_state_dict(found["state"])
-        export.write(net, made, gguf)
-        return
-    plan = Plan(steps=args.steps, rate=args.rate, cool=args.cool, seed=args.seed)
-    with (args.log or args.work / "train.log").open("a" if args.resume else "w", encoding="utf-8", buffering=1) as log:
+    encoder = Encoder(made)
+    with args.log.open("w", encoding="utf-8", buffering=1) as file:
 
-        def say(line: str) -> None:
+        def log(line: str) -> None:
             print(line, flush=True)
-            log.write(line + "\n")
+            file.write(line + "\n")
 
-        net = build(encoder, shape_of(made), plan.seed, not args.no_note)
-        train(plan, net, encoder, say, args.work, args.minutes, args.resume, args.until, args.compile)
-        export.write(net.cpu(), made, gguf)
-        say(f"wrote {gguf.name}, {gguf.stat().st_size} bytes")
+        net = build(encoder, shape_of(made), args.seed)
+        train(Plan(steps=args.steps, seed=args.seed), net, encoder, log)
+        export.write(net, made, args.gguf)
+        log(f"wrote {args.gguf.name}, {args.gguf.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

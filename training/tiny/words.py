@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import random
-import zlib
 from functools import cache
 from pathlib import Path
+
+from training.policies import is_held_out
 
 LIST = Path(__file__).with_name("words.txt")
 _ONSETS = "b br c ch cl d dr f fl g gr h j k l m n p pl pr qu r s sh sl st t th tr v w z"
 ONSETS = _ONSETS.split()
 VOWELS = ["a", "a", "e", "e", "i", "o", "o", "u", "ai", "ea", "oo", "y"]
 CODAS = ["", "", "", "l", "m", "n", "r", "s", "t", "nd", "rt", "ck", "st", "x"]
-
-
-def is_held_out(key: str) -> bool:
-    """Whether a word belongs to the tenth that training never sees."""
-    return zlib.crc32(key.encode()) % 10 == 0
 
 
 @cache

@@ -6,7 +6,7 @@ Any field decides any topic. Everything random comes from a `random.Random` that
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from training import policies
@@ -219,7 +219,7 @@ def make_drafts(rng: random.Random, level: Level, held: bool = False) -> list[Dr
     return [make_draft(rng, names, level) for _ in range(rng.randint(*level.skills))]
 
 
-def ask(rng: random.Random, rule: policies.Rule, easy: float = 0.5) -> str:
+def ask(rng: random.Random, rule: policies.Rule) -> str:
     """A question about the rule's topic."""
     pick = rng.random()
     if rule.topic in policies.VERBS and pick < 0.3:
@@ -255,7 +255,7 @@ class Case:
         return self.rule.outcome(self.old), self.rule.outcome(self.new)
 
 
-def cases(n: int, level: Level, seed: str, held: bool, fits: Callable[[str], bool] = lambda text: True) -> list[Case]:
+def cases(n: int, level: Level, seed: str, held: bool) -> list[Case]:
     """`n` decisions that a change of one field flips. `held`: of words that training never saw."""
     rng = random.Random(f"cases {seed}")
     found: list[Case] = []
@@ -267,8 +267,7 @@ def cases(n: int, level: Level, seed: str, held: bool, fits: Callable[[str], boo
         for _ in range(60):
             new = make_value(rng, Names(rng, held, level), rule.kind, rule, level, old)
             if rule.outcome(new) != rule.outcome(old):
-                question = ask(rng, rule)
-                if fits(draft.text()):
-                    found.append(Case(draft, rule, question, old, new, tuple(d for d in drafts if d is not draft)))
+                others = tuple(d for d in drafts if d is not draft)
+                found.append(Case(draft, rule, ask(rng, rule), old, new, others))
                 break
     return found

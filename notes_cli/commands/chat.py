@@ -1,0 +1,179 @@
+"""`notes chat`: a conversation in the terminal, which is a session on disk, with one load of the model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from notes_cli import output
+from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, model_options, open_model
+from notes_cli.commands.request import AnswerPrinter, AskCommand
+from notes_cli.commands.terminal import SingleOption, standard_input
+from notes_cli.errors import NotesError
+
+if TYPE_CHECKING:
+    from notes_cli.api import Model, Session
+
+PROMPT, MORE = "> ", ". "
+HELP = """/erratum FIELD=VALUE  correct a field, or anything in words; it comes with the next question
+/splice NAME          splice a skill with the next question
+/skills               the skills of this conversation, and the compiled ones
+/show                 the conversation
+/undo                 take back the last turn
+/exit                 end; so do Ctrl-D and Ctrl-C. The conversation stays: notes chat NAME
+A line that ends with \\ goes on in the next one."""
+
+
+@click.command()
+@click.argument("name", required=False, type=SessionName())
+@click.option("--splice", type=SkillName(), multiple=True, metavar="NAME", help="A compiled skill. Repeatable.")
+@click.option(
+    "--erratum",
+    "errata",
+    type=FieldValue(),
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="A correction, as in notes ask. Repeatable.",
+)
+@click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
+@click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
+@click.option(
+    *("-n", "--max-tokens", "max_tokens"),
+    type=Number(1),
+    default=1024,
+    show_default=True,
+    help="At most so many tokens of an answer.",
+)
+@click.option(
+    *("--temp", "temperature"),
+    type=Number(0, kind=float),
+    default=0.0,
+    show_default=True,
+    help="Temperature, 0: always the likeliest token.",
+)
+@model_options
+def command(name: str | None, **given: Any) -> None:
+    """Talk with a model. The conversation is the session NAME, which begins or goes on; without NAME it gets one.
+
+    Type /help for commands, such as /erratum and /undo.
+
+    \b
+    Examples:
+      notes chat
+      notes chat mine --splice returns
+      printf 'May I return this?\\n/erratum date=2026-07-01\\nAnd now?\\n' | notes chat --splice returns
+    """
+    name = name or datetime.now().strftime("chat-%Y%m%d-%H%M%S")
+    options = {key: given.pop(key) for key in ("splice", "errata", "system", "think", "max_tokens", "temperature")}
+    with open_model(session=name, begins=True, **given) as model, model.session(name) as session:
+        turns = f", {session.turns} turns so far" if session.turns else ""
+        output.say(f"session {name} with {model.name}{turns}; /help")
+        chat = Chat(model, session, options)
+        for line in _lines():
+            if not chat.handle(line):
+                break
+
+
+class Chat:
+    """A session, and the skills and corrections that come with its next question."""
+
+    def __init__(self, model: Model, session: Session, options: dict[str, Any]) -> None:
+        self._model, self._session = model, session
+        self._splice, self._errata = [*options.pop("splice")], [*options.pop("errata")]
+        self._system = options.pop("system")
+        self._options = options
+
+    def handle(self, line: str) -> bool:
+        """Answer a question, or run a command. Returns False at the end. Errors are printed."""
+        from notes_cli.commands.remedies import worded
+
+        try:
+            if line.startswith("/"):
+                return self._run(*line[1:].split(maxsplit=1))
+            self._ask(line)
+        except NotesError as error:
+            output.say(worded(error))
+        return True
+
+    def _run(self, command: str = "", argument: str = "") -> bool:
+        commands: dict[str, Callable[[str], object]] = {
+            "erratum": self._add_erratum,
+            "splice": self._add_skill,
+            "skills": self._list_skills,
+            "show": self._show,
+            "undo": self._undo,
+            "help": lambda _: output.result(HELP),
+        }
+        if command in ("exit", "quit"):
+            return False
+        if command not in commands:
+            raise NotesError(f"there is no command /{command}", f"There are {', '.join(f'/{one}' for one in commands)}")
+        commands[command](argument.strip())
+        return True
+
+    def _ask(self, question: str) -> None:
+        first = {"system": self._system} if self._session.empty else {}
+        settings = AskCommand(
+            {**self._options, "max_think": 512}, (), (), False, self._session.name, False, False, True
+        )
+        with AnswerPrinter(settings) as printer:
+            callbacks = printer.callbacks(self._model.workspace)
+            errata, splice = self._errata, self._splice
+            self._session.ask(question, splice=splice, errata=errata, callbacks=callbacks, **first, **self._options)
+        self._errata, self._splice = [], []
+
+    def _add_erratum(self, text: str) -> None:
+        if not text:
+            raise NotesError("/erratum needs a correction", "Write /erratum FIELD=VALUE, or a sentence")
+        self._errata.append(text)
+        output.say(f"with the next question: {output.line(text)}")
+
+    def _add_skill(self, name: str) -> None:
+        self._model.segment(name)  # it exists and fits
+        self._splice.append(name)
+        output.say(f"with the next question: {output.line(name)}")
+
+    def _list_skills(self, _: str) -> None:
+        used = {entry.name for entry in self._session.entries if entry.kind == "splice"} | {*self._splice}
+        compiled = {entry.info.name for entry in self._model.workspace.library.entries() if entry.info}
+        for name in sorted(used | compiled):
+            output.result(f"{'*' if name in used else ' '} {name}")
+
+    def _show(self, _: str) -> None:
+        from notes_cli.commands.transcript import show
+
+        if self._session.empty:
+            raise NotesError("there is no turn yet")
+        show(self._model.sessions.find(self._session.name).state)
+
+    def _undo(self, _: str) -> None:
+        undone = self._session.undo()
+        output.say(f"took back: {output.line(str(undone.get('question') or undone['op']), 60)}")
+
+
+def _lines() -> Iterator[str]:
+    """Yield lines of standard input, without blank ones; on a terminal with a prompt, history and editing."""
+    interactive = sys.stdin is not None and sys.stdin.isatty() and output.terminal()
+    if interactive:
+        import readline  # noqa: F401  # input() then edits lines
+    parts: list[str] = []
+    while True:
+        try:
+            if interactive:
+                line = input(MORE if parts else PROMPT)
+            elif raw := standard_input().readline():
+                line = raw.decode(errors="replace").rstrip("\r\n")
+            else:
+                return
+        except EOFError:
+            output.say("")
+            return
+        parts.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            text, parts = "\n".join(parts).strip(), []
+            if text:
+                yield text

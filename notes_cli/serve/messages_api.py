@@ -1,0 +1,256 @@
+"""Converts requests of Anthropic's Messages API to chat requests, and answers to its blocks and stream events."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from notes_cli.engine.sequence import Stopped
+from notes_cli.serve.generation import AnswerDone, TextDelta
+from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.replies import AnswerEvent, Json, Reply, usage
+
+# Keys that change nothing here: accounting, features of Anthropic's service, and those that are automatic.
+IGNORED = {"metadata", "service_tier", "container", "context_management", "cache_control", "speed", "inference_geo"}
+BILLING = "x-anthropic-billing-header:"  # a block of Claude Code, which differs in every request
+ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+ERRORS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+STOPS: dict[Stopped, str] = {"end": "end_turn", "length": "max_tokens", "context": "model_context_window_exceeded"}
+
+
+def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
+    """Parse a request of /v1/messages. `forms`: as in parse_chat. Raises Refused."""
+    reader = Reader(data)
+    messages = _system(reader.any("system"))
+    sent = reader.any("messages")
+    if not isinstance(sent, list):
+        raise Refused(400, "messages must be a list", param="messages", code="invalid_value")
+    for number, item in enumerate(sent):
+        messages += _message(Reader(item, f"messages[{number}]"))
+    tools, skipped = _tools(reader.any("tools"))
+    thinking = Reader(reader.any("thinking") or {}, "thinking")
+    think = thinking.text("type") == "enabled"
+    output = Reader(reader.any("output_config") or {}, "output_config")
+    schema = output.any("format") or reader.any("output_format")
+    if reader.any("mcp_servers"):
+        raise Refused(400, "mcp_servers is not supported", param="mcp_servers", code="unsupported_value")
+    reader.ignore(IGNORED)
+    body = {
+        "max_tokens": reader.whole("max_tokens", 0, 2**31 - 1),
+        "stop": reader.any("stop_sequences") or None,
+        "tool_choice": _tool_choice(reader.any("tool_choice")) if tools else None,
+        **reader.rest(),
+        "messages": messages,
+        "tools": tools,
+        "response_format": None if schema is None else {"type": "json_schema", "json_schema": _schema(schema)},
+    }
+    if think:
+        body |= {"reasoning_effort": "high", "max_think": thinking.whole("budget_tokens", 1, 2**31 - 1)}
+    chat = parse_chat(body, forms=forms)
+    return replace(chat, ignored=(*chat.ignored, *skipped))
+
+
+def _system(data: Any) -> list[Json]:
+    """Convert the system text, or its blocks, to messages."""
+    blocks = [{"type": "text", "text": data}] if isinstance(data, str) else (data or [])
+    parts = _parts(blocks, "system")
+    parts = [part for part in parts if not part.get("text", "").startswith(BILLING)]
+    return [{"role": "system", "content": parts}] if parts else []
+
+
+def _message(reader: Reader) -> list[Json]:
+    """Convert a message to those of a chat: each tool result is one of its own."""
+    role, content = reader.needed("role"), reader.any("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    where = reader.name("content")
+    if not isinstance(content, list):
+        raise Refused(400, f"{where} must be a string or a list of blocks", param=where, code="invalid_value")
+    if role == "assistant":
+        return [_answer(content, where)]
+    messages: list[Json] = []
+    parts: list[Json] = []
+    for number, block in enumerate(content):
+        if not isinstance(block, dict) or block.get("type") != "tool_result":
+            parts += _parts([block], where, number)
+            continue
+        result = Reader(block, f"{where}[{number}]")
+        inner = result.any("content")
+        inner = inner if isinstance(inner, list) else [{"type": "text", "text": inner or ""}]
+        texts = _parts(inner, result.name("content"))
+        parts += [part for part in texts if part["type"] != "text"]  # templates have no images in results
+        texts = [part for part in texts if part["type"] == "text"]
+        messages.append({"role": "tool", "tool_call_id": result.needed("tool_use_id"), "content": texts})
+    return [*messages, {"role": role, "content": parts}] if parts else messages
+
+
+def _answer(content: Sequence[Any], where: str) -> Json:
+    """Convert the blocks of an answer."""
+    texts: list[Json] = []
+    calls: list[Json] = []
+    for number, block in enumerate(content):
+        reader = Reader(block, f"{where}[{number}]")
+        kind = reader.text("type")
+        if kind == "tool_use":
+            function = {"name": reader.needed("name"), "arguments": reader.any("input")}
+            calls.append({"id": reader.needed("id"), "type": "function", "function": function})
+        elif kind not in ("thinking", "redacted_thinking"):  # earlier reasoning is no part of the prompt
+            texts += _parts([block], where, number)
+    return {"role": "assistant", "content": texts, **({"tool_calls": calls} if calls else {})}
+
+
+def _parts(blocks: Any, where: str, first: int = 0) -> list[Json]:
+    """Convert blocks of text, images and documents to the parts of a message. `first`: the number of the first one."""
+    if not isinstance(blocks, list):
+        raise Refused(400, f"{where} must be a string or a list of blocks", param=where, code="invalid_value")
+    parts: list[Json] = []
+    for number, block in enumerate(blocks, first):
+        reader = Reader(block, f"{where}[{number}]")
+        kind = reader.text("type")
+        source = Reader(reader.any("source") or {}, reader.name("source"))
+        form = source.text("type")
+        if kind == "text":
+            parts.append({"type": "text", "text": reader.needed("text")})
+        elif kind == "image" and form == "base64":
+            url = f"data:{source.needed('media_type')};base64,{source.needed('data')}"
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        elif kind == "document" and form == "text":
+            parts.append({"type": "text", "text": source.needed("data")})
+        else:
+            shown = f"{kind or 'of no type'}{' by ' + form if form else ''}"[:60]
+            message = f"{where}[{number}] is {shown}: only text and images as base64 are supported"
+            raise Refused(400, message, param=where, code="invalid_value")
+    return parts
+
+
+def _tools(data: Any) -> tuple[list[Json], list[str]]:
+    """Convert tools to those of a chat. Returns also the types of tools that Anthropic runs, which are left out."""
+    if not isinstance(data or [], list):
+        raise Refused(400, "tools must be a list of tools", param="tools", code="invalid_value")
+    tools, skipped = [], []
+    for number, item in enumerate(data or []):
+        reader = Reader(item, f"tools[{number}]")
+        kind = reader.text("type", "custom")
+        if kind != "custom":
+            skipped.append(f"tools of the type {kind[:40]!r}")
+            continue
+        function = {"name": reader.needed("name"), "parameters": reader.any("input_schema")}
+        tools.append({"type": "function", "function": {**function, "description": reader.text("description")}})
+    return tools, skipped
+
+
+def _tool_choice(data: Any) -> Any:
+    """Convert `tool_choice` to that of a chat."""
+    if not isinstance(data, dict):
+        return data
+    kind = data.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": data.get("name")}}
+    return "required" if kind == "any" else kind
+
+
+def _schema(data: Any) -> Json:
+    form = Reader(data, "output_config.format")
+    if form.text("type") != "json_schema":
+        raise Refused(400, "output_config.format must have the type json_schema", param="output_config.format")
+    return {"schema": form.any("schema")}
+
+
+@dataclass(slots=True)
+class MessagesReply(Reply):
+    """Collects the content blocks of an answer, and formats it whole or as named events."""
+
+    named_events: ClassVar[bool] = True
+    _blocks: list[Json] = field(default_factory=list)  # the last one may be open
+
+    def whole(self) -> Json:
+        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
+        for event in events:
+            deque(self.chunks(event), maxlen=0)  # collects the blocks
+        return self._message(self._blocks, self._stop_reason())
+
+    def opening(self) -> Iterable[Json]:
+        return ()  # `message_start` has the tokens of the prompt, which are known at the end of its prefill
+
+    def chunks(self, event: AnswerEvent) -> Iterable[Json]:
+        if isinstance(event, TextDelta):
+            kind = "thinking" if event.reasoning else "text"
+            if not self._blocks or self._blocks[-1]["type"] != kind:
+                yield from self._end_block()
+                yield self._begin_block({"type": kind, kind: "", **({"signature": ""} if event.reasoning else {})})
+            self._blocks[-1][kind] += event.text
+            yield self._delta({"type": f"{kind}_delta", kind: event.text})
+        elif isinstance(event, AnswerDone):
+            if not self._blocks and not event.calls:
+                yield self._begin_block({"type": "text", "text": ""})
+            yield from self._end_block()
+            for call in event.calls:
+                yield self._begin_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+                yield self._delta(
+                    {"type": "input_json_delta", "partial_json": json.dumps(call.arguments, ensure_ascii=False)}
+                )
+                yield from self._end_block()
+                self._blocks[-1]["input"] = dict(call.arguments)
+        else:
+            yield {"type": "message_start", "message": self._message([], None)}
+
+    def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": None}
+        yield {"type": "message_delta", "delta": delta, "usage": _usage(self), **self.explained()}
+        yield {"type": "message_stop"}
+
+    def failure(self, error: Refused) -> Json:
+        """Return the last event of an answer that failed."""
+        return messages_error(error)
+
+    def _stop_reason(self) -> str:
+        done = self.done[0]
+        return "tool_use" if done.calls and done.stopped == "end" else STOPS[done.stopped]
+
+    def _message(self, content: list[Json], reason: str | None) -> Json:
+        return {
+            "id": f"msg_{self.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": None,
+            "usage": _usage(self),
+            **(self.explained() if reason else {}),
+        }
+
+    def _begin_block(self, block: Json) -> Json:
+        self._blocks.append(block)
+        return {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
+
+    def _delta(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _end_block(self) -> Iterable[Json]:
+        if self._blocks:
+            yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+
+
+def _usage(reply: Reply) -> Json:
+    """Return token counts: `input_tokens` are those that were not found in the prefix cache or a compiled skill."""
+    counts = usage([reply])
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": counts["prompt_tokens"] - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": counts["completion_tokens"],
+    }
+
+
+def messages_error(error: Refused) -> Json:
+    """Return an error as JSON of Anthropic's API."""
+    message = str(error)
+    if error.code == "context_length_exceeded":  # clients compact the conversation where they find these words
+        message = f"prompt is too long: {message}"
+    return {"type": "error", "error": {"type": ERRORS.get(error.status, "api_error"), "message": message}}

@@ -1,0 +1,375 @@
+"""Converts requests of OpenAI's Responses API to chat requests, and answers to its items and stream events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from notes_cli.serve.generation import AnswerDone, TextDelta, Token
+from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
+
+# Keys that change nothing here: features of OpenAI's service, and those that are automatic.
+IGNORED = {"truncation", "max_tool_calls", "client_metadata", "include", "context_management"}
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}  # type of part: its key
+CHAT_ONLY = ("messages", "n", "max_tokens", "max_completion_tokens", "n_predict", "response_format")
+LOGPROBS = "message.output_text.logprobs"  # of `include`
+KEPT = 1024  # responses
+KEPT_BYTES = 64 << 20  # of their messages
+INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of custom tools
+
+
+class ResponseStore:
+    """The messages of recent responses by id, for `previous_response_id`, in memory only. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._messages: OrderedDict[str, str] = OrderedDict()  # JSON of the whole conversation
+        self._bytes = 0
+
+    def keep(self, identity: str, messages: Sequence[Json]) -> None:
+        text = json.dumps(messages)
+        with self._lock:
+            self._messages[identity] = text
+            self._bytes += len(text)
+            while self._messages and (len(self._messages) > KEPT or self._bytes > KEPT_BYTES):
+                self._bytes -= len(self._messages.popitem(last=False)[1])
+
+    def messages(self, identity: str) -> list[Json]:
+        """Return the messages of a response with those before it. Raises Refused for an unknown one."""
+        with self._lock:
+            if identity not in self._messages:
+                message = f"there is no response {identity[:80]!r}: the server keeps the last {KEPT:,}, until it ends"
+                raise Refused(404, message, param="previous_response_id", code="previous_response_not_found")
+            self._messages.move_to_end(identity)
+            return list(json.loads(self._messages[identity]))
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """A request of the Responses API: the chat request, and values that its response repeats."""
+
+    chat: ChatRequest
+    messages: list[Json]  # of the chat, without the instructions
+    tools: Mapping[str, Json]  # by the name that the model sees: type, name and namespace for the client
+    repeated: Json
+    store: bool
+
+
+def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> ResponsesRequest:
+    """Parse a request of /v1/responses. `forms`: as in parse_chat. Raises Refused."""
+    reader = Reader(data)
+    for key in CHAT_ONLY:
+        if data.get(key) is not None:
+            raise Refused(400, f"Unknown parameter: '{key}'.", param=key, code="unknown_parameter")
+    for key in ("background", "conversation", "prompt"):
+        if reader.any(key):
+            raise Refused(400, f"{key} is not supported", param=key, code="unsupported_value")
+    instructions, previous = reader.text("instructions"), reader.text("previous_response_id")
+    messages = [*(store.messages(previous) if previous else ()), *_messages(reader.any("input"))]
+    tools, for_client, skipped = _tools(reader.any("tools"))
+    choice, store_it = _tool_choice(reader.any("tool_choice"), tools), reader.any("store") is not False
+    reasoning = Reader(reader.any("reasoning") or {}, "reasoning")
+    text = Reader(reader.any("text") or {}, "text")
+    include = reader.texts("include", 16)
+    limit = reader.whole("max_output_tokens", 1, 2**31 - 1)
+    reader.ignore(IGNORED)
+    body = {
+        **reader.rest(),
+        "messages": [*([{"role": "system", "content": instructions}] if instructions else []), *messages],
+        "tools": tools,
+        "tool_choice": choice,
+        "max_completion_tokens": limit,
+        "reasoning_effort": reasoning.text("effort") or None,
+        "response_format": _format(text.any("format")),
+    }
+    if LOGPROBS in include:
+        body["logprobs"] = True
+    chat = parse_chat(body, forms=forms)
+    repeated = {
+        "instructions": instructions or None,
+        "max_output_tokens": limit,
+        "metadata": data.get("metadata") or {},
+        "parallel_tool_calls": data.get("parallel_tool_calls", True),
+        "previous_response_id": previous or None,
+        "reasoning": {"effort": data.get("reasoning", {}).get("effort") if data.get("reasoning") else None},
+        "store": store_it,
+        "temperature": chat.params.sampling.temperature,
+        "text": data.get("text") or {"format": {"type": "text"}},
+        "tool_choice": data.get("tool_choice") or "auto",
+        "tools": data.get("tools") or [],
+        "top_p": chat.params.sampling.top_p,
+        "truncation": "disabled",
+    }
+    chat = replace(chat, ignored=(*chat.ignored, *skipped))
+    return ResponsesRequest(chat, messages, for_client, repeated, store_it)
+
+
+def _messages(data: Any) -> list[Json]:
+    """Convert the input, a text or items, to messages of a chat."""
+    if isinstance(data, str):
+        return [{"role": "user", "content": data}]
+    if not isinstance(data, list) or not data:
+        raise Refused(400, "input must be a string, or a list of one item or more", param="input", code="invalid_value")
+    messages: list[Json] = []
+    for number, item in enumerate(data):
+        reader = Reader(item, f"input[{number}]")
+        kind = reader.text("type", "message")
+        if kind == "message":
+            messages.append({"role": reader.needed("role"), "content": _content(reader.any("content"), reader)})
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = reader.text("arguments") if kind == "function_call" else {"input": reader.text("input")}
+            call = {"name": _shown_name(reader.text("namespace"), reader.needed("name")), "arguments": arguments}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            calls = messages[-1].setdefault("tool_calls", [])
+            calls.append({"id": reader.needed("call_id"), "type": "function", "function": call})
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            content = _content(reader.any("output"), reader, "output")
+            messages.append({"role": "tool", "tool_call_id": reader.needed("call_id"), "content": content})
+        elif kind != "reasoning":  # earlier reasoning is no part of the prompt
+            raise Refused(400, f"{reader.name('type')} {kind[:40]!r} is not supported", param=reader.name("type"))
+    return messages
+
+
+def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:
+    """Convert the content of an item to that of a message."""
+    if isinstance(data, str):
+        return data
+    if not isinstance(data, list):
+        raise item.wrong(key, "a string or a list of parts", data)
+    parts: list[Json] = []
+    for number, part in enumerate(data):
+        reader = Reader(part, item.name(f"{key}[{number}]"))
+        kind = reader.text("type")
+        if kind == "input_image":
+            parts.append({"type": "image_url", "image_url": {"url": reader.needed("image_url")}})
+        elif kind in TEXTS:
+            name = TEXTS[kind]
+            parts.append({"type": name, name: reader.needed(name)})
+        else:
+            message = f"{reader.name('type')} is {kind[:40] or 'missing'}: only text and images are supported"
+            raise Refused(400, message, param=reader.name("type"))
+    return parts
+
+
+def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
+    """Convert tools to those of a chat. Returns also what their calls have for the client, by the name that the model
+    sees, and the types of tools that are left out: those that OpenAI runs."""
+    tools: list[Json] = []
+    for_client: dict[str, Json] = {}
+    skipped: list[str] = []
+    if not isinstance(data or [], list):
+        raise Refused(400, "tools must be a list of tools", param="tools", code="invalid_value")
+    readers = [("", Reader(item, f"tools[{number}]")) for number, item in enumerate(data or [])]
+    for namespace, reader in readers:
+        kind = reader.text("type")
+        if kind == "namespace":
+            inner, name = reader.any("tools"), reader.needed("name")
+            if not isinstance(inner, list):
+                raise reader.wrong("tools", "a list of tools", inner)
+            readers += [(name, Reader(item, reader.name(f"tools[{place}]"))) for place, item in enumerate(inner)]
+            continue
+        if kind not in ("function", "custom"):
+            skipped.append(f"tools of the type {kind[:40]!r}")
+            continue
+        name, description = reader.needed("name"), reader.text("description")
+        parameters, strict = reader.any("parameters"), reader.any("strict")
+        if kind == "custom":
+            form = Reader(reader.any("format") or {}, reader.name("format"))
+            description = "\n\n".join(filter(None, (description, form.text("definition"))))
+            parameters = INPUT
+        shown = _shown_name(namespace, name)
+        for_client[shown] = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
+        function = {"name": shown, "description": description, "parameters": parameters, "strict": strict}
+        tools.append({"type": "function", "function": function})
+    return tools, for_client, skipped
+
+
+def _shown_name(namespace: str, name: str) -> str:
+    """Return the name of a tool that the model sees."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:
+    """Convert `tool_choice` to that of a chat."""
+    if not isinstance(data, dict):
+        return data if tools else None
+    kind = data.get("type")
+    if kind in ("function", "custom"):
+        return {"type": "function", "function": {"name": data.get("name")}}
+    if kind == "allowed_tools" and isinstance(data.get("tools"), list):
+        named = [{"type": "function", "function": tool} for tool in data["tools"]]
+        return {"type": kind, kind: {"mode": data.get("mode"), "tools": named}}
+    return data
+
+
+def _format(data: Any) -> Json | None:
+    """Convert `text.format` to `response_format`."""
+    if not isinstance(data, dict) or data.get("type") != "json_schema":
+        return data  # type: ignore[no-any-return]
+    return {"type": "json_schema", "json_schema": {key: value for key, value in data.items() if key != "type"}}
+
+
+@dataclass(slots=True)
+class ResponsesReply(Reply):
+    """Collects the output items of a response, and formats it whole or as named events."""
+
+    named_events: ClassVar[bool] = True
+    asked: ResponsesRequest | None = None
+    kept: ResponseStore | None = None
+    _items: list[Json] = field(default_factory=list)  # the last one may be unfinished
+    _number: int = 0  # of events
+
+    # Whole.
+
+    def whole(self) -> Json:
+        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
+        for event in events:
+            deque(self.chunks(event), maxlen=0)  # collects the items
+        return self._response("completed")
+
+    def _response(self, status: str, error: Json | None = None) -> Json:
+        assert self.asked is not None
+        cut = status == "completed" and self.done[0].stopped != "end"
+        finished = status in ("completed", "failed")
+        response = {
+            "id": f"resp_{self.id}",
+            "object": "response",
+            "created_at": self.created,
+            "completed_at": int(time.time()) if finished else None,
+            "status": "incomplete" if cut else status,
+            "background": False,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "model": self.model,
+            "output": list(self._items) if finished else [],
+            **self.asked.repeated,
+            "usage": _usage(self) if status == "completed" else None,
+            **(self.explained() if finished else {}),
+        }
+        if status == "completed" and self.kept is not None and self.asked.store:
+            self.kept.keep(response["id"], [*self.asked.messages, self._message()])
+        return response
+
+    def _message(self) -> Json:
+        """Return the answer as a message, for the next request."""
+        text = "".join(delta.text for delta in self._deltas.get(0, []) if not delta.reasoning)
+        calls = tool_calls(self.done[0])
+        return {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
+
+    # Events.
+
+    def opening(self) -> Iterable[Json]:
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._response("in_progress"))
+
+    def chunks(self, event: AnswerEvent) -> Iterable[Json]:
+        if isinstance(event, TextDelta):
+            kind = "reasoning" if event.reasoning else "message"
+            if not self._items or self._items[-1]["type"] != kind:
+                yield from self._end_item()
+                yield from self._begin_item(kind)
+            part = self._items[-1]["content"][0]
+            part["text"] += event.text
+            more = {} if event.reasoning else {"logprobs": self._token_logprobs(event.tokens)}
+            if more:
+                part["logprobs"] += more["logprobs"]
+            yield self._part_event("delta", delta=event.text, **more)
+        elif isinstance(event, AnswerDone):
+            if not self._items and not event.calls:
+                yield from self._begin_item("message")
+            yield from self._end_item("completed" if event.stopped == "end" else "incomplete")
+            for call in event.calls:
+                yield from self._call(call.id, call.name, call.arguments)
+
+    def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
+        response = self._response("completed")
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failure(self, error: Refused) -> Json:
+        """Return the last event of a response that failed."""
+        body = {"code": error.code or "server_error", "message": str(error)}
+        return self._event("response.failed", response=self._response("failed", body))
+
+    def _event(self, kind: str, **values: Any) -> Json:
+        event = {"type": kind, "sequence_number": self._number, **values}
+        self._number += 1
+        return event
+
+    def _part_event(self, step: str, **values: Any) -> Json:
+        item = self._items[-1]
+        kind = "output_text" if item["type"] == "message" else "reasoning_text"
+        return self._event(f"response.{kind}.{step}", **self._place(), content_index=0, **values)
+
+    def _place(self) -> Json:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _begin_item(self, kind: str) -> Iterable[Json]:
+        item: Json = {"id": f"{kind[:3]}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress"}
+        if kind == "message":
+            item |= {"role": "assistant", "content": []}
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item |= {"summary": [], "content": []}
+            part = {"type": "reasoning_text", "text": ""}
+        self._items.append(item)
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=_copied(item))
+        item["content"] = [part]
+        yield self._event("response.content_part.added", **self._place(), content_index=0, part=dict(part))
+
+    def _end_item(self, status: str = "completed") -> Iterable[Json]:
+        if not self._items or self._items[-1]["status"] != "in_progress":
+            return
+        item = self._items[-1]
+        part, item["status"] = item["content"][0], status
+        more = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
+        yield self._part_event("done", text=part["text"], **more)
+        yield self._event("response.content_part.done", **self._place(), content_index=0, part=dict(part))
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=_copied(item))
+
+    def _call(self, identity: str, name: str, arguments: Mapping[str, Any]) -> Iterable[Json]:
+        """Yield the events of a tool call."""
+        assert self.asked is not None
+        tool = self.asked.tools[name]
+        custom = tool["type"] == "custom"
+        kind, key = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
+        text = str(arguments.get("input", "")) if custom else json.dumps(arguments, ensure_ascii=False)
+        item = {"id": f"fc_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", "call_id": identity}
+        item |= {**tool, "type": kind, key: ""}
+        self._items.append(item)
+        yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=dict(item))
+        prefix = f"response.{kind}_{key}"
+        yield self._event(f"{prefix}.delta", **self._place(), delta=text)
+        yield self._event(
+            f"{prefix}.done", **self._place(), **({} if custom else {"name": tool["name"]}), **{key: text}
+        )
+        item |= {key: text, "status": "completed"}
+        yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))
+
+    def _token_logprobs(self, tokens: Sequence[Token]) -> list[Json]:
+        logprobs = self._logprobs(tokens)
+        return logprobs["content"] if logprobs else []
+
+
+def _copied(item: Json) -> Json:
+    """Return a copy that later deltas do not change."""
+    return {**item, "content": [dict(part) for part in item["content"]]}
+
+
+def _usage(reply: Reply) -> Json:
+    counts = usage([reply])
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": counts["prompt_tokens_details"],
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": counts["completion_tokens_details"],
+        "total_tokens": counts["total_tokens"],
+    }

@@ -1,0 +1,151 @@
+"""Tests OpenAI's Responses API with its client: answers, streams, tools, stored responses, and errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from .conftest import QUESTION, Json, Served, told
+
+TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+NAMED = {"type": "function", "name": "look"}
+LATE = {"notes": {"splice": ["returns"], "errata": {"date": "2026-07-01"}, "explain": True}}
+
+
+def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
+    """With skills and corrections; instructions are the system message."""
+    chat = served.chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}], notes=LATE["notes"]
+    )
+    response = served.client.responses.create(model="tiny", input=QUESTION, instructions="Be brief.", extra_body=LATE)
+    assert response.output_text == told(chat) and response.status == "completed"
+    assert response.usage and response.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    assert response.usage.input_tokens_details.cached_tokens > 100
+    assert (response.model_extra or {})["notes"]["counts"]["total"] == chat["notes"]["counts"]["total"]
+
+
+@pytest.mark.parametrize("question", [QUESTION, f"{QUESTION} Think first."])
+def test_a_stream_comes_to_the_same(served: Served, question: str) -> None:
+    """Its events are numbered, each delta is between the begin and the end of its part, and the last has it all."""
+    extra = {"notes": {"splice": ["returns"]}}
+    whole = served.client.responses.create(model="tiny", input=question, extra_body=extra)
+    events = list(served.client.responses.create(model="tiny", input=question, stream=True, extra_body=extra))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1]
+    assert last.type == "response.completed" and last.response.output_text == text == whole.output_text
+
+
+def test_a_call_and_its_result(served: Served) -> None:
+    """A forced call is an item of the output; its result continues the response by its id, or by all items."""
+    response = served.client.responses.create(model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED)  # type: ignore[call-overload]
+    [call] = response.output
+    assert (call.type, call.name, call.status) == ("function_call", "look", "completed")
+    assert isinstance(json.loads(call.arguments), dict)
+    result: Json = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+    items: list[Any] = [{"role": "user", "content": "Look."}, call.model_dump(), result]
+    by_items = served.client.responses.create(model="tiny", input=items, tools=[TOOL])  # type: ignore[list-item]
+    by_id = served.client.responses.create(
+        model="tiny",
+        input=[result],  # type: ignore[list-item]
+        tools=[TOOL],  # type: ignore[list-item]
+        previous_response_id=response.id,
+    )
+    assert by_id.output_text == by_items.output_text
+    assert by_id.usage and by_items.usage and by_id.usage.input_tokens == by_items.usage.input_tokens
+
+
+def test_a_streamed_call(served: Served) -> None:
+    """Its arguments come in an event, and its item is complete at the end."""
+    events = list(
+        served.client.responses.create(  # type: ignore[call-overload]
+            model="tiny", input="Look.", tools=[TOOL], tool_choice=NAMED, stream=True
+        )
+    )
+    done = [event for event in events if event.type == "response.function_call_arguments.done"]
+    last = events[-1]
+    assert [(one.name, one.arguments) for one in done] == [(item.name, item.arguments) for item in last.response.output]
+
+
+def test_a_tool_of_free_text(served: Served) -> None:
+    """A custom tool is a function with one argument for the model, and a custom call for the client."""
+    tool = {"type": "custom", "name": "patch", "format": {"type": "grammar", "definition": "start: X"}}
+    response = served.http.post(
+        "/v1/responses", json={"input": "Patch.", "tools": [tool], "tool_choice": {"type": "custom", "name": "patch"}}
+    ).json()
+    [call] = response["output"]
+    assert call["type"] == "custom_tool_call" and isinstance(call["input"], str)
+    items = [{"role": "user", "content": "Patch."}, call]
+    items.append({"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"})
+    assert served.http.post("/v1/responses", json={"input": items, "tools": [tool]}).status_code == 200
+
+
+def test_a_tool_of_a_namespace(served: Served) -> None:
+    """Its call has the tool's own name and its namespace; tools of two namespaces may have one name."""
+    spaces = [{"type": "namespace", "name": name, "tools": [TOOL]} for name in ("a", "b")]
+    body = {"input": "Look.", "tools": spaces, "tool_choice": {"type": "function", "name": "b__look"}}
+    [call] = served.http.post("/v1/responses", json=body).json()["output"]
+    assert (call["name"], call["namespace"]) == ("look", "b")
+    items = [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}]
+    assert served.http.post("/v1/responses", json={"input": items, "tools": spaces}).status_code == 200
+
+
+def test_a_form_of_the_answer(served: Served) -> None:
+    """`text.format` holds the answer to a schema; a cut answer is incomplete."""
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    response = served.client.responses.create(model="tiny", input="Seven?", text=form)  # type: ignore[call-overload]
+    assert json.loads(response.output_text) == {"a": 7}
+    cut = served.client.responses.create(model="tiny", input="Seven?", text=form, max_output_tokens=2)  # type: ignore[call-overload]
+    assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize(
+    ("status", "param", "body"),
+    [
+        (400, "input", {}),
+        (400, "input[0].role", {"input": [{"content": "x"}]}),
+        (400, "input[0].type", {"input": [{"type": "computer_call"}]}),
+        (400, "input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}),
+        (400, "n", {"input": "x", "n": 2}),
+        (400, "inputs", {"input": "x", "inputs": 2}),
+        (400, "background", {"input": "x", "background": True}),
+        (400, "tools", {"input": "x", "tools": "all"}),
+        (400, "max_output_tokens", {"input": "x", "max_output_tokens": 0}),
+        (404, "previous_response_id", {"input": "x", "previous_response_id": "resp_none"}),
+    ],
+)
+def test_errors_name_the_parameter(served: Served, status: int, param: str, body: Json) -> None:
+    """In the form of OpenAI's API."""
+    reply = served.http.post("/v1/responses", json=body)
+    assert reply.status_code == status and reply.json()["error"]["param"] == param, reply.text
+
+
+def test_tools_that_openai_runs_are_left_out(served: Served) -> None:
+    """Clients list them without asking; the model is not offered any."""
+    response = served.client.responses.create(model="tiny", input=QUESTION, tools=[{"type": "web_search"}])
+    assert response.usage and response.usage.input_tokens < 20
+
+
+def test_a_response_that_was_not_stored(served: Served) -> None:
+    """It cannot be continued."""
+    response = served.client.responses.create(model="tiny", input=QUESTION, store=False)
+    with pytest.raises(openai.NotFoundError, match="there is no response"):
+        served.client.responses.create(model="tiny", input="And now?", previous_response_id=response.id)
