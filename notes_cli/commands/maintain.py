@@ -5,6 +5,7 @@ The texts of skills are not touched; fsck repairs without loss only; imported K/
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,9 +149,14 @@ def prune_command(
 
 
 def _outdated(files: Sequence[LibraryFile]) -> list[LibraryFile]:
-    """Return files that are damaged, or whose text is gone or has changed."""
+    """Return files that are damaged, or whose text is gone or has changed. Raises SegmentError for one that this user
+    may not read: it may be up to date."""
     from notes_cli.runtime.freshness import Stale, stale_reasons
 
+    for file in files:
+        if not os.access(file.path, os.R_OK):
+            remedy = f"Change its permissions, or remove it: notes rm {file.name}"
+            raise SegmentError(f"{file.path} cannot be read, so it is not known to be stale", remedy)
     kinds = {Stale.TEXT, Stale.GONE, Stale.DAMAGED}
     entries = library().entries()
     outdated = {entry.path for entry in entries if kinds & {reason.kind for reason in stale_reasons(entry, [entry])}}

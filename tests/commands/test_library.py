@@ -20,7 +20,7 @@ from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
 from . import conftest
-from .conftest import TEXT, Notes, command_line, run_here, snapshot
+from .conftest import TEXT, Notes, Outcome, command_line, run_here, snapshot
 
 
 @pytest.fixture
@@ -222,6 +222,18 @@ def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes,
     skill.write_text("date: 1\n")
     assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
     assert piped.exists() and not compiled.exists()
+
+
+def test_prune_keeps_what_it_may_not_read(
+    notes: Notes, compiled: Path, unprivileged: Callable[..., Outcome], skill: Path
+) -> None:
+    """A file that this user may not read may be up to date; it is not damaged."""
+    skill.write_text(f"{TEXT} And more.")
+    compiled.chmod(0o000)
+    outcome = unprivileged("prune", "--stale", "-y")
+    assert outcome.code == 1 and "cannot be read, so it is not known to be stale" in outcome.err
+    compiled.chmod(0o600)
+    assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
 
 
 def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
