@@ -256,7 +256,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
             from notes_cli.commands.ask_server import refusal
 
             raise refusal(given["server"], "--batch is answered here alone, and shares its cells itself")
-        answer_all(batch, parallel, given)
+        answer_all(batch, parallel, given, REQUEST)
         return
     if parallel is not None and named("parallel"):
         raise click.UsageError("--parallel is for the questions of --batch FILE")

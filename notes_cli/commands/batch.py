@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from notes_cli import output
-from notes_cli.commands.ask import REQUEST
 from notes_cli.commands.options import Number, answers_of, named, open_model
 from notes_cli.commands.remedies import print_notice, worded
 from notes_cli.commands.request import options_of, read_constraints, request_of, watch
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST = 16 << 20  # bytes of a line
 _CONSTRAINTS = ("choices", "json_schema", "grammar")
-KEYS = ("question", "id", *(name for name in REQUEST if name not in ("images", "results")))
+_NO_KEYS = ("images", "results")  # options of a request that a line does not have
 _EXCLUDED = {  # parameter -> option that does not go with --batch
     "question": "QUESTION",
     "prompt": "--prompt",
@@ -38,8 +37,9 @@ _EXCLUDED = {  # parameter -> option that does not go with --batch
 }
 
 
-def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> None:
-    """Answer the questions of a file or of stdin ("-"). Raises NotesError at the end if a line failed."""
+def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], names: Collection[str]) -> None:
+    """Answer the questions of a file or of stdin ("-"). `names`: parameters that are options of the request. Raises
+    NotesError at the end if a line failed."""
     from notes_cli.runtime.request import PARALLEL, Callbacks
 
     started = time.perf_counter()
@@ -50,7 +50,7 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any]) -> 
     constraints = {"choices": answers_of(given["choices"]), **read_constraints(given)}  # read files once
     given = {**given, "seed": seed, **constraints, "session": None}
     with ExitStack() as stack:
-        lines = _Lines(stack.enter_context(_open(source)), given)
+        lines = _Lines(stack.enter_context(_open(source)), given, names)
         model = stack.enter_context(open_model(quiet=given["json_"], **given))
         update = stack.enter_context(output.progress("answering", "questions", later=True))
         callbacks = Callbacks(on_notice=print_notice, progress=watch)
@@ -94,10 +94,10 @@ class _Lines:
     """Iterates over the requests of a file, with an error for an invalid line. `waiting`: number, id and request of
     lines without an answer yet."""
 
-    def __init__(self, file: BinaryIO, given: Mapping[str, Any]) -> None:
+    def __init__(self, file: BinaryIO, given: Mapping[str, Any], names: Collection[str]) -> None:
         self.waiting: deque[tuple[int, Any, Request | None]] = deque()
         self.ended = False
-        self._file, self._given = file, given
+        self._file, self._given, self._names = file, given, names
 
     def __iter__(self) -> Iterator[Request | NotesError]:
         number = 0
@@ -113,7 +113,7 @@ class _Lines:
                     continue
                 line = _parse(text)
                 key = line.get("id")
-                request = _request(line, self._given)
+                request = _request(line, self._given, self._names)
             except NotesError as error:
                 self.waiting.append((number, key, None))
                 yield error
@@ -168,14 +168,20 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
-def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
+def keys_of(names: Collection[str]) -> tuple[str, ...]:
+    """Return the keys that a line may have, for these options of a request."""
+    return ("question", "id", *(name for name in names if name not in _NO_KEYS))
+
+
+def _request(line: Mapping[str, Any], given: Mapping[str, Any], names: Collection[str]) -> Request:
     """Return the request of a line, with defaults from the command line. Raises NotesError for an invalid key or
     value."""
     options: dict[str, Any] = {}
+    keys = keys_of(names)
     for name, value in line.items():
         key = name.replace("-", "_")
-        if key not in KEYS:
-            raise NotesError(f"there is no key {name[:64]!r} in a line", f"The keys are {', '.join(KEYS)}")
+        if key not in keys:
+            raise NotesError(f"there is no key {name[:64]!r} in a line", f"The keys are {', '.join(keys)}")
         if value is None and key != "question":  # as if missing
             continue
         if key in options:
@@ -190,7 +196,7 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any]) -> Request:
     if any(key in options for key in _CONSTRAINTS):  # replaces all constraints of the command line
         options = {**dict.fromkeys(_CONSTRAINTS), **options}
     try:
-        return request_of(options_of(question, {**given, **options}, REQUEST))
+        return request_of(options_of(question, {**given, **options}, names))
     except click.UsageError as error:
         raise NotesError(error.format_message()) from error
 

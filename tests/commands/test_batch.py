@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from notes_cli.commands.batch import KEYS, LONGEST
+from notes_cli.commands.ask import REQUEST
+from notes_cli.commands.batch import LONGEST, keys_of
 
 from .conftest import Notes, Outcome, command_line, snapshot, without_uses
 from .test_json import documented, flat
@@ -130,7 +131,7 @@ def test_a_plain_line_is_a_question(notes: Notes, compiled: Path) -> None:
     assert [same(line) for line in found] == [same(line) for line in wanted] and "error" not in found[0]
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if key != "question"])
+@pytest.mark.parametrize("key", [key for key in keys_of(REQUEST) if key != "question"])
 def test_null_is_as_if_the_key_were_not_there(notes: Notes, compiled: Path, key: str) -> None:
     """For every key."""
     ask = ("ask", "--splice", "returns", "-s", "Be kind.", "--seed", 5, "--field", "tier=basic", "--method", "field")
@@ -208,7 +209,7 @@ def test_keys_of_a_line_are_documented(notes: Notes, compiled: Path) -> None:
         .split("\n## Lines of a batch\n")[1]
         .split("\n## ")[0]
     )
-    assert all(f"`{key}`" in text for key in KEYS)
+    assert all(f"`{key}`" in text for key in keys_of(REQUEST))
 
 
 def test_sessions_and_the_library_stay_as_they_are(notes: Notes, compiled: Path, home: Path) -> None:

@@ -13,8 +13,8 @@ import click
 import pytest
 
 from notes_cli.cli import COMMANDS, SYNONYMS, cli, command_named
-from notes_cli.commands.ask import GROUPS
-from notes_cli.commands.batch import KEYS
+from notes_cli.commands.ask import GROUPS, REQUEST
+from notes_cli.commands.batch import keys_of
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
 
@@ -205,7 +205,7 @@ def test_keys_are_named_as_their_options() -> None:
     from notes_cli.runtime.request import Request
     from notes_cli.serve.parsing import NotesParams
 
-    keys = {*(one.name for one in (*fields(Request), *fields(NotesParams))), *KEYS}
+    keys = {*(one.name for one in (*fields(Request), *fields(NotesParams))), *keys_of(REQUEST)}
     for key in keys - ALIKE - {"id", "cache_salt", "match", "ask"}:
         assert ONE.get(key, key).replace("_", "-") in flags(), key
 

@@ -180,8 +180,8 @@ log, step = llama.llama_log_callback(strike), llama.llama_progress_callback(stri
 PLACES = {
     "llama.cpp's log": "llama.llama_log_set(log, None)",
     "the progress of a load": "process.loading = lambda told: step",
-    "a finalizer": "before(sequence.KVSequence, 'flush', lambda: Struck() and None)",
-    "a call from C": "before(sequence.KVSequence, 'flush', asked_by_c)",
+    "a finalizer": "before(sequence.KVSequence, 'check_intact', lambda: Struck() and None)",
+    "a call from C": "before(sequence.KVSequence, 'check_intact', asked_by_c)",
     "after a context was freed": "after(llama, 'llama_free')",
     "after a model was freed": "after(llama, 'llama_model_free')",
 }
@@ -217,7 +217,7 @@ def close(self):
         going.close()
 workspace.Workspace.close = close
 import notes_cli.engine.sequence as sequence
-sequence.KVSequence.flush = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(), signal.SIGINT)
 """
     done = told(code, "ask", "Why?")
     assert (done.returncode, done.stderr) == (130, "cleaned\nnotes: interrupted\n")
@@ -268,7 +268,7 @@ workspace.Workspace.close = close
 import notes_cli.engine.sequence as sequence
 def flush(self, *given):
     os.kill(os.getpid(), signal.SIGINT)
-sequence.KVSequence.flush = flush
+sequence.KVSequence.check_intact = flush
 """
     done = told(code, "ask", "Why?")
     assert (done.returncode, done.stdout, done.stderr) == INTERRUPTED
@@ -294,7 +294,7 @@ def test_an_interrupt_under_json_is_json(model: Path, number: signal.Signals) ->
     code = f"""
 import os, signal
 import notes_cli.engine.sequence as sequence
-sequence.KVSequence.flush = lambda *given: os.kill(os.getpid(), signal.{number.name})
+sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(), signal.{number.name})
 """
     done = told(code, "ask", "Why?", "--json")
     word = done.stderr.removeprefix("notes: ").rstrip("\n")
