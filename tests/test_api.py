@@ -23,6 +23,7 @@ from samples import SAMPLES
 import notes_cli as notes
 from bench import readme
 from notes_cli import api
+from notes_cli.engine.sampler import RANGES
 from notes_cli.errors import NotesError, Notice, SessionError, SkillError
 from notes_cli.measure.examination import Examination
 from notes_cli.runtime.answering import ask
@@ -187,9 +188,11 @@ def test_importing_loads_nothing() -> None:
 
 
 def test_keywords_are_those_of_the_requests() -> None:
-    """Every option of Request and SamplerOptions is a keyword."""
+    """Every option of Request and SamplerOptions is a keyword, except rare ones of sampling."""
     named = {one.name for one in fields(Request)} | {one.name for one in fields(notes.SamplerOptions)}
-    assert set(api.Asking.__annotations__) | {"question", "bias"} == named
+    rare = {"question", "bias", "dry_sequence_breakers", *RANGES}
+    assert set(api.Asking.__annotations__) | rare == named
+    assert not rare & set(api.Asking.__annotations__)
     named = {one.name for one in fields(Examination)}
     assert {*signature(notes.Model.verify_edits).parameters} == named | {"self", "callbacks"}
     assert {*signature(notes.Model.verify).parameters} == named - {"fields", "methods"} | {"self", "callbacks"}

@@ -23,6 +23,28 @@ if TYPE_CHECKING:
 # struct llama_token_data
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 LAST_SEED = 0xFFFFFFFE  # the next one is LLAMA_DEFAULT_SEED (include/llama.h), for which llama.cpp draws another
+MOST_TOKENS = 2**20  # that penalties look back on; their memory is reserved
+BREAKERS, BREAKER_BYTES = 8, 40  # each is searched for in the whole vocabulary; llama.cpp cuts longer ones
+MIROSTAT_TOKENS = 100  # from which Mirostat 1 estimates, as in llama.cpp's common_sampler
+LEAST_P = 1e-30  # of the likeliest token; below, a probability can be 0, of which typical-p takes the logarithm
+# Least and greatest values of options.
+RANGES = {
+    "repeat_last_n": (-1, MOST_TOKENS),
+    "typical_p": (0, 1),
+    "top_n_sigma": (-1, 100),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0, 1),
+    "dynatemp_range": (0, 100),
+    "dynatemp_exponent": (0, 100),
+    "dry_multiplier": (0, 100),
+    "dry_base": (1, 100),
+    "dry_allowed_length": (0, MOST_TOKENS),
+    "dry_penalty_last_n": (-1, MOST_TOKENS),
+    "mirostat": (0, 2),
+    "mirostat_tau": (0, 100),
+    "mirostat_eta": (0, 1),
+}
+VALID_BREAKERS = f"a list of at most {BREAKERS} strings of 1 to {BREAKER_BYTES} bytes"
 
 _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()
 
@@ -31,7 +53,7 @@ _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()
 class SamplerOptions:
     """Sampling options, as in llama.cpp. The same seed gives the same text on the same machine and settings.
 
-    temperature: 0 takes the likeliest token (greedy); then top_k, top_p, min_p and seed are not used.
+    temperature: 0 takes the likeliest token (greedy); then only bias, penalties and DRY are used.
     top_k: Sample from this many of the likeliest tokens; 0 for all.
     top_p: Sample from the likeliest tokens with this total probability.
     min_p: Exclude tokens less likely than this fraction of the likeliest one.
@@ -40,6 +62,21 @@ class SamplerOptions:
     frequency_penalty: Subtracted from a token's logit for each recent occurrence.
     presence_penalty: Subtracted from a token's logit if it occurred recently.
     bias: Pairs of a token and a number to add to its logit.
+    repeat_last_n: Generated tokens that the three penalties count; 0 for none, -1 for all.
+    typical_p: Below 1, sample from the tokens with the most typical probabilities, with this total probability.
+    top_n_sigma: Above 0, exclude tokens with a logit more than this many standard deviations below the highest.
+    xtc_probability: Chance of excluding all tokens that reach xtc_threshold except the least likely of them.
+    xtc_threshold: Probability from which xtc_probability excludes tokens; above 0.5 it excludes none.
+    dynatemp_range: Above 0, the entropy sets a temperature between temperature minus and plus this.
+    dynatemp_exponent: Exponent of the normalized entropy for dynatemp_range.
+    dry_multiplier: Above 0, makes tokens less likely that continue a repetition of generated tokens (DRY).
+    dry_base: The logit is reduced by dry_multiplier * dry_base ** (tokens repeated - dry_allowed_length).
+    dry_allowed_length: Tokens of a repetition without a penalty.
+    dry_penalty_last_n: Generated tokens that are searched for repetitions; 0 for none, -1 for all.
+    dry_sequence_breakers: Texts that no repetition continues across.
+    mirostat: 1 or 2, a version of Mirostat; then only bias, temperature, seed and the options of Mirostat are used.
+    mirostat_tau: Target surprise of Mirostat in bits.
+    mirostat_eta: Learning rate of Mirostat.
     """
 
     temperature: float = 0.0
@@ -51,31 +88,73 @@ class SamplerOptions:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()  # (token, value added to its logit)
+    repeat_last_n: int = 64
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
 
     def __post_init__(self) -> None:
-        """Raises EngineError for a value that is no number."""
+        """Raises EngineError for a value that is no number or outside RANGES, and for invalid breakers."""
         for one in fields(self):
-            value, whole = getattr(self, one.name), one.name in ("top_k", "seed")
+            if isinstance(one.default, tuple):
+                continue
+            value, whole = getattr(self, one.name), isinstance(one.default, int)
             number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool) and isfinite(value)
-            if not number and one.name != "bias":
+            if not number:
                 raise EngineError(f"{one.name} is {value!r}, and no {'whole ' if whole else ''}number")
+            low, high = RANGES.get(one.name, (value, value))
+            if not low <= value <= high:
+                raise EngineError(f"{one.name} must be a number from {low} to {high:,}, not {value!r}")
+        if not valid_breakers(self.dry_sequence_breakers):
+            raise EngineError(f"dry_sequence_breakers must be {VALID_BREAKERS}")
 
     @property
     def penalizes(self) -> bool:
         """True if earlier tokens change the logits."""
-        return self.repeat_penalty != 1.0 or bool(self.frequency_penalty) or bool(self.presence_penalty)
+        penalties = self.repeat_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
+        return bool(penalties or self.dry_multiplier)
+
+
+def valid_breakers(texts: Any) -> bool:
+    """Return True for values of dry_sequence_breakers that llama.cpp takes as they are."""
+
+    def is_valid(text: Any) -> bool:
+        try:
+            return "\0" not in text and 0 < len(text.encode()) <= BREAKER_BYTES
+        except (AttributeError, TypeError, UnicodeEncodeError):
+            return False
+
+    return isinstance(texts, (list, tuple)) and len(texts) <= BREAKERS and all(map(is_valid, texts))
 
 
 class Sampler:
-    """A chain in the order of llama.cpp's command line: penalties, top-k, top-p, min-p, temperature, draw.
+    """A chain in the order of llama.cpp's common_sampler: penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p,
+    XTC, temperature, draw; or temperature and Mirostat.
 
     With a constraint the chain chooses among the tokens that it allows.
     """
 
-    def __init__(self, options: SamplerOptions, constraint: Constraint | None = None) -> None:
-        """`constraint` advances with the tokens of this sampler."""
+    def __init__(
+        self, options: SamplerOptions, constraint: Constraint | None = None, model: Model | None = None
+    ) -> None:
+        """`constraint` advances with the tokens of this sampler. `model`: for the breakers of DRY, which needs it.
+        Raises EngineError for DRY without a model."""
+        if options.dry_multiplier and model is None:
+            raise EngineError("dry_multiplier needs a model: Sampler(options, model=model)")
         self.options = options
         self._constraint = constraint
+        self._model = model
         native.fits(options.top_k, "top_k")
         self._chain: Any = None
         self._closed = False
@@ -83,24 +162,57 @@ class Sampler:
     def _made(self, n_vocab: int) -> Any:
         """Build the chain for a vocabulary of this size."""
         options = self.options
-        chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-        parts = []
-        if options.penalizes:
-            penalties = options.repeat_penalty, options.frequency_penalty, options.presence_penalty
-            parts.append(llama.llama_sampler_init_penalties(n_vocab, 64, *penalties))
         if options.temperature <= 0:
-            parts.append(llama.llama_sampler_init_greedy())
+            parts = [*self._penalties(n_vocab), llama.llama_sampler_init_greedy()]
+        elif options.mirostat:
+            parts = [llama.llama_sampler_init_temp(options.temperature), self._mirostat(n_vocab)]
         else:
-            parts += [
-                llama.llama_sampler_init_top_k(options.top_k),
-                llama.llama_sampler_init_top_p(options.top_p, 1),
-                llama.llama_sampler_init_min_p(options.min_p, 1),
-                llama.llama_sampler_init_temp(options.temperature),
-                llama.llama_sampler_init_dist(min(options.seed & 0xFFFFFFFF, LAST_SEED)),
-            ]
+            parts = [*self._penalties(n_vocab), *self._draw()]
+        chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         for part in parts:
             llama.llama_sampler_chain_add(chain, part)
         return chain
+
+    def _penalties(self, n_vocab: int) -> list[Any]:
+        """Return the samplers that use earlier tokens. llama.cpp makes empty ones of those that are off."""
+        options = self.options
+        last, dry_last = (
+            MOST_TOKENS if count < 0 else count for count in (options.repeat_last_n, options.dry_penalty_last_n)
+        )
+        penalties = options.repeat_penalty, options.frequency_penalty, options.presence_penalty
+        texts = [text.encode() for text in options.dry_sequence_breakers]
+        breakers = (ctypes.c_char_p * len(texts))(*texts)
+        dry = options.dry_multiplier, options.dry_base, options.dry_allowed_length, dry_last
+        vocab = None if self._model is None else self._model.vocab
+        return [
+            llama.llama_sampler_init_penalties(n_vocab, last, *penalties),
+            llama.llama_sampler_init_dry(vocab, *dry, breakers, len(texts)),
+        ]
+
+    def _draw(self) -> list[Any]:
+        """Return the samplers that exclude tokens, the temperature and the draw."""
+        options = self.options
+        return [
+            llama.llama_sampler_init_top_n_sigma(options.top_n_sigma),
+            llama.llama_sampler_init_top_k(options.top_k),
+            llama.llama_sampler_init_min_p(LEAST_P if options.typical_p < 1 else 0.0, 1),
+            llama.llama_sampler_init_typical(options.typical_p, 1),
+            llama.llama_sampler_init_top_p(options.top_p, 1),
+            llama.llama_sampler_init_min_p(options.min_p, 1),
+            llama.llama_sampler_init_xtc(options.xtc_probability, options.xtc_threshold, 1, self._seed),
+            llama.llama_sampler_init_temp_ext(options.temperature, options.dynatemp_range, options.dynatemp_exponent),
+            llama.llama_sampler_init_dist(self._seed),
+        ]
+
+    def _mirostat(self, n_vocab: int) -> Any:
+        target = self.options.mirostat_tau, self.options.mirostat_eta
+        if self.options.mirostat == 1:
+            return llama.llama_sampler_init_mirostat(n_vocab, self._seed, *target, MIROSTAT_TOKENS)
+        return llama.llama_sampler_init_mirostat_v2(self._seed, *target)
+
+    @property
+    def _seed(self) -> int:
+        return min(self.options.seed & 0xFFFFFFFF, LAST_SEED)
 
     def next(self, logits: NDArray[np.float32]) -> int:
         """Sample a token from logits, [n_vocab], and apply it to the penalties and the constraint. Raises EngineError

@@ -275,7 +275,7 @@ class ReplyGenerator:
         shown = (reasoning.open + reasoning.close + reasoning.end + marks).encode()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         constraint = None if grammar is None else Constraint(model, grammar)
-        with Sampler(self.sampling, constraint) as sampler:
+        with Sampler(self.sampling, constraint, model) as sampler:
             generator = TokenGenerator(sequence, sampler, limit)
             while generator.active:
                 if len(sequence) + keep > sequence.size:

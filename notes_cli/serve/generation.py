@@ -175,7 +175,7 @@ def _completion(
             on_delta(TextDelta(index, text, tokens=recorder.take()))
 
     constraint = None if params.grammar is None else Constraint(model, params.grammar)
-    with Sampler(replace(params.sampling, seed=seed & 0xFFFFFFFF), constraint) as sampler:
+    with Sampler(replace(params.sampling, seed=seed & 0xFFFFFFFF), constraint, model) as sampler:
         generator = TokenGenerator(sequence, sampler, prepared.max_tokens)
         while generator.active and not until_stop.found:
             logits = yield from sequence.next_logits()

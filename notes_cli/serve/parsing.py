@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from notes_cli.engine.sampler import SamplerOptions
+from notes_cli.engine.sampler import RANGES, VALID_BREAKERS, SamplerOptions, valid_breakers
 from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK
@@ -34,13 +34,11 @@ IGNORED = {
     *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("verbosity", "cache_prompt", "id_slot", "timings_per_token", "return_progress", "parallel_tool_calls"),
 }
-# Keys of llama-server, vLLM and Ollama that are ignored and logged, as they change no answer here: cache policies,
-# parameters of samplers that another key turns on.
+# Keys of llama-server, vLLM and Ollama that are ignored and logged, as they change no answer here: cache policies, and
+# a parameter of a sampler that another key turns on.
 NEEDLESS = {
     *("n_keep", "n_discard", "n_cache_reuse", "sse_ping_interval", "backend_sampling", "verbose", "keep_alive"),
-    *("mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "adaptive_decay"),
-    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-    *("request_id", "priority", "spaces_between_special_tokens", "prompt_cache_options"),
+    *("adaptive_decay", "request_id", "priority", "spaces_between_special_tokens", "prompt_cache_options"),
 }
 # Keys that are ignored and logged with one of these values or an empty one, and refused with any other.
 NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -48,18 +46,16 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("lora", "response_fields", "stop_token_ids", "bad_words", "logits_processors", "documents"), ()),
     **dict.fromkeys(("mm_processor_kwargs", "vllm_xargs", "grammar_triggers", "preserved_tokens"), ()),
     "modalities": (["text"],),
-    **dict.fromkeys(("mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range", "n_probs", "min_keep"), (0,)),
+    **dict.fromkeys(("n_probs", "min_keep"), (0,)),
     **dict.fromkeys(("min_tokens", "t_max_predict_ms", "t_max_prompt_ms"), (0, -1)),
-    **dict.fromkeys(("top_n_sigma", "adaptive_target"), (-1,)),
-    **dict.fromkeys(("typical_p", "repetition_penalty", "length_penalty", "n_cmpl"), (1,)),
-    **dict.fromkeys(("thinking_budget_tokens", "reasoning_budget_tokens"), (-1,)),
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "n_cmpl"), (1,)),
+    **dict.fromkeys(("thinking_budget_tokens", "reasoning_budget_tokens", "adaptive_target"), (-1,)),
     **dict.fromkeys(("ignore_eos", "post_sampling_probs", "return_tokens", "reasoning_control", "think"), (False,)),
     **dict.fromkeys(("use_beam_search", "early_stopping", "include_stop_str_in_output"), (False,)),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids", "continuous_usage_stats"), (False,)),
     **dict.fromkeys(("continue_final_message", "add_special_tokens", "grammar_lazy"), (False,)),
     **dict.fromkeys(("add_generation_prompt", "skip_special_tokens", "parse_tool_calls"), (True,)),
     **dict.fromkeys(("include_reasoning", "detokenize"), (True,)),
-    "repeat_last_n": (64,),
     "reasoning_format": ("auto", "deepseek"),
 }
 MOST_CHOICES = 16  # n
@@ -301,6 +297,7 @@ def _generation(
             reader.number("frequency_penalty", -2, 2, 0.0),
             reader.number("presence_penalty", -2, 2, 0.0),
             _bias(reader),
+            **_ranged(reader, base),
         ),
         max_tokens=None if most is None or most < 0 else most,
         stops=_stops(reader),
@@ -336,6 +333,17 @@ def _bias(reader: Reader) -> tuple[tuple[int, float], ...]:
             raise Refused(400, f"logit_bias is by tokens, not by {key[:40]!r}", param="logit_bias")
         parsed.append((int(key), inner.number(key, -100, 100, 0.0)))
     return tuple(parsed)
+
+
+def _ranged(reader: Reader, base: SamplerOptions) -> dict[str, Any]:
+    """Parse the options of RANGES, and the breakers of DRY."""
+    parsed: dict[str, Any] = {}
+    for key, (low, high) in RANGES.items():
+        default = getattr(base, key)
+        take = reader.whole if isinstance(default, int) else reader.number
+        parsed[key] = take(key, low, high, default)
+    breakers = reader.take("dry_sequence_breakers", VALID_BREAKERS, valid_breakers, base.dry_sequence_breakers)
+    return {**parsed, "dry_sequence_breakers": tuple(breakers)}
 
 
 def _positive(reader: Reader, key: str, default: float) -> float:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
+
+from notes_cli.engine.sampler import RANGES, SamplerOptions
+from notes_cli.serve.messages_api import parse_messages
+from notes_cli.serve.parsing import DRAWN, ChatRequest, parse_chat, parse_completion
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.responses_api import ResponseStore, parse_responses
 
 from .conftest import QUESTION, Json, Served, started, told
 
@@ -15,6 +22,7 @@ DEFAULTS: list[Json] = [
     {"mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "typical_p": 1.0, "repeat_last_n": 64},
     {"top_n_sigma": -1.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "dynatemp_range": 0.0, "min_keep": 0},
     {"dry_multiplier": 0.0, "dry_base": 1.75, "dry_sequence_breakers": ["\n"], "ignore_eos": False, "lora": []},
+    {"dry_multiplier": 0, "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dynatemp_exponent": 1, "top_n_sigma": 0},
     {"n_keep": 4, "n_probs": 0, "t_max_predict_ms": -1, "reasoning_format": "auto", "thinking_budget_tokens": -1},
     {"repetition_penalty": 1.0, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True, "priority": 3},
     {"add_generation_prompt": True, "continue_final_message": False, "include_reasoning": True, "request_id": "1"},
@@ -37,10 +45,8 @@ def test_what_changes_nothing_is_ignored(served: Served, given: Json) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("mirostat", 2),
-        ("typical_p", 0.9),
-        ("repeat_last_n", 32),
-        ("dry_multiplier", 0.8),
+        ("adaptive_target", 0.5),
+        ("min_keep", 2),
         ("ignore_eos", True),
         ("samplers", ["top_k"]),
         ("repetition_penalty", 1.1),
@@ -76,12 +82,12 @@ def test_what_is_ignored_is_logged_once(
     """One line per new key, however often it is sent; none for null."""
     with started(tmp_path_factory.mktemp("logged")) as served:
         for _ in range(2):
-            served.chat(ASK, n_keep=4, mirostat=0, moderation=None, max_tokens=1)
+            served.chat(ASK, n_keep=4, min_keep=0, moderation=None, max_tokens=1)
         served.http.post("/v1/completions", json={"prompt": "a", "n_keep": 4, "priority": 1, "max_tokens": 1})
-        served.chat(ASK, 400, keep_alive=1, mirostat=2)
+        served.chat(ASK, 400, keep_alive=1, min_keep=2)
     lines = [line for line in capfd.readouterr().err.splitlines() if "ignored" in line]
     assert lines == [
-        "ignored: n_keep, mirostat",
+        "ignored: n_keep, min_keep",
         "ignored: priority",
     ]
 
@@ -114,3 +120,84 @@ def test_pieces_of_tokens(served: Served) -> None:
     assert [one["id"] for one in found] == plain
     spelt = [one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"]) for one in found]
     assert b"".join(spelt) == "is 漢".encode() and {type(one["piece"]) for one in found} == {str, list}
+
+
+SAMPLERS: Json = {
+    "repeat_last_n": 32,
+    "typical_p": 0.9,
+    "top_n_sigma": 1.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "dynatemp_range": 0.5,
+    "dynatemp_exponent": 2.0,
+    "dry_multiplier": 0.8,
+    "dry_base": 2.0,
+    "dry_allowed_length": 3,
+    "dry_penalty_last_n": -1,
+    "dry_sequence_breakers": ["\n", "é"],
+    "mirostat": 2,
+    "mirostat_tau": 4.0,
+    "mirostat_eta": 0.2,
+}
+USER: list[Json] = [{"role": "user", "content": "?"}]
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        lambda more: parse_chat({"messages": USER, **more}),
+        lambda more: parse_completion({"prompt": "?", **more})[0],
+        lambda more: parse_responses({"input": "?", **more}, ResponseStore()).chat,
+        lambda more: parse_messages({"messages": USER, "max_tokens": 9, **more}),
+    ],
+    ids=["chat", "completion", "responses", "messages"],
+)
+def test_every_api_takes_the_samplers_of_llama_cpp(parse: Callable[[Json], ChatRequest]) -> None:
+    """By its names; what a request does not have, or has as null, is off."""
+    options = {**SAMPLERS, "dry_sequence_breakers": tuple(SAMPLERS["dry_sequence_breakers"])}
+    assert set(options) == {*RANGES, "dry_sequence_breakers"}
+    assert parse(SAMPLERS).params.sampling == SamplerOptions(**options, seed=DRAWN)
+    assert parse({}).params.sampling == parse(dict.fromkeys(SAMPLERS)).params.sampling == SamplerOptions(seed=DRAWN)
+    assert not parse(SAMPLERS).ignored
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, bound) for key, (low, high) in RANGES.items() for bound in (low - 1, high + 1)),
+        *(("mirostat", 1.5), ("typical_p", "0.9"), ("dry_sequence_breakers", "\n"), ("dry_sequence_breakers", [""])),
+        *(("dry_sequence_breakers", ["x" * 41]), ("dry_sequence_breakers", list("abcdefghi"))),
+    ],
+)
+def test_values_out_of_range_are_refused(key: str, value: object) -> None:
+    """With the key, the range and the value."""
+    with pytest.raises(Refused, match=f"^{key} must be .* from .*, not|^{key} must be a list .* not") as refused:
+        parse_chat({"messages": USER, key: value})
+    assert (refused.value.status, refused.value.param, refused.value.code) == (400, key, "invalid_value")
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        {"typical_p": 0.1},
+        {"top_n_sigma": 1.0},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"dynatemp_range": 9.0},
+        {"dry_multiplier": 50.0, "dry_allowed_length": 0},
+        {"repeat_last_n": 0},
+        {"mirostat": 1, "mirostat_tau": 1.0},
+        {"mirostat": 2, "mirostat_tau": 1.0},
+    ],
+    ids=str,
+)
+def test_a_sampler_changes_an_answer(served: Served, sampler: Json) -> None:
+    """Of both endpoints; by the same seed, it is the same again."""
+    options: Json = {"temperature": 2.0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 5, "max_tokens": 40}
+    options["repeat_penalty"] = 1.5
+    plain, *same = (told(served.chat(ASK, **options, **more)) for more in ({}, sampler, sampler))
+    assert plain != same[0] == same[1]
+    plain, *same = (
+        served.http.post("/v1/completions", json={"prompt": "The date is", **options, **more}).json()["choices"]
+        for more in ({}, sampler, sampler)
+    )
+    assert plain != same[0] == same[1]

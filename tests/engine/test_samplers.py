@@ -1,0 +1,259 @@
+"""Tests of the samplers of llama.cpp: each changes the distribution as its definition requires."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notes_cli import config
+from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
+from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.errors import EngineError
+
+DRAWS = 4000
+OPEN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}  # excludes no token
+Probabilities = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with Model(config.shipped_model()) as opened:
+        yield opened
+
+
+def some_logits(size: int = 30) -> NDArray[np.float32]:
+    return np.random.default_rng(3).normal(0, 1.5, size).astype(np.float32)
+
+
+def softmax(logits: NDArray[Any]) -> Probabilities:
+    p = np.exp(logits.astype(np.float64) - logits.max())
+    return p / p.sum()
+
+
+def drawn(options: SamplerOptions, logits: NDArray[np.float32], count: int = DRAWS) -> list[int]:
+    with Sampler(options) as sampler:
+        return [sampler.next(logits) for _ in range(count)]
+
+
+def agrees(tokens: list[int], expected: Probabilities) -> bool:
+    """Return True if the shares of drawn tokens are within five standard deviations of the expected ones."""
+    shares = np.bincount(tokens, minlength=len(expected)) / len(tokens)
+    margin = 5 * np.sqrt(expected * (1 - expected) / len(tokens))
+    return bool((np.abs(shares - expected) <= margin).all())  # the margin of an excluded token is 0
+
+
+def kept(probabilities: Probabilities, keep: NDArray[np.bool_]) -> Probabilities:
+    return np.where(keep, probabilities, 0) / probabilities[keep].sum()
+
+
+def typical(logits: NDArray[np.float32], mass: float) -> Probabilities:
+    p = softmax(logits)
+    surprise = -np.log(p)
+    order = np.argsort(np.abs(surprise - (p * surprise).sum()))
+    count = int((np.cumsum(p[order]) <= mass).sum()) + 1
+    return kept(p, np.isin(np.arange(len(p)), order[:count]))
+
+
+def top_n_sigma(logits: NDArray[np.float32], n: float) -> Probabilities:
+    return kept(softmax(logits), logits >= logits.max() - n * logits.std())
+
+
+def xtc(logits: NDArray[np.float32], threshold: float, chance: float) -> Probabilities:
+    p = softmax(logits)
+    last = p[p >= threshold].min()
+    return (1 - chance) * p + chance * kept(p, p <= last)
+
+
+def dynatemp(logits: NDArray[np.float32], temperature: float, reach: float, exponent: float) -> Probabilities:
+    p = softmax(logits)
+    entropy = -(p * np.log(p)).sum() / np.log(len(p))
+    low, high = max(0, temperature - reach), temperature + reach
+    return softmax(logits / (low + (high - low) * entropy**exponent))
+
+
+LOGITS = some_logits()
+DEFINED = [
+    ({"typical_p": 0.5}, typical(LOGITS, 0.5)),
+    ({"typical_p": 0.9}, typical(LOGITS, 0.9)),
+    ({"top_n_sigma": 1.0}, top_n_sigma(LOGITS, 1.0)),
+    ({"top_n_sigma": 2.0}, top_n_sigma(LOGITS, 2.0)),
+    ({"xtc_probability": 1.0, "xtc_threshold": 0.06}, xtc(LOGITS, 0.06, 1.0)),
+    ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, xtc(LOGITS, 0.05, 0.5)),
+    ({"dynatemp_range": 0.8}, dynatemp(LOGITS, 1.0, 0.8, 1.0)),
+    ({"dynatemp_range": 2.0, "dynatemp_exponent": 3.0}, dynatemp(LOGITS, 1.0, 2.0, 3.0)),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), DEFINED, ids=lambda value: str(value)[:50])
+def test_a_sampler_draws_by_its_definition(options: dict[str, Any], expected: Probabilities) -> None:
+    """And the distribution without it is another."""
+    tokens = drawn(SamplerOptions(**OPEN, **options), LOGITS)
+    assert agrees(tokens, expected)
+    assert agrees(drawn(SamplerOptions(**OPEN), LOGITS), softmax(LOGITS))
+    assert not agrees(tokens, softmax(LOGITS))
+
+
+def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
+    """typical_p gets the tokens that top_n_sigma leaves, of which it takes no logarithm of 0."""
+    logits = some_logits(200)
+    left = np.flatnonzero(top_n_sigma(logits, 1.5))
+    expected = np.zeros(len(logits))
+    expected[left] = typical(logits[left], 0.6)
+    assert 1 < np.count_nonzero(expected) < len(left)
+    assert agrees(drawn(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6), logits), expected)
+
+
+def test_defaults_draw_as_without_these_samplers() -> None:
+    """The tokens are those of top-k, top-p, min-p, temperature and draw alone."""
+    logits = np.random.default_rng(0).normal(0, 2, (200, 500)).astype(np.float32)
+    options = SamplerOptions(temperature=0.8, seed=9)
+    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+    for part in (
+        llama.llama_sampler_init_top_k(40),
+        llama.llama_sampler_init_top_p(0.95, 1),
+        llama.llama_sampler_init_min_p(0.05, 1),
+        llama.llama_sampler_init_temp(0.8),
+        llama.llama_sampler_init_dist(9),
+    ):
+        llama.llama_sampler_chain_add(chain, part)
+    with Sampler(options) as sampler, Sampler(options) as plain:
+        plain._chain = chain
+        tokens = [sampler.next(row) for row in logits]
+        assert tokens == [plain.next(row) for row in logits]
+    assert tokens != logits.argmax(1).tolist()
+
+
+EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.0}
+
+
+@pytest.mark.parametrize("more", [{}, EXCLUDING, {"dynatemp_range": 9.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str)
+@pytest.mark.parametrize("penalty", [1.0, 1.0 + 1e-12])
+def test_at_temperature_0_no_sampler_is_used(more: dict[str, Any], penalty: float) -> None:
+    """The likeliest token is taken, also by the chain."""
+    with Sampler(SamplerOptions(repeat_penalty=penalty, **more)) as sampler:
+        assert sampler.next(LOGITS) == LOGITS.argmax()
+
+
+@pytest.mark.parametrize("last", [0, 1, 3, 64, -1])
+def test_the_penalties_look_back_on_so_many_tokens(last: int) -> None:
+    """Of tokens in falling order, the likeliest comes again when it is no longer counted, with -1 never."""
+    logits = np.linspace(1, 0, 120, dtype=np.float32)
+    with Sampler(SamplerOptions(presence_penalty=2.0, repeat_last_n=last)) as sampler:
+        tokens = [sampler.next(logits) for _ in range(100)]
+    period = 100 if last < 0 else last + 1
+    assert tokens == [index % period for index in range(100)]
+
+
+def continued(model: Model, lead: float, history: str = "abcdxabc", **options: Any) -> str:
+    """Generate the characters of `history`, then the likeliest of "d" and, `lead` below it, "e"."""
+    tokens = {text: int(model.tokenize(text)[-1]) for text in "abcdex"}
+    pieces = {token: text for text, token in tokens.items()}
+    with Sampler(SamplerOptions(**options), model=model) as sampler:
+        for text in history:
+            logits = np.zeros(model.n_vocab, np.float32)
+            logits[tokens[text]] = 1000
+            assert sampler.next(logits) == tokens[text]
+        logits = np.zeros(model.n_vocab, np.float32)
+        logits[tokens["d"]], logits[tokens["e"]] = 50, 50 - lead
+        return pieces[sampler.next(logits)]
+
+
+@pytest.mark.parametrize(
+    ("options", "penalty"),
+    [
+        ({"dry_multiplier": 0.0}, 0.0),
+        ({"dry_multiplier": 0.8}, 0.8 * 1.75),  # three tokens are repeated
+        ({"dry_multiplier": 0.8, "dry_base": 3.0}, 0.8 * 3.0),
+        ({"dry_multiplier": 0.8, "dry_allowed_length": 1}, 0.8 * 1.75**2),
+        ({"dry_multiplier": 0.8, "dry_allowed_length": 4}, 0.0),
+        ({"dry_multiplier": 0.8, "dry_penalty_last_n": 4}, 0.0),
+        ({"dry_multiplier": 0.8, "dry_penalty_last_n": 0}, 0.0),
+        ({"dry_multiplier": 0.8, "dry_penalty_last_n": -1}, 0.8 * 1.75),
+        ({"dry_multiplier": 0.8, "dry_sequence_breakers": ("a",)}, 0.8),
+        ({"dry_multiplier": 0.8, "dry_sequence_breakers": ("c",)}, 0.0),
+        ({"dry_multiplier": 0.8, "dry_sequence_breakers": ()}, 0.8 * 1.75),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.0, 1e-4])
+def test_dry_penalizes_a_repetition(model: Model, options: dict[str, Any], penalty: float, temperature: float) -> None:
+    """By multiplier * base ** (length - allowed length), within 0.01 of a logit; without a repetition not at all."""
+    options = {**options, "temperature": temperature}
+    assert continued(model, penalty + 0.01, **options) == "d"
+    if penalty:
+        assert continued(model, penalty - 0.01, **options) == "e"
+    assert continued(model, 0.01, history="abcexabd", **options) == "d"
+
+
+def test_dry_needs_the_model() -> None:
+    with pytest.raises(EngineError, match="dry_multiplier needs a model"):
+        Sampler(SamplerOptions(dry_multiplier=0.8))
+
+
+def test_breakers_of_any_text_are_used(model: Model) -> None:
+    """Also of characters that several tokens hold the bytes of."""
+    for text in ("é", "日本", "🙂", "\ufffd", "\x01", "x" * 40):
+        options = {"dry_multiplier": 0.8, "dry_sequence_breakers": (text,)}
+        assert continued(model, 0.8 * 1.75 - 0.01, history="abcdabc", **options) == "e"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_keeps_to_its_target(version: int) -> None:
+    """The mean surprise approaches tau, from any; the same seed draws the same, another seed not."""
+    logits = np.random.default_rng(1).normal(0, 2, 400).astype(np.float32)
+    surprise, means = -np.log2(softmax(logits)), []
+    for tau in (1.5, 3.0, 5.0):
+        options: dict[str, Any] = {**OPEN, "mirostat": version, "mirostat_tau": tau}
+        tokens = drawn(SamplerOptions(**options), logits, 1000)
+        assert tokens == drawn(SamplerOptions(**options), logits, 1000)
+        assert tokens != drawn(SamplerOptions(**{**options, "seed": 6}), logits, 1000)
+        assert tokens != drawn(SamplerOptions(**{**options, "mirostat_eta": 0.01}), logits, 1000)
+        means.append(surprise[tokens[300:]].mean())
+    assert means == sorted(means)
+
+
+def test_mirostat_2_draws_below_its_bound() -> None:
+    """By its definition: no token has a surprise above mu, which each draw corrects by the error in surprise."""
+    logits = np.random.default_rng(1).normal(0, 2, 400).astype(np.float32)
+    p, tau, eta = softmax(logits), 3.0, 0.1
+    mu, excluded, observed = 2 * tau, 0, []
+    for token in drawn(SamplerOptions(**OPEN, mirostat=2, mirostat_tau=tau, mirostat_eta=eta), logits, 1000):
+        keep = -np.log2(p) <= mu + 1e-3
+        assert keep[token]
+        excluded += int((~keep).sum())
+        observed.append(-np.log2(kept(p, -np.log2(p) <= mu)[token]))
+        mu -= eta * (observed[-1] - tau)
+    assert excluded and abs(np.mean(observed[300:]) - tau) < 0.1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mirostat": 3},
+        {"mirostat": 1.0},
+        {"repeat_last_n": -2},
+        {"repeat_last_n": 2**30},
+        {"dry_penalty_last_n": 2**30},
+        {"dry_base": 0.5},
+        {"typical_p": 1.5},
+        {"xtc_threshold": "0.1"},
+        {"top_n_sigma": float("nan")},
+        {"dry_sequence_breakers": ("",)},
+        {"dry_sequence_breakers": ("a\0b",)},
+        {"dry_sequence_breakers": ("x" * 41,)},
+        {"dry_sequence_breakers": ("\ud800",)},
+        {"dry_sequence_breakers": "abc"},
+        {"dry_sequence_breakers": (1,)},
+        {"dry_sequence_breakers": tuple("abcdefghi")},
+    ],
+    ids=str,
+)
+def test_values_that_llama_cpp_cannot_use_are_refused(wrong: dict[str, Any]) -> None:
+    """It would replace some by others, and abort for some."""
+    with pytest.raises(EngineError, match=f"^{next(iter(wrong))} "):
+        SamplerOptions(**wrong)
