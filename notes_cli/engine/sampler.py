@@ -176,13 +176,12 @@ class Sampler:
     def _penalties(self, n_vocab: int) -> list[Any]:
         """Return the samplers that use earlier tokens. llama.cpp makes empty ones of those that are off."""
         options = self.options
-        last, dry_last = (
-            MOST_TOKENS if count < 0 else count for count in (options.repeat_last_n, options.dry_penalty_last_n)
-        )
+        counts = (options.repeat_last_n, options.dry_penalty_last_n)
+        last, dry_last = (MOST_TOKENS if count < 0 else count for count in counts)
         penalties = options.repeat_penalty, options.frequency_penalty, options.presence_penalty
+        dry = options.dry_multiplier, options.dry_base, options.dry_allowed_length, dry_last
         texts = [text.encode() for text in options.dry_sequence_breakers]
         breakers = (ctypes.c_char_p * len(texts))(*texts)
-        dry = options.dry_multiplier, options.dry_base, options.dry_allowed_length, dry_last
         vocab = None if self._model is None else self._model.vocab
         return [
             llama.llama_sampler_init_penalties(n_vocab, last, *penalties),

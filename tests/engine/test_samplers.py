@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from notes_cli import config
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
-from notes_cli.engine.sampler import Sampler, SamplerOptions
+from notes_cli.engine.sampler import RANGES, Sampler, SamplerOptions
 from notes_cli.errors import EngineError
 
 DRAWS = 4000
@@ -231,29 +231,18 @@ def test_mirostat_2_draws_below_its_bound() -> None:
     assert excluded and abs(np.mean(observed[300:]) - tau) < 0.1
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"mirostat": 3},
-        {"mirostat": 1.0},
-        {"repeat_last_n": -2},
-        {"repeat_last_n": 2**30},
-        {"dry_penalty_last_n": 2**30},
-        {"dry_base": 0.5},
-        {"typical_p": 1.5},
-        {"xtc_threshold": "0.1"},
-        {"top_n_sigma": float("nan")},
-        {"dry_sequence_breakers": ("",)},
-        {"dry_sequence_breakers": ("a\0b",)},
-        {"dry_sequence_breakers": ("x" * 41,)},
-        {"dry_sequence_breakers": ("\ud800",)},
-        {"dry_sequence_breakers": "abc"},
-        {"dry_sequence_breakers": (1,)},
-        {"dry_sequence_breakers": tuple("abcdefghi")},
-    ],
-    ids=str,
-)
-def test_values_that_llama_cpp_cannot_use_are_refused(wrong: dict[str, Any]) -> None:
+UNUSABLE: list[tuple[str, Any]] = [
+    *((key, bound) for key, (low, high) in RANGES.items() for bound in (low - 1, high + 1)),
+    *(("mirostat", 1.0), ("xtc_threshold", "0.1"), ("top_n_sigma", float("nan")), ("dry_sequence_breakers", "abc")),
+    *(
+        ("dry_sequence_breakers", wrong)
+        for wrong in (("",), ("a\0b",), ("x" * 41,), ("\ud800",), (1,), tuple("abcdefghi"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), UNUSABLE, ids=ascii)
+def test_values_that_llama_cpp_cannot_use_are_refused(key: str, value: Any) -> None:
     """It would replace some by others, and abort for some."""
-    with pytest.raises(EngineError, match=f"^{next(iter(wrong))} "):
-        SamplerOptions(**wrong)
+    with pytest.raises(EngineError, match=f"^{key} "):
+        SamplerOptions(**{key: value})
