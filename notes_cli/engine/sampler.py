@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from math import isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 LAST_SEED = 0xFFFFFFFE  # the next one is LLAMA_DEFAULT_SEED (include/llama.h), for which llama.cpp draws another
 MOST_TOKENS = 2**20  # that penalties look back on; their memory is reserved
-BREAKERS, BREAKER_BYTES = 8, 40  # each is searched for in the whole vocabulary; llama.cpp cuts longer ones
+BREAKERS, BREAKER_BYTES = 8, 20  # each is searched for in the whole vocabulary, which takes up to 0.3 s
 MIROSTAT_TOKENS = 100  # from which Mirostat 1 estimates, as in llama.cpp's common_sampler
 LEAST_P = 1e-30  # of the likeliest token; below, a probability can be 0, of which typical-p takes the logarithm
 # Least and greatest values of options.
@@ -47,6 +47,7 @@ RANGES = {
 VALID_BREAKERS = f"a list of at most {BREAKERS} strings of 1 to {BREAKER_BYTES} bytes"
 
 _tokenizers: WeakKeyDictionary[Model, LLTokenizer] = WeakKeyDictionary()
+_dry_samplers: WeakKeyDictionary[Model, _DrySampler] = WeakKeyDictionary()  # the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +175,17 @@ class Sampler:
         return chain
 
     def _penalties(self, n_vocab: int) -> list[Any]:
-        """Return the samplers that use earlier tokens. llama.cpp makes empty ones of those that are off."""
+        """Return the samplers that use earlier tokens."""
         options = self.options
-        counts = (options.repeat_last_n, options.dry_penalty_last_n)
-        last, dry_last = (MOST_TOKENS if count < 0 else count for count in counts)
         penalties = options.repeat_penalty, options.frequency_penalty, options.presence_penalty
-        dry = options.dry_multiplier, options.dry_base, options.dry_allowed_length, dry_last
-        texts = [text.encode() for text in options.dry_sequence_breakers]
-        breakers = (ctypes.c_char_p * len(texts))(*texts)
-        vocab = None if self._model is None else self._model.vocab
-        return [
-            llama.llama_sampler_init_penalties(n_vocab, last, *penalties),
-            llama.llama_sampler_init_dry(vocab, *dry, breakers, len(texts)),
-        ]
+        parts = [llama.llama_sampler_init_penalties(n_vocab, _tokens_back(options.repeat_last_n), *penalties)]
+        if options.dry_multiplier and self._model is not None:
+            parts.append(_dry_sampler(self._model, options))
+        return parts
 
     def _draw(self) -> list[Any]:
-        """Return the samplers that exclude tokens, the temperature and the draw."""
+        """Return the samplers that exclude tokens (llama.cpp makes empty ones of those that are off), the temperature
+        and the draw."""
         options = self.options
         return [
             llama.llama_sampler_init_top_n_sigma(options.top_n_sigma),
@@ -261,6 +257,31 @@ class Sampler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _tokens_back(count: int) -> int:
+    return MOST_TOKENS if count < 0 else count
+
+
+class _DrySampler:
+    """A DRY sampler of llama.cpp, to clone, with its arguments."""
+
+    def __init__(self, model: Model, arguments: tuple[Any, ...]) -> None:
+        *numbers, texts = self.arguments = arguments
+        breakers = (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+        self.native = llama.llama_sampler_init_dry(model.vocab, *numbers, breakers, len(texts))
+        finalize(self, llama.llama_sampler_free, self.native).atexit = False
+
+
+def _dry_sampler(model: Model, options: SamplerOptions) -> Any:
+    """Return a DRY sampler, a clone of the latest one if that has the same options: the vocabulary is searched once."""
+    last = _tokens_back(options.dry_penalty_last_n)
+    numbers = options.dry_multiplier, options.dry_base, options.dry_allowed_length, last
+    arguments = (*numbers, options.dry_sequence_breakers)
+    sampler = _dry_samplers.get(model)
+    if sampler is None or sampler.arguments != arguments:
+        sampler = _dry_samplers[model] = _DrySampler(model, arguments)
+    return llama.llama_sampler_clone(sampler.native)
 
 
 def _likeliest(logits: NDArray[np.float32], tokens: NDArray[np.int32] | None) -> int:
