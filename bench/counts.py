@@ -35,7 +35,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(40_160, 29_000),
+    "package lines": Bound(40_180, 29_000),
     "package files": Bound(172, 130),
     "test lines": Bound(41_680, 28_000),
     "bench and training lines": Bound(16_750, 10_000),
