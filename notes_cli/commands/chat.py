@@ -83,9 +83,16 @@ class Chat:
 
     def __init__(self, model: Model, session: Session, options: dict[str, Any]) -> None:
         self._model, self._session = model, session
-        self._splice, self._errata = [*options.pop("splice")], [*options.pop("errata")]
-        self._system = options.pop("system")
+        self._splice = [name for name in options.pop("splice") if name not in self._used]
+        self._errata, self._system = [*options.pop("errata")], options.pop("system")
+        if self._system is not None and not session.empty:
+            raise NotesError(f"session {session.name} has begun: its system text belongs to its first turn")
         self._options = options
+
+    @property
+    def _used(self) -> set[str]:
+        """The skills that the conversation has."""
+        return {entry.name for entry in self._session.entries if entry.kind == "splice"}
 
     def handle(self, line: str) -> bool:
         """Answer a question, or run a command. Returns False at the end. Errors are printed."""
@@ -123,8 +130,13 @@ class Chat:
         with AnswerPrinter(settings) as printer:
             callbacks = printer.callbacks(self._model.workspace)
             errata, splice = self._errata, self._splice
-            self._session.ask(question, splice=splice, errata=errata, callbacks=callbacks, **first, **self._options)
-        self._errata, self._splice = [], []
+            self._errata, self._splice = [], []
+            try:
+                self._session.ask(question, splice=splice, errata=errata, callbacks=callbacks, **first, **self._options)
+            except NotesError:  # perhaps because of them
+                if left_out := ", ".join([*splice, *errata]):
+                    output.say(f"left out from now on: {output.line(left_out)}")
+                raise
 
     def _add_erratum(self, text: str) -> None:
         if not text:
@@ -138,7 +150,7 @@ class Chat:
         output.say(f"with the next question: {output.line(name)}")
 
     def _list_skills(self, _: str) -> None:
-        used = {entry.name for entry in self._session.entries if entry.kind == "splice"} | {*self._splice}
+        used = self._used | {*self._splice}
         compiled = {entry.info.name for entry in self._model.workspace.library.entries() if entry.info}
         for name in sorted(used | compiled):
             output.result(f"{'*' if name in used else ' '} {name}")
@@ -165,10 +177,11 @@ def _lines() -> Iterator[str]:
         try:
             if interactive:
                 line = input(MORE if parts else PROMPT)
-            elif raw := standard_input().readline():
-                line = raw.decode(errors="replace").rstrip("\r\n")
             else:
-                return
+                raw = standard_input().readline()
+                if not (raw or parts):
+                    return
+                line = raw.decode(errors="replace").rstrip("\r\n")
         except EOFError:
             output.say("")
             return

@@ -306,9 +306,10 @@ class KVSequence:
         """Tokens that are not decoded yet."""
         return self._tokens[self._done :]
 
-    def divide(self) -> None:
-        """End the batch here: later tokens are not decoded together with the tokens pending now."""
-        self._divided = len(self)
+    def divide(self, at: int | None = None) -> None:
+        """End a batch after the first `at` tokens, by default after all: later ones are not decoded together
+        with these."""
+        self._divided = len(self) if at is None else at
 
     @property
     def batch(self) -> int:

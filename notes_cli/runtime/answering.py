@@ -77,7 +77,7 @@ class Question:
         on_prefill: OnPrefill | None = None,
     ) -> Task[Answer]:
         """Assemble the prompt in the job's sequence and answer it. `on_boundary` is called when the tokens before the
-        batch with the question are decoded, `on_prefill` when all are."""
+        job's boundary are decoded, `on_prefill` when all are."""
         assert job.sequence is not None
         sequence, draft = job.sequence, self.draft
         try:
@@ -86,9 +86,11 @@ class Question:
                 from notes_cli.runtime.auto import choose_per_edit
 
                 sequence, draft = choose_per_edit(workspace, draft, sequence)
-            while on_boundary and not sequence.divided:
-                yield [sequence]
-            if on_boundary:
+            if on_boundary and job.boundary:
+                if sequence.divided and sequence.rows < job.boundary:  # its question would be in the same batch
+                    sequence.divide(job.boundary)
+                while not sequence.divided:
+                    yield [sequence]
                 on_boundary()
             plan = Plan.of(draft, sequence, job.live, job.boundary or 0)
             return (yield from answer_task(workspace, draft.request, plan, callbacks, on_prefill))

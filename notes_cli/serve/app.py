@@ -30,9 +30,9 @@ from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_compl
 from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
 from notes_cli.serve.prometheus import KIND, render_metrics
 from notes_cli.serve.questions import PreparedTurn, prepare
-from notes_cli.serve.refusals import Refused, as_refusal, error_body
+from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
 from notes_cli.serve.replies import Reply
-from notes_cli.serve.responses_api import ResponsesReply, ResponseStore, parse_responses
+from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
 from notes_cli.serve.webpage import page_routes
@@ -193,7 +193,8 @@ class Service:
         self._log_ignored(parsed.chat)
         model = parsed.chat.model or self.scheduler.names[0]
         reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
-        return await respond(request, self.scheduler, [reply])
+        with renaming(NAMES):
+            return await respond(request, self.scheduler, [reply])
 
     async def messages(self, request: Request) -> Response:
         chat = await self._parse(request, parse_messages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import re
 import threading
 from typing import Any
@@ -36,7 +37,8 @@ _gc_pause = _GcPause()
 
 
 def read_json(data: bytes | bytearray) -> Any:
-    """Parse a JSON body. Raises Refused if it is not JSON or has a lone surrogate."""
+    """Parse a JSON body. Raises Refused if it is not JSON, or has a lone surrogate or a number beyond those of floats,
+    as an answer that repeats one would be no JSON."""
     try:
         with _gc_pause:
             value = json.loads(data, parse_constant=_refuse_constant)
@@ -47,33 +49,40 @@ def read_json(data: bytes | bytearray) -> Any:
         message = f"the body is not JSON: {' '.join(str(error).split())[:200]}"
         raise Refused(400, message, code="invalid_json") from None
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise Refused(400, "the body is not JSON: it is nested too deeply", code="invalid_json") from None
-    except UnicodeEncodeError:
-        path, surrogate = _find_surrogate(value)
+    except ValueError:  # also for surrogates
+        path, fault = _find_invalid(value)
         path = path[:200]
-        message = f"{path or 'the body'} holds {surrogate!a}, which is half of a character (a UTF-16 surrogate)"
-        raise Refused(400, message, param=path or None, code="invalid_json") from None
+        raise Refused(400, f"{path or 'the body'} {fault}", param=path or None, code="invalid_json") from None
     return value
 
 
-def _find_surrogate(data: Any) -> tuple[str, str]:
-    """Return the path of the first string with a lone surrogate, such as `messages[0].content`, and the surrogate."""
+def _find_invalid(data: Any) -> tuple[str, str]:
+    """Return the path of the first value with a lone surrogate or an infinite number, such as `messages[0].content`,
+    and the fault."""
     stack: list[tuple[str, Any]] = [("", data)]
     while stack:
         path, value = stack.pop()
-        if isinstance(value, str) and (match := SURROGATE.search(value)):
-            return path, match[0]
+        if isinstance(value, float) and math.isinf(value):
+            return path, "is too large a number"
+        if isinstance(value, str) and (fault := _surrogate_in(value)):
+            return path, fault
         if isinstance(value, dict):
             for key in value:
-                if match := SURROGATE.search(key):
-                    return f"a key of {path}" if path else "a key", match[0]
+                if fault := _surrogate_in(key):
+                    return f"a key of {path}" if path else "a key", fault
             children = [(f"{path}.{key}" if path else key, child) for key, child in value.items()]
         else:
             children = [(f"{path}[{n}]", child) for n, child in enumerate(value)] if isinstance(value, list) else []
         stack += reversed(children)
     raise AssertionError("all of it can be encoded")
+
+
+def _surrogate_in(text: str) -> str:
+    match = SURROGATE.search(text)
+    return f"holds {match[0]!a}, which is half of a character (a UTF-16 surrogate)" if match else ""
 
 
 def _refuse_constant(text: str) -> None:

@@ -11,11 +11,18 @@ from typing import Any, ClassVar
 from notes_cli.engine.sequence import Stopped
 from notes_cli.serve.generation import AnswerDone, TextDelta
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, usage
 
 # Keys that change nothing here: accounting, features of Anthropic's service, and those that are automatic.
 IGNORED = {"metadata", "service_tier", "container", "context_management", "cache_control", "speed", "inference_geo"}
+CHAT_ONLY = ("n", "stop", "max_completion_tokens", "n_predict", "response_format", "reasoning_effort", "max_think")
+NAMES = {  # of keys, in errors
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+    "response_format": "output_config.format",
+    "tool_choice.function": "tool_choice",
+}
 BILLING = "x-anthropic-billing-header:"  # a block of Claude Code, which differs in every request
 ERRORS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 ERRORS |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
@@ -25,12 +32,17 @@ STOPS: dict[Stopped, str] = {"end": "end_turn", "length": "max_tokens", "context
 def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
     """Parse a request of /v1/messages. `forms`: as in parse_chat. Raises Refused."""
     reader = Reader(data)
+    for key in CHAT_ONLY:
+        if reader.any(key) is not None:
+            raise Refused(400, f"Unknown parameter: '{key}'.", param=key, code="unknown_parameter")
     messages = _system(reader.any("system"))
+    places = ["system"] * len(messages)
     sent = reader.any("messages")
     if not isinstance(sent, list):
         raise Refused(400, "messages must be a list", param="messages", code="invalid_value")
     for number, item in enumerate(sent):
         messages += _message(Reader(item, f"messages[{number}]"))
+        places += [f"messages[{number}]"] * (len(messages) - len(places))
     tools, skipped = _tools(reader.any("tools"))
     thinking = Reader(reader.any("thinking") or {}, "thinking")
     think = thinking.text("type") == "enabled"
@@ -50,7 +62,8 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
     }
     if think:
         body |= {"reasoning_effort": "high", "max_think": thinking.whole("budget_tokens", 1, 2**31 - 1)}
-    chat = parse_chat(body, forms=forms)
+    with renaming({f"messages[{number}]": place for number, place in enumerate(places)} | NAMES):
+        chat = parse_chat(body, forms=forms)
     return replace(chat, ignored=(*chat.ignored, *skipped))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from notes_cli.errors import (
@@ -99,6 +102,24 @@ def _segment_refusal(error: SegmentError, message: str) -> Refused:
     missing = error.remedy is not None and error.remedy.help in (Help.LIST_SKILLS, Help.COMPILE_NAMED)
     code = "skill_not_found" if missing else "skill_not_usable"
     return Refused(404 if missing else 400, message, param="notes.splice", code=code)
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Convert the keys in errors to those of another API. `names`: its key for each key of a chat; a key comes before
+    those that it begins with."""
+
+    def renamed(text: str) -> str:
+        key = next((key for key in names if re.match(rf"{re.escape(key)}(?!\w)", text)), None)
+        return text if key is None else names[key] + text[len(key) :]
+
+    try:
+        yield
+    except Refused as error:
+        param, code = error.param and renamed(error.param), error.code
+        raise Refused(
+            error.status, renamed(str(error)), param=param, code=code, wait=error.wait, last=error.last
+        ) from error
 
 
 def error_body(error: Refused) -> dict[str, Any]:

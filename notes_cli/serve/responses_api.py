@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from notes_cli.serve.generation import AnswerDone, TextDelta, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
@@ -23,6 +23,14 @@ CHAT_ONLY = ("messages", "n", "max_tokens", "max_completion_tokens", "n_predict"
 LOGPROBS = "message.output_text.logprobs"  # of `include`
 KEPT = 1024  # responses
 KEPT_BYTES = 64 << 20  # of their messages
+NAMES = {  # of keys, in errors
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
+}
 INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}  # of custom tools
 
 
@@ -73,7 +81,8 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
         if reader.any(key):
             raise Refused(400, f"{key} is not supported", param=key, code="unsupported_value")
     instructions, previous = reader.text("instructions"), reader.text("previous_response_id")
-    messages = [*(store.messages(previous) if previous else ()), *_messages(reader.any("input"))]
+    new, places = _messages(reader.any("input"))
+    messages = [*(store.messages(previous) if previous else ()), *new]
     tools, for_client, skipped = _tools(reader.any("tools"))
     choice, store_it = _tool_choice(reader.any("tool_choice"), tools), reader.any("store") is not False
     reasoning = Reader(reader.any("reasoning") or {}, "reasoning")
@@ -81,9 +90,10 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
     include = reader.texts("include", 16)
     limit = reader.whole("max_output_tokens", 1, 2**31 - 1)
     reader.ignore(IGNORED)
+    first = [{"role": "system", "content": instructions}] if instructions else []
     body = {
         **reader.rest(),
-        "messages": [*([{"role": "system", "content": instructions}] if instructions else []), *messages],
+        "messages": [*first, *messages],
         "tools": tools,
         "tool_choice": choice,
         "max_completion_tokens": limit,
@@ -92,7 +102,9 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
     }
     if LOGPROBS in include:
         body["logprobs"] = True
-    chat = parse_chat(body, forms=forms)
+    earlier = len(first) + len(messages) - len(new)
+    with renaming({f"messages[{number}]": place for number, place in enumerate(places, earlier)} | NAMES):
+        chat = parse_chat(body, forms=forms)
     repeated = {
         "instructions": instructions or None,
         "max_output_tokens": limit,
@@ -112,15 +124,17 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
     return ResponsesRequest(chat, messages, for_client, repeated, store_it)
 
 
-def _messages(data: Any) -> list[Json]:
-    """Convert the input, a text or items, to messages of a chat."""
+def _messages(data: Any) -> tuple[list[Json], list[str]]:
+    """Convert the input, a text or items, to messages of a chat. Returns also the key of the item of each message."""
     if isinstance(data, str):
-        return [{"role": "user", "content": data}]
+        return [{"role": "user", "content": data}], ["input"]
     if not isinstance(data, list) or not data:
         raise Refused(400, "input must be a string, or a list of one item or more", param="input", code="invalid_value")
     messages: list[Json] = []
+    places: list[str] = []
     for number, item in enumerate(data):
-        reader = Reader(item, f"input[{number}]")
+        place = f"input[{number}]"
+        reader = Reader(item, place)
         kind = reader.text("type", "message")
         if kind == "message":
             messages.append({"role": reader.needed("role"), "content": _content(reader.any("content"), reader)})
@@ -136,7 +150,8 @@ def _messages(data: Any) -> list[Json]:
             messages.append({"role": "tool", "tool_call_id": reader.needed("call_id"), "content": content})
         elif kind != "reasoning":  # earlier reasoning is no part of the prompt
             raise Refused(400, f"{reader.name('type')} {kind[:40]!r} is not supported", param=reader.name("type"))
-    return messages
+        places += [place] * (len(messages) - len(places))
+    return messages, places
 
 
 def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:

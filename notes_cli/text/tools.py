@@ -66,7 +66,8 @@ def form_of(source: str) -> ToolCallFormat | None:
 
 
 def calls_in(answer: str, form: ToolCallFormat | None, tools: Sequence[Mapping[str, Any]]) -> ParsedAnswer:
-    """Parse the calls in an answer and the text before them. Calls that are malformed or name no tool stay text."""
+    """Parse the calls in an answer and the text before them. Calls that are malformed, name no tool or have arguments
+    that JSON cannot hold (infinite numbers, half of a surrogate pair) stay text."""
     if form is None or not tools:
         return ParsedAnswer(answer)
     functions = [tool.get("function", tool) for tool in tools]
@@ -76,6 +77,7 @@ def calls_in(answer: str, form: ToolCallFormat | None, tools: Sequence[Mapping[s
         return ParsedAnswer(_strip_frame(answer, form))
     try:
         parsed = [*form.read((form.prefix if place == 0 else "") + answer[place:], schemas)]
+        json.dumps([arguments for _, arguments, _ in parsed], ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, RecursionError):
         return ParsedAnswer(answer)
     parsed = [(name, {} if arguments is None else arguments, key) for name, arguments, key in parsed]

@@ -52,6 +52,24 @@ def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> 
     assert session["name"].startswith("chat-") and session["turns"] == 2
 
 
+@pytest.mark.parametrize("command", ["/erratum none=1", "/splice returns"])
+def test_a_command_that_fails_later_fails_once(notes: Notes, returns: None, command: str) -> None:
+    """The question after it has an error, which names what is left out, and the next question has an answer."""
+    lines = [QUESTION, command, QUESTION, QUESTION + " \\"]  # the last line ends in the middle
+    outcome = notes("chat", "mine", "--splice", "returns", stdin="\n".join(lines))
+    assert outcome.code == 0 and outcome.out.split() == ["accepted", "accepted"]
+    assert f"left out from now on: {command.split()[1]}" in outcome.err
+
+
+def test_a_conversation_goes_on_with_the_same_options(notes: Notes, returns: None) -> None:
+    """A skill that it has is not spliced again; its system text cannot be another one."""
+    for _ in range(2):
+        outcome = notes("chat", "mine", "--splice", "returns", stdin=QUESTION)
+        assert (outcome.code, outcome.out.strip()) == (0, "accepted")
+    outcome = notes("chat", "mine", "--system", "Be brief.", stdin=QUESTION)
+    assert outcome.code == 1 and "session mine has begun" in outcome.err
+
+
 def test_another_chat_template(notes: Notes, returns: None, tmp_path: Path) -> None:
     """The prompt is rendered by the file; one that is no template is refused in a line."""
     file = tmp_path / "chat.jinja"

@@ -11,6 +11,7 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli import config
+from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
@@ -21,7 +22,7 @@ from notes_cli.runtime.batch import AT_MOST, IDLE, WAITING, ask_many
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import NO_CALLBACKS, UNLIMITED, Answer, Request
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..conftest import MakeWorkspace
 
@@ -109,6 +110,24 @@ def test_reading_is_the_same_as_alone(shipped: Workspace, returns: Segment) -> N
     found = together(shipped, 3 * requests, 16)
     assert found == 3 * alone(shipped, requests)
     assert [one[0] for one in found[:5]] == ["accepted", "accepted", "refused", "free", "accepted"]
+
+
+@pytest.mark.parametrize("method", ["recompute", "suffix"])
+def test_a_short_skill_that_is_decoded_is_shared(make_workspace: MakeWorkspace, method: str) -> None:
+    """Also where so few tokens are pending that alone the question would be decoded with them."""
+    workspace = make_workspace()
+    segment = compile_skill(workspace, parse_skill("tier: gold\ndate: today", source="-", default="short"))
+    asked = Request("Why?", [segment], fields={"tier": "basic"}, method=Method.parse(method), max_tokens=4)
+    requests = [replace(asked, question=question) for question in QUESTIONS]
+    assert alone(workspace, requests) == together(workspace, requests)
+
+
+def test_a_prefix_within_a_decoded_text(shipped: Workspace, returns: Segment) -> None:
+    """The second prompt begins with the first one's prefix, and has few more tokens before its question."""
+    asked = Request("May I return this?", [returns], decode=["returns"], place="late", max_tokens=4)
+    corrected = {"date": "2026-07-01", "amount": "130"}
+    requests = [asked, replace(asked, fields=corrected, method=ERRATUM)]
+    assert alone(shipped, requests) == together(shipped, requests, 1)
 
 
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -10,6 +10,12 @@ import pytest
 from .conftest import QUESTION, Json, Served, told
 
 TOOL = {"name": "look", "input_schema": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+FORM = {"type": "json_schema", "schema": None}
+RESULT = [  # becomes two messages of a chat
+    {"role": "user", "content": "x"},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}, {"type": "text", "text": "y"}]},
+]
+ROBOT = {"role": "robot", "content": "z"}
 NAMED = {"type": "tool", "name": "look"}
 
 
@@ -109,6 +115,15 @@ def test_a_cut_answer(served: Served) -> None:
         (400, "invalid_request_error", "Unknown parameter: 'temprature'", {"temprature": 1}),
         (404, "not_found_error", "does not exist", {"model": "claude-9"}),
         (400, "invalid_request_error", "prompt is too long", {"content": "May I return this? " * 20_000}),
+        (400, "invalid_request_error", "Unknown parameter: 'n'", {"n": 2}),
+        (400, "invalid_request_error", "stop_sequences must be", {"stop_sequences": [5]}),
+        (400, "invalid_request_error", "output_config.format.schema is", {"output_config": {"format": FORM}}),
+        (
+            400,
+            "invalid_request_error",
+            "messages[2].role must be",
+            {"messages": [*RESULT, ROBOT]},
+        ),
         (400, "invalid_request_error", "mcp_servers is not supported", {"mcp_servers": [{}]}),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from .conftest import QUESTION, Json, Served, told
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+TYPE = {"content-type": "application/json"}
 NAMED = {"type": "function", "name": "look"}
 LATE = {"notes": {"splice": ["returns"], "errata": {"date": "2026-07-01"}, "explain": True}}
 
@@ -129,13 +130,32 @@ def test_a_form_of_the_answer(served: Served) -> None:
         (400, "background", {"input": "x", "background": True}),
         (400, "tools", {"input": "x", "tools": "all"}),
         (400, "max_output_tokens", {"input": "x", "max_output_tokens": 0}),
+        (400, "metadata.a[1]", {"input": "x", "metadata": {"a": [1, 1e999]}}),
+        (400, "input", {"input": [{"type": "reasoning"}]}),
+        (400, "input", {"input": "May I return this? " * 20_000}),
+        (400, "input[1].role", {"input": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}),
+        (400, "instructions", {"input": "x", "instructions": 5}),
+        (400, "text.format", {"input": "x", "text": {"format": []}}),
+        (400, "text.format.schema", {"input": "x", "text": {"format": {"type": "json_schema", "name": "x"}}}),
+        (400, "reasoning.effort", {"input": "x", "reasoning": {"effort": "most"}}),
+        (400, "tool_choice.name", {"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": 5}}),
         (404, "previous_response_id", {"input": "x", "previous_response_id": "resp_none"}),
     ],
 )
 def test_errors_name_the_parameter(served: Served, status: int, param: str, body: Json) -> None:
     """In the form of OpenAI's API."""
-    reply = served.http.post("/v1/responses", json=body)
+    reply = served.http.post("/v1/responses", content=json.dumps(body).replace("Infinity", "1e999"), headers=TYPE)
     assert reply.status_code == status and reply.json()["error"]["param"] == param, reply.text
+
+
+def test_errors_count_items(served: Served) -> None:
+    """Those of the input, without instructions and earlier messages; a call is part of the answer before it."""
+    first = served.client.responses.create(model="tiny", input=QUESTION)
+    answer, call = {"role": "assistant", "content": "x"}, {"type": "function_call", "call_id": "1", "arguments": ""}
+    items = [{"role": "user", "content": "x"}, answer, {**call, "name": "f"}, {"role": "robot", "content": ""}]
+    body = {"input": items, "instructions": "Be brief.", "previous_response_id": first.id}
+    error = served.http.post("/v1/responses", json=body).json()["error"]
+    assert error["param"] == "input[3].role" and error["message"].startswith("input[3].role must be one of")
 
 
 def test_tools_that_openai_runs_are_left_out(served: Served) -> None:

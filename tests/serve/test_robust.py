@@ -227,7 +227,7 @@ def test_bytes_that_are_no_text(served: Served) -> None:
 
 def test_what_there_is_instead(served: Served) -> None:
     """The error lists the existing paths, or the allowed methods."""
-    for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/responses"):
+    for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/embeddings"):
         reply = served.http.post(path, json={})
         error = reply.json()["error"]["message"]
         if path == "/":

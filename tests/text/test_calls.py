@@ -10,7 +10,8 @@ import pytest
 
 from notes_cli.text.messages import Conversation, Message, TextPart, ToolCall, user_message
 from notes_cli.text.prompt import build
-from notes_cli.text.tools import FORCED, calls_in, form_of, may_call
+from notes_cli.text.template import GENERIC_TOOLS
+from notes_cli.text.tools import FORCED, ParsedAnswer, calls_in, form_of, may_call
 
 from .test_tools import IN_SYSTEM, KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, template_of
 
@@ -71,6 +72,15 @@ def test_what_a_template_shows_is_read_back(name: str) -> None:
     assert [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in calls]
     assert len({call.id for call in said.calls}) == len(calls)
     assert not said.text
+
+
+@pytest.mark.parametrize("value", ["1e999", "NaN", '"\\ud800"', '{"\\udc00": 1}'])
+def test_arguments_that_json_cannot_hold(value: str) -> None:
+    """The answer is a text: as a call it could not be sent."""
+    text = f'<tool_call>\n{{"name": "get_time", "arguments": {{"x": {value}}}}}\n</tool_call>'
+    assert calls_in(text, form_of(GENERIC_TOOLS), TOOLS) == ParsedAnswer(text)
+    plain = text.replace(value, "1")
+    assert [dict(call.arguments) for call in calls_in(plain, form_of(GENERIC_TOOLS), TOOLS).calls] == [{"x": 1}]
 
 
 @pytest.mark.parametrize("name", KNOWS)
