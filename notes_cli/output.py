@@ -184,6 +184,13 @@ def data(text: str, end: str = "\n") -> None:
     _write((_CONTROLS.sub(_escaped, text) if terminal() else text) + end)
 
 
+def read_line(prompt: str) -> str:
+    """Read a line from the terminal, with editing and history. Raises EOFError at the end."""
+    with suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401  # `input` then edits lines
+    return input(prompt)
+
+
 def binary() -> BinaryIO:
     """Return stdout for bytes. Raises OutputError on a terminal."""
     if terminal():

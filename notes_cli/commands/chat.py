@@ -170,13 +170,11 @@ class Chat:
 def _lines() -> Iterator[str]:
     """Yield lines of standard input, without blank ones; on a terminal with a prompt, history and editing."""
     interactive = sys.stdin is not None and sys.stdin.isatty() and output.terminal()
-    if interactive:
-        import readline  # noqa: F401  # input() then edits lines
     parts: list[str] = []
     while True:
         try:
             if interactive:
-                line = input(MORE if parts else PROMPT)
+                line = output.read_line(MORE if parts else PROMPT)
             else:
                 raw = standard_input().readline()
                 if not (raw or parts):

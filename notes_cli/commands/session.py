@@ -18,15 +18,13 @@ from notes_cli.commands.terminal import standard_input
 from notes_cli.engine.pieces import Reason
 from notes_cli.explanations import entry_why
 from notes_cli.output import counted
-from notes_cli.sessions.state import TRACE, Entry, State
 from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
     from notes_cli.sessions.folder import SessionFolder, Sessions
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.lines import Line
-    from notes_cli.sessions.state import Entry
-
+    from notes_cli.sessions.state import Entry, State
 
 _JSON = click.option("--json", "json_", is_flag=True, help="One JSON object (docs/json.md).")
 SHORT = 50  # characters of a text in a table, or of a skill's text
@@ -420,6 +418,8 @@ def print_conversation(state: State) -> None:
 
 def parts_of_turn(state: State, number: int) -> Iterator[Part]:
     """Yield the parts of a turn, then the edits after it; turn 0 has the edits before turn 1."""
+    from notes_cli.sessions.state import TRACE  # loads numpy, as help does not
+
     entries = [entry for entry in state.entries if entry.turn == number]
     if number == 1 and state.system:
         yield Part("system", state.system)

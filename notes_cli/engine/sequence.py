@@ -602,6 +602,8 @@ def decode(sequences: Sequence[KVSequence], limit: int | None = None) -> None:
     context = sequences[0].context
     for sequence in sequences:
         sequence.check_intact()
+    if not any(sequence.pending for sequence in sequences):
+        return
     size = min(context.stride, limit or context.stride)
     shares = fair_shares([sequence.batch for sequence in sequences], size)
     parts = [(sequence, count) for sequence, count in zip(sequences, shares, strict=True) if count]

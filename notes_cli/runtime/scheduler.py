@@ -290,6 +290,8 @@ class Scheduler:
         try:
             assert job.running is not None
             job.awaited = next(job.running)
+            while not any(sequence.pending for sequence in job.awaited):  # there is nothing to decode for it
+                job.awaited = next(job.running)
         except StopIteration as done:
             self._end(job, done.value)
         except Exception as error:

@@ -50,7 +50,7 @@ def test_every_patch_is_in_a_group(prepare: ModuleType) -> None:
         head = path.read_text().partition("\n--- a/")[0]
         wanted = {"Target", "Problem", "Fix"} | ({"Reproduction"} if path.parent.name == "fixes" else set())
         assert wanted <= set(re.findall(r"^(\w+): ", head, re.MULTILINE)), path
-        for named in re.findall(r"\b(?:bench|tests|native)/[\w/]+\.(?:py|cpp|h)\b", head):
+        for named in re.findall(r"\b(?:bench|tests|native)/[\w/]+\.(?:py|cpp|h)\b(?!\s+of\s+commit)", head):
             assert (ROOT / named).is_file(), (path, named)
 
 

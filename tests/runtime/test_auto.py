@@ -12,10 +12,10 @@ import pytest
 from notes_cli.editing.methods import AUTO, FIELD, FIELD_ERRATUM
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import UnsupportedError
-from notes_cli.runtime.answering import ask, explain, prepare
+from notes_cli.runtime.answering import ask, explain
 from notes_cli.runtime.auto import compare
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.request import NO_CALLBACKS, Request
+from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import parse_skill
 
@@ -93,6 +93,5 @@ def test_where_nothing_is_compared(workspace: Workspace, returns: Segment, monke
         raise UnsupportedError("sequences of this model share nothing")
 
     monkeypatch.setattr("notes_cli.engine.sequence.KVSequence.share", refuse)
-    plan = prepare(workspace, request, NO_CALLBACKS)
-    with plan.sequence:
-        assert plan.settings.method == FIELD_ERRATUM and "share nothing" in str(plan.settings.why)
+    settings = ask(workspace, request).settings
+    assert settings.method == FIELD_ERRATUM and "share nothing" in str(settings.why)
