@@ -65,7 +65,7 @@ def command(name: str | None, **given: Any) -> None:
     Examples:
       notes chat
       notes chat mine --splice returns
-      printf 'May I return this?\\n/erratum date=2026-07-01\\nAnd now?\\n' | notes chat --splice returns
+      notes chat --splice returns < questions.txt
     """
     name = name or datetime.now().strftime("chat-%Y%m%d-%H%M%S")
     options = {key: given.pop(key) for key in ("splice", "errata", "system", "think", "max_tokens", "temperature")}

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from notes_cli.engine import native
 from notes_cli.errors import EngineError
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ class Device:
 
 def _bound() -> tuple[Any, Any]:
     """Return the backend registry and the library with the device functions, their signatures set."""
+    from notes_cli.engine import native  # in functions: to ask a server takes no llama.cpp
+
     registry = native.ggml
     base = ctypes.CDLL(str(next(native.LIBRARY_PATH.parent.glob("*notes-ggml-base.*"))))
     sizes = ctypes.POINTER(ctypes.c_size_t)
@@ -176,12 +177,16 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def library() -> Path:
+    from notes_cli.engine import native
+
     return native.LIBRARY_PATH
 
 
 def versions() -> dict[str, str]:
     """Of the interface of the native library, and of the llama-cpp-python that it and its binding are taken from; and
     the groups of patches (native/patches) that it has."""
+    from notes_cli.engine import native
+
     return {
         "interface": str(native.ABI_VERSION),
         "built from": native.UPSTREAM,
@@ -191,11 +196,15 @@ def versions() -> dict[str, str]:
 
 def build() -> str:
     """Return a string that changes with the native library, to invalidate measurements."""
+    from notes_cli.engine import native
+
     return f"{native.UPSTREAM} {native.LIBRARY_PATH.stat().st_mtime_ns}"
 
 
 def features() -> str:
     """Return the CPU and backend features that llama.cpp lists."""
+    from notes_cli.engine import native
+
     return str(native.llama.llama_print_system_info().decode().strip(" |"))
 
 
