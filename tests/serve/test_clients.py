@@ -40,6 +40,7 @@ def test_a_leak_is_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> Non
             rest(one)
         else:
             prefixes.entries.remove(one)
+            one.idle = True  # else the scheduler closes it at the end of its job
             kept.append(one)
 
     monkeypatch.setattr(prefixes, "set_idle", lose)
