@@ -315,17 +315,21 @@ class Constraint:
 
     def allowed(self, logits: NDArray[np.float32]) -> NDArray[np.int32]:
         """Return the allowed next tokens with a finite logit, [n_vocab]. Raises GrammarError if the text has too many
-        parses, EngineError if no token is allowed."""
+        parses or no continuation, EngineError if no allowed token has a finite logit."""
         mask = self._matcher.compute_bitmask()
-        if not self._matcher.is_error():
-            bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
-            tokens = np.flatnonzero(bits).astype(np.int32)
-            tokens = tokens[np.isfinite(logits[tokens])]
-            if len(tokens):
-                return tokens
-        elif not self._matcher.get_error().startswith("NoExtension"):
-            self._check()
-        raise EngineError(f"no token of {self._model.name} continues the answer as the grammar requires")
+        what = f"no token of {self._model.name} continues the answer as the grammar requires"
+        if self._matcher.is_error():
+            if not self._matcher.get_error().startswith("NoExtension"):
+                self._check()
+            raise GrammarError(what)
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(logits), bitorder="little")
+        tokens = np.flatnonzero(bits).astype(np.int32)
+        if not len(tokens):
+            raise GrammarError(what)
+        tokens = tokens[np.isfinite(logits[tokens])]
+        if not len(tokens):
+            raise EngineError(what)
+        return tokens
 
     @property
     def complete(self) -> bool:

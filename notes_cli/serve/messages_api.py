@@ -16,7 +16,7 @@ from notes_cli.serve.replies import AnswerEvent, Json, Reply, usage
 
 # Keys that change nothing here: accounting, features of Anthropic's service, and those that are automatic.
 IGNORED = {"metadata", "service_tier", "container", "context_management", "cache_control", "speed", "inference_geo"}
-CHAT_ONLY = ("n", "stop", "max_completion_tokens", "n_predict", "response_format", "reasoning_effort", "max_think")
+CHAT_ONLY = ("n", "stop", "max_completion_tokens", "n_predict", "response_format")
 NAMES = {  # of keys, in errors
     "stop": "stop_sequences",
     "response_format.json_schema": "output_config.format",

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from notes_cli.engine.decision import check_choices
 from notes_cli.engine.sampler import RANGES, VALID_BREAKERS, SamplerOptions, valid_breakers
 from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
@@ -427,12 +428,15 @@ def _notes(data: Any) -> NotesParams:
 
 def _ask(reader: Reader) -> dict[str, Any]:
     """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
-    fields, method = reader.any("fields"), reader.text("method")
+    fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", 256) or None
+    with _refusing("notes.choices"):
+        if choices is not None:
+            check_choices(choices)
     with _refusing("notes.method"):
         return {
             "fields": {} if fields is None else _values(reader, "fields", fields),
             "method": parse_method(method or None),
-            "choices": reader.texts("choices", 256) or None,
+            "choices": choices,
             "seam": reader.whole("seam", 0, 2**31 - 1),
             "place": reader.take("place", "early or late", lambda value: value in ("early", "late"), None),
             "wording": reader.text("wording") or None,

@@ -172,7 +172,7 @@ def test_what_cannot_go_on(make_model: MakeModel) -> None:
         constraint = Constraint(model, gbnf_grammar('root ::= "a"'))
         with pytest.raises(EngineError, match="no token of tiny llama continues the answer"):
             constraint.allowed(np.full(model.n_vocab, -np.inf, np.float32))
-        with pytest.raises(EngineError, match="no token of tiny llama continues the answer"):
+        with pytest.raises(GrammarError, match="no token of tiny llama continues the answer"):
             Constraint(model, gbnf_grammar("root ::= root")).allowed(np.zeros(model.n_vocab))
 
 

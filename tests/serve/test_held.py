@@ -132,6 +132,7 @@ def test_a_session(served: Served) -> None:
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "schema is missing"),
         ({"response_format": {"type": "xml"}}, "must be text, json_object or json_schema"),
         ({"extra_body": {"grammar": "root ::= x"}}, "there is no rule x"),
+        ({"extra_body": {"grammar": "root ::= root"}}, "no token of"),
         ({"extra_body": {"grammar": "root ::= " + "(" * 30}}, "nested more than 20 deep"),
         ({"extra_body": {"grammar": "x"}, "response_format": {"type": "json_object"}}, "not to both"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "there is no tool 'fly'"),

@@ -52,6 +52,7 @@ def test_nothing_is_left_for_others(served: Served) -> None:
         ({"ask": True, "place": "here"}, {}, "notes.place"),
         ({"ask": True, "seam": -1}, {}, "notes.seam"),
         ({"ask": True, "method": "nonsense"}, {}, "notes.method"),
+        ({"ask": True, "choices": ["yes", "yes"]}, {}, "notes.choices"),
         ({"ask": True, "fields": ["date=1"]}, {}, "notes.fields"),
         ({"ask": True}, {"n": 2}, "n"),
         ({"ask": True}, {"stop": "x"}, "stop"),
