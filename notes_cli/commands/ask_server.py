@@ -116,6 +116,8 @@ def _body(ask: AskCommand, options: Options) -> Json:
     """Return the body of the request to /v1/chat/completions. Raises Declined for options that cannot be sent."""
     if options["results"]:
         raise Declined("--result is answered by this process alone")
+    if options["memory"] is not None:
+        raise Declined("--memory is answered by this process alone")
     if options["max_tokens"] < 0:
         raise Declined("-n -1 has no limit, and an answer of a server has one")
     named = _skills(options["splice"])
