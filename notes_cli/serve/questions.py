@@ -67,7 +67,7 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
     workspace = state.workspace
     stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
     if stored.state.memory:
-        raise SessionError(f"session {name} has a memory, which notes serve cannot move", "Continue it with notes ask")
+        raise SessionError(f"session {name} has a memory, which a server does not move", "Continue it without a server")
     request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=bool(stored.state.live))
     check_bias(workspace, chat)
     tokens, max_new = (

@@ -45,8 +45,6 @@ from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
 from notes_cli.text.tools import calls_in, form_of
 
-NO_MEMORY = "give --splice instead of --memory"
-
 
 class Session:
     """An open session, whose lock is held. Close it, or use it as a context manager."""
@@ -193,7 +191,7 @@ class Session:
         why = context.supports("splice") or context.supports("rewrite")
         if why:
             raise UnsupportedError(
-                f"{self.workspace.model.name} cannot keep a memory: {why}", f"Splice it once: {NO_MEMORY}"
+                f"{self.workspace.model.name} cannot keep a memory: {why}", "Splice it as a skill, once"
             )
         check_moves(self._kv, f"the memory of session {name} cannot be moved", Help.UNDO(name=name), memory=True)
 
