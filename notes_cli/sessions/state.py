@@ -251,6 +251,12 @@ class State:
             if entry.kind in ("erratum", "splice") and not entry.tokens:
                 what = f"an erratum of {entry.name}" if entry.kind == "erratum" else f"the memory {entry.name}"
                 self.entries[number] = replace(entry, kind=TRACE, name="", text=what)
+        whole = {(entry.text, entry.position) for entry in self.entries if entry.kind == TRACE and entry.how != "seam"}
+        self.entries = [
+            entry
+            for entry in self.entries  # the rest of the memory has a trace
+            if entry.kind != TRACE or entry.how != "seam" or (entry.text, entry.position) not in whole
+        ]
         errata = (entry for entry in self.entries if entry.kind == "erratum" and entry.name)
         self.stated = set().union(*(keys_of(known, entry.name) for entry in errata))
         return sum(last - first for first, last in places)

@@ -95,6 +95,7 @@ def test_moves_to_each_question(make: Open, profile: Path, kind: str) -> None:
             for one, two in zip(before[1::2], after[1::2], strict=True):
                 assert np.array_equal(one[-moved:], two[old.position : start])
             assert not np.allclose(before[0][-moved:], after[0][old.position : start])  # keys are rotated
+        assert [entry.text for entry in session.state.traces] == ["the memory profile"] * 3
         assert workspace.library.entries("profile")
 
 
@@ -161,6 +162,22 @@ def test_new_value_and_back(make: Open, profile: Path, edit: bool) -> None:
         assert copies[0] != copies[1] == compiled.tokens.tolist()
         ask(session, "And then?")  # the value stays, without another erratum
         assert session.state.fields["diet"] == "vegan" and first_layer(session, other)
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path, later: bool) -> None:
+    """In the turn that brings the memory, the first or a later one, and it is in the copies that follow."""
+    with held(make("llama", "f32")) as session:
+        if later:
+            ask(session, "Why?", system="Be kind.")
+        ask(session, "What can I eat?", profile, errata=["diet=kosher"])
+        for _ in range(2):
+            [skill] = session.state.skills
+            [erratum] = [entry for entry in session.state.entries if entry.kind == "erratum"]
+            assert "diet: kosher" in skill.text and session.state.fields["diet"] == "kosher"
+            assert (erratum.position > skill.position) == (erratum.turn == session.state.turns)
+            ask(session, "And now?")
+            assert is_before_question(session)
 
 
 def test_value_stays_after_a_restart(make: Open, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
