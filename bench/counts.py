@@ -37,7 +37,7 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(40_270, 29_000),
     "package files": Bound(172, 130),
-    "test lines": Bound(41_610, 28_000),
+    "test lines": Bound(41_620, 28_000),
     "bench and training lines": Bound(16_820, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(200, 200),

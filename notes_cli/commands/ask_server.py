@@ -245,8 +245,9 @@ def _end(summary: Json, printer: AnswerPrinter, options: Options) -> None:
 def _document(summary: Json, server: Server, before: float, started: float) -> Json:
     """Return the document of `notes ask --json`, with the times of this command. `before`: seconds before sending."""
     document = {name: value for name, value in summary.items() if name not in ("counts", "notices")}
-    document["server"], document["memory"] = server.url, None
+    document["server"] = server.url
     if "ms" in document:
+        document["memory"] = None
         document["ms"]["load"] = round(document["ms"]["load"] + 1000 * before, 3)
         document["ms"]["total"] = round(1000 * (time.perf_counter() - started), 3)
     return document
