@@ -35,14 +35,14 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(40_180, 29_000),
+    "package lines": Bound(40_520, 29_000),
     "package files": Bound(172, 130),
-    "test lines": Bound(41_680, 28_000),
-    "bench and training lines": Bound(16_750, 10_000),
+    "test lines": Bound(42_030, 28_000),
+    "bench and training lines": Bound(16_820, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(200, 200),
-    "modules in import circles": Bound(2, 0),
-    "stilted docstrings and comments in %": Bound(1.5, 2),
+    "modules in import circles": Bound(0, 0),
+    "stilted docstrings and comments in %": Bound(1, 2),
     "functions entered by ask": Bound(625, 300),
     "files entered by ask": Bound(70, 40),
     "modules imported by ask": Bound(86, 60),

@@ -654,6 +654,12 @@ class Session(_AsyncMethods):
         return dict(self._session.state.fields)
 
     @property
+    def memory(self) -> str | None:
+        """Name of the skill that each turn moves to just before its question."""
+        memory = self._session.state.memory
+        return memory.name if memory else None
+
+    @property
     def entries(self) -> Sequence[Entry]:
         """Pieces of prompts, answers and edits, in order."""
         return tuple(self._session.state.entries)

@@ -150,13 +150,20 @@ class ContextSize(NamedTuple):
 
 
 def turn_as_json(
-    workspace: Workspace, request: Request, answer: Answer, started: float, session: str | None, goes_on: bool
+    workspace: Workspace,
+    request: Request,
+    answer: Answer,
+    started: float,
+    session: str | None,
+    goes_on: bool,
+    memory: str | None = None,
 ) -> dict[str, Any]:
     """Return an answer of `notes ask` as in docs/json.md. `started`: time of the request (time.perf_counter)."""
     identified = session or request.splice
     return {
         "version": 1,
         "session": session,
+        "memory": memory,
         "server": None,
         **answer_as_json(answer, started, goes_on),
         "sampling": asdict(request.sampling),

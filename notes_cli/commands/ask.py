@@ -27,7 +27,7 @@ from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOpt
 from notes_cli.explanations import plan_as_json, turn_as_json
 
 GROUPS = {
-    "Question": ("prompt", "file", "splice", "images", "system", "session", "results", "batch"),
+    "Question": ("prompt", "file", "splice", "memory", "images", "system", "session", "results", "batch"),
     "Corrections": ("errata", "fields", "method"),
     "Answer": (
         *("max_tokens", "think", "max_think", "choices", "json_schema", "grammar"),
@@ -62,6 +62,14 @@ REQUEST = [
     multiple=True,
     metavar="NAME",
     help="A compiled skill, a segment file, or a text. Repeatable.",
+)
+@click.option(
+    "--memory",
+    cls=SingleOption,
+    type=SkillName(),
+    metavar="NAME",
+    help="A skill that is kept just before the question, as a profile of the user. A session remembers it, and each of "
+    "its turns moves it there.",
 )
 @click.option(
     "--image",
@@ -239,6 +247,7 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
       notes ask "..." --splice returns --field date=2026-07-01 --method suffix
       notes ask "May I return this?" --splice returns --think
       notes ask "And a week later?" --session mine
+      notes ask "What can I eat?" --session mine --memory profile.md
       date | notes ask --session mine --result get_date=-
       echo "May I return this?" | notes ask --splice returns --choices yes,no
       notes ask "Which date counts?" --splice returns -j answer.schema.json
@@ -287,6 +296,7 @@ def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict
     request = request_of(ask.options)
     with open_model(quiet=ask.json, begins=True, **given) as model, AnswerPrinter(ask) as printer:
         workspace, callbacks, goes_on = model.workspace, printer.callbacks(model.workspace), False
+        memory: str | None = None
         if ask.explain:
             return plan_as_json(model.explain(request, callbacks=callbacks))
         if ask.session is None:
@@ -298,8 +308,8 @@ def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict
                     if ask.following is None:
                         raise ask.first_turn_error()
                     request = request_of(ask.following)
-                answer = session.ask(request, callbacks=callbacks)
-        return turn_as_json(workspace, request, answer, started, ask.session, goes_on)
+                answer, memory = session.ask(request, callbacks=callbacks), session.memory
+        return turn_as_json(workspace, request, answer, started, ask.session, goes_on, memory)
 
 
 def _times(document: Mapping[str, Any]) -> str:

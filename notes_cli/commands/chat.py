@@ -32,6 +32,13 @@ A line that ends with \\ goes on in the next one."""
 @click.argument("name", required=False, type=SessionName())
 @click.option("--splice", type=SkillName(), multiple=True, metavar="NAME", help="A compiled skill. Repeatable.")
 @click.option(
+    "--memory",
+    cls=SingleOption,
+    type=SkillName(),
+    metavar="NAME",
+    help="A skill that is kept just before each question. The conversation remembers it.",
+)
+@click.option(
     "--erratum",
     "errata",
     type=FieldValue(),
@@ -68,7 +75,9 @@ def command(name: str | None, **given: Any) -> None:
       notes chat --splice returns < questions.txt
     """
     name = name or datetime.now().strftime("chat-%Y%m%d-%H%M%S")
-    options = {key: given.pop(key) for key in ("splice", "errata", "system", "think", "max_tokens", "temperature")}
+    options = {
+        key: given.pop(key) for key in ("splice", "memory", "errata", "system", "think", "max_tokens", "temperature")
+    }
     with open_model(session=name, begins=True, **given) as model, model.session(name) as session:
         turns = f", {session.turns} turns so far" if session.turns else ""
         output.say(f"session {name} with {model.name}{turns}; /help")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
@@ -104,12 +105,15 @@ def show(name: str, pieces: bool, json_: bool) -> None:
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
     if json_:
         listed = [_as_json(entry) for entry in state.entries]
-        output.as_json({"version": 1, **facts, "pending": list(state.pending.values()), "pieces": listed})
+        facts |= {"memory": asdict(state.memory) if state.memory else None, "pending": list(state.pending.values())}
+        output.as_json({"version": 1, **facts, "pieces": listed})
         return
     if pieces:
         _table(state.entries)
     else:
         print_conversation(state)
+    if state.memory:
+        output.result(output.line(f"memory {state.memory.name}, from {state.memory.reference}"))
     for field, value in state.fields.items():
         output.result(output.line(f"field {field} = {value}"))
     for correction in state.pending.values():
@@ -196,8 +200,6 @@ def compact(name: str, json_: bool, **model: Any) -> None:
     What comes after the first of them is decoded again, so that the session is as if they had never been there. An undo
     puts them back.
     """
-    from dataclasses import asdict
-
     with open_model(quiet=json_, session=name, **model) as opened, opened.session(name, new=False) as session:
         outcome, tokens = session.compact(), session.tokens
     errata = f"{counted(len(outcome.fields), 'erratum', 'errata')} ({', '.join(dict.fromkeys(outcome.fields))})"

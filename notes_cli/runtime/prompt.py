@@ -36,7 +36,7 @@ class Prompt:
     fields: Mapping[str, str] = field(default_factory=dict)
     method: Method = field(default_factory=Method)
     place: str = "early"  # of skills: "early" in the system message, "late" right before the question
-    shown: frozenset[str] = frozenset()  # segments in the user's message, regardless of `place`
+    shown: frozenset[str] = frozenset()  # memory and images, in the user's message regardless of `place`
     # skills to decode instead of splicing, so that they attend to everything before them
     decoded: frozenset[str] = frozenset()
     think: bool = False  # the prompt ends where reasoning begins (runtime/generate.py continues)
@@ -45,19 +45,20 @@ class Prompt:
 
     @property
     def after_skills(self) -> list[str]:
-        """Errata after the skills, including those of a method that also edits K/V."""
-        return [word(erratum, self.wording) for erratum, skill in self._method_errata if self._edits(skill)]
+        """Errata after the skills: those of a method that also edits K/V, unless the skill is in the user's message."""
+        return [word(erratum, self.wording) for erratum, skill in self._method_errata if self._is_first(skill)]
 
     @property
     def before_question(self) -> list[str]:
-        """Errata before the question: those of fields whose K/V is left, then free text."""
-        before = [erratum for erratum, skill in self._method_errata if not self._edits(skill)]
+        """Errata before the question: those of fields whose K/V is left, or whose skill is in the user's message, then
+        free text."""
+        before = [erratum for erratum, skill in self._method_errata if not self._is_first(skill)]
         return [word(erratum, self.wording) for erratum in (*before, *self.errata)]
 
     @property
     def method_errata(self) -> list[Erratum]:
         """The method's errata in the order of the prompt: one for each value, if it appends any."""
-        errata = sorted(self._method_errata, key=lambda pair: not self._edits(pair[1]))
+        errata = sorted(self._method_errata, key=lambda pair: not self._is_first(pair[1]))
         return [erratum for erratum, _ in errata]
 
     @property
@@ -70,11 +71,12 @@ class Prompt:
             for field, value in resolve_values(self.fields, self.segments)
         ]
 
-    def _edits(self, skill: str) -> bool:
-        """Return True if the method changes the K/V of a skill: it leaves that of images, and of texts with them."""
-        return self.method.record.edits_rows and not any(
-            segment.media for segment in self.segments if segment.name == skill
-        )
+    def _is_first(self, skill: str) -> bool:
+        """Return True if the method's erratum follows the skills: it changes the K/V of the skill, which it leaves for
+        images and texts with them, and the skill is not in the user's message."""
+        if skill in self.shown or not self.method.record.edits_rows:
+            return False
+        return not any(segment.media for segment in self.segments if segment.name == skill)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Request:
     sampling: All sampling options, as SamplerOptions.
     json_schema: JSON schema (parsed) that the answer satisfies.
     grammar: Grammar (GBNF) that the answer satisfies, instead of a schema.
+    memory: A skill that is kept just before the question: in a session it moves there in each turn, which remembers it.
     images: Images to show with the question: paths of image files, or names and Segments of compiled images.
     results: In a session, in place of a question: (tool, result) for each tool call of the last answer.
     seam: Tokens to recompute at the start of a skill that follows another context than at compile time.
@@ -83,6 +84,7 @@ class Request:
     grammar: str | None = None
     results: Sequence[tuple[str, str]] = ()
     images: Sequence[SkillRef] = ()
+    memory: SkillRef | None = None
 
     def __post_init__(self) -> None:
         freeze_lists(self, "splice", "images", "errata", "decode", "choices", "results")
@@ -121,6 +123,7 @@ class Asking(TypedDict, total=False):
     json_schema: Any
     grammar: str | None
     images: Sequence[SkillRef]
+    memory: SkillRef | None
     results: Sequence[tuple[str, str]]
     seam: int | None
     place: str | None

@@ -43,7 +43,7 @@ class ResolvedRequest:
     """A request ready to be assembled; with the times of its start and of its skills being open (time.perf_counter)."""
 
     request: Request  # with global errata
-    segments: Sequence[Segment]  # skills, then images
+    segments: Sequence[Segment]  # skills, then the memory, then images
     settings: Settings
     begun: float
     ready: float
@@ -63,7 +63,7 @@ class ResolvedRequest:
             fields=request.fields,
             method=self.settings.method or Method(),
             place=self.settings.place,
-            shown=frozenset(image.name for image in segments[len(segments) - len(request.images) :]),
+            shown=frozenset(segment.name for segment in segments[len(request.splice) :]),
             decoded=_names_to_decode(request, segments),
             think=self.settings.think,
         )
@@ -154,9 +154,10 @@ def check_usable(workspace: Workspace, grammar: str) -> None:
 
 
 def open_requested(workspace: Workspace, request: Request, callbacks: Callbacks, *, dry: bool = False) -> list[Segment]:
-    """Open the skills of a request, then its images (open_skills.py)."""
+    """Open the skills of a request, then its memory, then its images (open_skills.py)."""
     opened = partial(open_segments, workspace, say=callbacks.on_notice, watch=callbacks.progress, dry=dry)
-    return [*opened(request.splice), *opened(request.images, image=True)]
+    memory = [] if request.memory is None else [request.memory]
+    return [*opened(request.splice), *opened(memory), *opened(request.images, image=True)]
 
 
 def with_unique_names(segments: Iterable[Segment], taken: Iterable[str] = ()) -> list[Segment]:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import Notice
+from notes_cli.errors import Notice, SessionError
 from notes_cli.runtime import answering
 from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.open_skills import warn_edited
@@ -66,6 +66,8 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
     check_request(state, chat)
     workspace = state.workspace
     stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
+    if stored.state.memory:
+        raise SessionError(f"session {name} has a memory, which a server does not move", "Continue it without a server")
     request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=bool(stored.state.live))
     check_bias(workspace, chat)
     tokens, max_new = (

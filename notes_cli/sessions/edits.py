@@ -14,7 +14,7 @@ import numpy as np
 
 from notes_cli.editing.amend import amend, check, free_cells, instead, prepare, refusal
 from notes_cli.editing.change import Change, change, same
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, METHODS, SUFFIX, Method, record_of
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD, FIELD_ERRATUM, METHODS, SUFFIX, Method, record_of
 from notes_cli.editing.operations import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
@@ -163,6 +163,7 @@ class Compacted:
     decoded: int = 0  # tokens decoded again
 
 
+MEMORY_METHODS = FIELD_ERRATUM, FIELD, ERRATUM  # for a memory, of which each turn places a new copy
 _UNPREPARED = Prepared()
 
 
@@ -185,6 +186,7 @@ class Correction:
 
     patches: tuple[Patch, ...] = ()
     skills: tuple[SkillText, ...] = ()  # with their new values
+    memory: int | None = None  # position of a memory that is cut out
 
     @property
     def cells(self) -> int:
@@ -228,6 +230,8 @@ class Editor:
     def edit(self, name: str, value: str, method: Method | None = None) -> Edited:
         """Set a field, by default with the method of the model's profile. Raises NotesError if that is not possible."""
         value, target = self.check(name, value, method), self._reference(name)
+        if self._state.memory and target.skill == self._state.memory.name:
+            return self._edit_memory(target, value, method)
         if method is not None and method != AUTO:
             return self._edit(target, value, method, "")
         method, chosen = self._choose_method(target, value)
@@ -235,6 +239,16 @@ class Editor:
             return self._edit(target, value, method, chosen)
         except UnsupportedError as error:  # for this model, or at this position
             return self._edit(target, value, ERRATUM, f"{chosen}; {ERRATUM} instead: {error.what}")
+
+    def _edit_memory(self, target: Reference, value: str, method: Method | None) -> Edited:
+        """Edit a field of the memory: the next turn places a new copy with the value. Raises UnsupportedError for a
+        method that would compute what that turn moves or drops."""
+        named = FIELD_ERRATUM if method is None or method == AUTO else method
+        if named not in MEMORY_METHODS:
+            message = f"{target.skill} is the memory of session {self._kv.stored.name}, not to be edited by {named}"
+            raise UnsupportedError(message, Help.OTHER_METHOD(method=" or ".join(map(str, MEMORY_METHODS))))
+        chosen = "" if method is named else f"{named}: each turn places a new copy of the memory"
+        return self._commit(target, value, named, chosen)
 
     def _resolve(self, name: str) -> list[Reference]:
         return self._state.known.resolve(name, f"no skill of session {self._kv.stored.name} has")
@@ -375,18 +389,30 @@ class Editor:
         rows, _ = seq.read(first, first + len(segment), seq.context.lossless_type)
         return replace(segment, layers=rows)
 
-    def correction(self, values: Iterable[tuple[Reference, str]], stated: Iterable[str]) -> Correction:
+    def correction(
+        self, values: Iterable[tuple[Reference, str]], stated: Iterable[str], *, memory: bool = False
+    ) -> Correction:
         """Return the changes before a turn that gives fields of the session these values. `stated`: keys of the fields
-        whose errata the turn states. New values of which the K/V cannot be computed in place are left to their errata,
-        and an erratum that cannot be cut out stays."""
+        whose errata the turn states. `memory`: cut the memory out. New values of which the K/V cannot be computed in
+        place are left to their errata, and an erratum that cannot be cut out stays."""
         known = self._state.known
         due = {key for key in self._state.pending if self._waits(key)}
         new = {key: (reference, self._state.values[key]) for key in due for reference in known.find(key)[:1]}
         new |= {known.key(reference.skill, reference.field): (reference, value) for reference, value in values}
         changed = self._changes(new.values())
-        cuts = self._cuts(self._state.superseded_by(stated)) if self._can_cut() else []
+        copies = self._memory_pieces() if memory else []
+        errata = self._state.superseded_by(stated) if self._can_cut() else []
+        cuts = self._cuts([*errata, *copies])
         patches = sorted([*cuts, *(patch for one in changed for patch in one.patches)], key=lambda patch: patch.first)
-        return Correction(tuple(patches), tuple(amended(one.skill, one.change) for one in changed))
+        position = copies[0].position if copies else None
+        return Correction(tuple(patches), tuple(amended(one.skill, one.change) for one in changed), position)
+
+    def _memory_pieces(self) -> list[Entry]:
+        """Return the pieces of the memory in the sequence."""
+        memory = self._state.memory
+        return [
+            entry for entry in self._state.entries if memory and (entry.kind, entry.name) == ("splice", memory.name)
+        ]
 
     def _waits(self, key: str) -> bool:
         """Return True if the last edit of the field changes its K/V, and was queued."""
@@ -403,7 +429,10 @@ class Editor:
         for reference, value in values:
             by_skill.setdefault(reference.skill, {})[reference.field] = value
         found = []
+        memory = self._state.memory
         for skill in self._state.skills:
+            if memory and skill.name == memory.name:
+                continue  # its next copy has them
             if skill.name in by_skill and not self._has_image(skill):
                 segment = as_segment(self._kv, skill)
                 if changes := change(self._workspace.model, segment, by_skill[skill.name]):
@@ -439,20 +468,20 @@ class Editor:
         self._kv.commit({"op": "compact", "fields": fields, "patches": as_lines(patches)}, places)
         return Compacted(fields, sum(patch.last - patch.first for patch in patches), _count(places))
 
-    def _cuts(self, errata: Sequence[Entry]) -> list[Patch]:
-        """Return patches that remove the errata. After an erratum that opened its message, the empty line before the
-        next part is removed, too."""
+    def _cuts(self, removed: Sequence[Entry]) -> list[Patch]:
+        """Return patches that remove errata and the memory. After one that opened its message, and after the memory,
+        the empty line before the next part is removed, too."""
         patches: list[Patch] = []
         opened_message = after_cut = False
         for entry in self._state.entries:
             first, last = entry.position, entry.position + entry.tokens
-            if entry in errata:
+            if entry in removed:
                 if not after_cut:
                     opened_message = not self._kv.text_bytes(first, last).startswith(BETWEEN.encode())
                 patches.append(Patch(first, last, ()))
             elif after_cut and opened_message and (gap := self._gap(first, last)):
                 patches.append(Patch(first, first + gap, ()))
-            after_cut = entry in errata or (after_cut and entry.kind in MARKS)
+            after_cut = entry in removed or (after_cut and entry.kind in MARKS)
         return patches
 
     def _gap(self, first: int, last: int) -> int:
@@ -461,10 +490,11 @@ class Editor:
         return next((end for end in ends if self._kv.text_bytes(first, end) == BETWEEN.encode()), first) - first
 
 
-def check_moves(kv: SessionKV, message: str, remedy: Remedy) -> None:
-    """Raise UnsupportedError, which begins with `message`, if K/V was moved as often as the cache type allows."""
+def check_moves(kv: SessionKV, message: str, remedy: Remedy, *, memory: bool = False) -> None:
+    """Raise UnsupportedError, which begins with `message`, if K/V was moved as often as the cache type allows.
+    `memory`: for the move after the memory is cut out, which each row sees once."""
     kind = kv.workspace.context.options.type_k
-    done = sum(map(moves, kv.state.live))
+    done = sum(map(moves, kv.state.live)) + (kv.state.memory is not None and not memory)
     if kind != "f32" and done >= MOVES.get(kind, FEW_MOVES):
         why = f"rows after a value of another length, or after what was cut, were moved {done} times"
         raise UnsupportedError(f"{message}: {why}, and each time rounds the keys of a {kind} cache", remedy)
@@ -482,7 +512,11 @@ def moves(line: Line) -> int:
     record = record_of(line["method"]) if line["op"] == "edit" else None
     in_place = line["op"] == "edit" and (record is None or record.in_place)  # None: a method of another version
     in_place = in_place or (line["op"] == "turn" and "patches" in line)
-    return int(in_place and any(len(part["tokens"]) != part["last"] - part["first"] for part in line["patches"]))
+    if not in_place:
+        return 0
+    moving = [part["first"] for part in line["patches"] if len(part["tokens"]) != part["last"] - part["first"]]
+    cut = number_of(line, "cut") if "cut" in line else None  # the rows after it are moved once, as its turn ends
+    return int(bool(moving) and (cut is None or moving[0] < cut))
 
 
 def erratum_text(kv: SessionKV, target: Reference, value: str) -> str:

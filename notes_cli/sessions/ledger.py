@@ -19,7 +19,7 @@ from notes_cli.engine.segment import Identity
 from notes_cli.sessions.lines import Line, text_of
 from notes_cli.sessions.state import State, fold
 
-FORMAT = 6  # changes when an older version would read a newer ledger wrongly
+FORMAT = 7  # changes when an older version would read a newer ledger wrongly
 TIME = "%Y-%m-%dT%H:%M:%SZ"  # UTC
 DIGITS = 16  # of a checksum
 SEAL = len(', "checksum": ""}') + DIGITS  # bytes that end a line

@@ -5,8 +5,9 @@ Edits are in edits.py, the sequence in session_kv.py.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
@@ -24,18 +25,19 @@ from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
 from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values
+from notes_cli.runtime.open_skills import SkillRef
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
 from notes_cli.runtime.resolve import constraint_of, global_errata, open_requested, resolve
 from notes_cli.runtime.scheduler import Job, run
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, from_segment
+from notes_cli.sessions.edits import Compacted, Correction, Edited, Editor, as_lines, check_moves, from_segment
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.forget import CUT, Forgetter, Forgotten
 from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.session_kv import SessionKV
-from notes_cli.sessions.state import SkillText, State, unheard
+from notes_cli.sessions.state import Memory, SkillText, State, unheard
 from notes_cli.sessions.tool_results import Result, as_question, results_turn
 from notes_cli.text.erratum import Erratum, read_errata, word
 from notes_cli.text.keys import Known, Reference, listed
@@ -59,6 +61,7 @@ class Session:
         self._skills: list[SkillText] = []
         self._errata: dict[str, str] = {}  # values by field
         self._correction = Correction()  # of what is in the sequence, before the turn
+        self._memory: Memory | None = None  # of which it places a copy
         self._compiled: dict[str, str] = {}  # values in the texts of new skills that got others in place
         self._start = 0  # position where it begins
         self._marks: dict[str, tuple[str, ...]] = {}
@@ -114,12 +117,21 @@ class Session:
         if request.results:
             self._check_results(request)
         grammar = constraint_of(self.workspace, request)
+        if request.memory is None and self.state.memory and not request.results:
+            request = replace(request, memory=self.state.memory.reference)
         segments = self._open(request, callbacks)
         self._check_images(segments)
+        memory = None if request.memory is None else segments[len(request.splice)]
+        if memory and request.memory is not None:
+            self._check_memory(memory)
+        had: list[SkillText | Segment] = [*self._others]
+        if memory and self._has_memory(memory.name):  # then its global errata are among those not applied yet
+            had.append(memory)
+            segments = [segment for segment in segments if segment is not memory]
         self._heard = now()
         draft = resolve(
             *(self.workspace, request, segments, callbacks),
-            had=self.state.skills,
+            had=had,
             unheard={} if request.results else unheard(self.state, global_errata(self.workspace)),
             goes_on=goes_on,
             grammar=grammar,
@@ -132,7 +144,8 @@ class Session:
         elif goes_on:
             sequence = self.follow(
                 *(request.question, request.errata, settings.wording, room, settings.think),
-                segments=draft.segments,
+                segments=[segment for segment in draft.segments if segment is not memory],
+                memory=memory,
                 seam=settings.seam,
                 strict=request.strict,
                 method=request.method,
@@ -143,7 +156,44 @@ class Session:
             prompt = draft.prompt
             sequence = assemble(self.workspace, prompt, **draft.how, room=room)
             self.begin(prompt, sequence)
+        if memory and request.memory is not None:
+            self._memory = Memory(memory.name, self._reference(request.memory))
         return Plan.of(draft, sequence)
+
+    @property
+    def _others(self) -> list[SkillText]:
+        """The skills of the session besides its memory."""
+        memory = self.state.memory
+        return [skill for skill in self.state.skills if memory is None or skill.name != memory.name]
+
+    def _has_memory(self, name: str) -> bool:
+        """Return True if the sequence has a copy of the memory, which has this name."""
+        memory = self.state.memory
+        return memory is not None and memory.name == name and any(skill.name == name for skill in self.state.skills)
+
+    def _reference(self, memory: SkillRef) -> str:
+        """Return the word by which a later turn opens the memory from any folder."""
+        if isinstance(memory, Segment):
+            return memory.name
+        target = self.workspace.library.resolve(os.fspath(memory))
+        by_path = target.kind == "text" or target.path is not None
+        return os.path.abspath(memory) if by_path else os.fspath(memory)
+
+    def _check_memory(self, memory: Segment) -> None:
+        """Raise SessionError for a memory that has an image or is another skill of the session, UnsupportedError for a
+        model or sequence that cannot move it."""
+        name = self.stored.name
+        if memory.media:
+            raise SessionError(f"{memory.name} has an image, and a memory is a text")
+        if memory.name in {skill.name for skill in self._others}:
+            raise SessionError(f"{memory.name} is in session {name} already, and cannot be its memory as well")
+        context = self.workspace.context
+        why = context.supports("splice") or context.supports("rewrite")
+        if why:
+            raise UnsupportedError(
+                f"{self.workspace.model.name} cannot keep a memory: {why}", "Splice it as a skill, once"
+            )
+        check_moves(self._kv, f"the memory of session {name} cannot be moved", Help.UNDO(name=name), memory=True)
 
     def _open(self, request: Request, callbacks: Callbacks) -> list[Segment]:
         """Open the skills of a request. Raises EngineError, with the context length for the whole turn, if one does not
@@ -205,6 +255,7 @@ class Session:
         self._compiled = _compiled(prompt.segments, changes)
         self._marks = _marks(prompt.segments)
         self._errata, self._correction, self._start = _values_of(errata), Correction(), 0
+        self._memory = None
 
     def follow(
         self,
@@ -215,20 +266,25 @@ class Session:
         think: bool = False,
         *,
         segments: Sequence[Segment] = (),
+        memory: Segment | None = None,
         seam: int = DEFAULT_SEAM,
         strict: bool = False,
         method: Method | None = None,
     ) -> KVSequence:
         """Append the prompt of the next turn, with pending errata before those given; new values of fields are computed
         in place, too, unless `method` leaves the K/V, and superseded errata are cut out. `think`: end it where
-        reasoning begins. `segments`: skills in the user message of this turn. Raises SessionError for a skill that is
-        in the session already; with `strict`, UnsupportedError for one that cannot be spliced."""
-        skills = {segment.name: segment for segment in segments}
+        reasoning begins. `segments`: skills in the user message of this turn. `memory`: is placed after them, with its
+        current values, and its earlier copy is cut out. Raises SessionError for a skill that is in the session already;
+        with `strict`, UnsupportedError for one that cannot be spliced, and always for a memory that cannot be moved."""
         self._check_new(segments)
-        known = known_fields(*self.state.skills, *segments)
+        kept, outdated = self._memory_values(memory)
+        segments = [*segments, memory] if memory else segments
+        skills = {segment.name: segment for segment in segments}
+        known = known_fields(*(self._others if memory else self.state.skills), *segments)
         parsed = _latest(read_errata(errata, known))
         self._question, self._errata = question, _values_of(parsed)
-        pending = {key: text for key, text in self._pending(known, wording).items() if key not in self._errata}
+        pending = self._pending(known, wording, outdated)
+        pending = {key: text for key, text in pending.items() if key not in self._errata}
         names = iter([*pending, *(erratum.key for erratum in parsed)])
         texts = [*pending.values(), *(word(erratum, wording) for erratum in parsed)]
         editor = Editor(self._kv)
@@ -237,9 +293,17 @@ class Session:
         )
         values = [(known.find(key)[0], value) for key, value in self._errata.items()]
         earlier = [(reference, value) for reference, value in values if reference.skill not in skills]
-        stated = [self.state.known.key(reference.skill, reference.field) for reference, _ in earlier]
-        correction = editor.correction(earlier if in_place else (), stated)
-        changes = self._changes_of(segments, values if in_place else ())
+        had = self.state.known
+        stated = [
+            had.key(reference.skill, reference.field)
+            for reference, _ in values
+            if f"{reference.skill}.{reference.field}" in had
+        ]
+        correction = editor.correction(earlier if in_place else (), [*stated, *outdated], memory=memory is not None)
+        placed = [*kept, *(values if in_place else ())]
+        changes = self._changes_of(segments, placed)
+        if memory and memory.name not in changes and _change(self.workspace, memory, placed):
+            raise UnsupportedError(f"the values of the memory {memory.name} cannot be computed in place for this model")
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = next_turn(template, [user_message(question, skills=list(skills), errata=texts)])
         tokens = [
@@ -252,7 +316,7 @@ class Session:
             self.workspace.check(segment)
         sequence = self._corrected(correction)
         self._start = len(sequence)
-        place = SegmentPlacer(seam, strict=strict, encode_images=self.workspace.encode_images)
+        place = SegmentPlacer(seam, strict=strict or memory is not None, encode_images=self.workspace.encode_images)
         for chunk, ids in zip(chunks, tokens, strict=True):
             if chunk.name in changes:
                 amend(sequence, skills[chunk.name], changes[chunk.name], FIELD_ERRATUM, Prepared(), place)
@@ -265,8 +329,22 @@ class Session:
             self.workspace.used(segment.name, spliced_tokens(sequence.pieces, segment.name), gain)
         self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in segments]
         self._compiled, self._marks = _compiled(segments, changes), _marks(segments)
-        self._since = self._kv.changes
+        self._memory, self._since = None, self._kv.changes
         return sequence
+
+    def _memory_values(self, memory: Segment | None) -> tuple[list[tuple[Reference, str]], list[str]]:
+        """Return the values in this session of the memory's fields, and the keys of fields whose values end because the
+        text has others by now."""
+        if memory is None:
+            return [], []
+        state = self.state
+        outdated = state.outdated({f"{memory.name}.{span.name}": span.value for span in memory.fields})
+        if not self._has_memory(memory.name):
+            return [], outdated
+        known, fields = state.known, state.fields
+        keys = {span.name: known.key(memory.name, span.name) for span in memory.fields}
+        kept = {name: key for name, key in keys.items() if key in fields and key not in outdated}
+        return [(Reference(memory.name, name, key), fields[key]) for name, key in kept.items()], outdated
 
     def _method(self, request: Request) -> Method:
         """Return the method by which the turn in progress corrects fields."""
@@ -274,12 +352,11 @@ class Session:
         named = None if request.method == AUTO else request.method
         return named or (FIELD_ERRATUM if in_place else ERRATUM)
 
-    def _changes_of(self, segments: Sequence[Segment], values: Iterable[tuple[Reference, str]]) -> dict[str, Change]:
+    def _changes_of(self, segments: Sequence[Segment], values: Sequence[tuple[Reference, str]]) -> dict[str, Change]:
         """Return the changes in place of new skills, by name; none where that is not possible."""
         changes = {}
         for segment in segments:
-            new = {reference.field: value for reference, value in values if reference.skill == segment.name}
-            changed = change(self.workspace.model, segment, new) if new and not segment.media else None
+            changed = None if segment.media else _change(self.workspace, segment, values)
             if changed and not refusal(self.workspace.context, FIELD_ERRATUM, changes=[changed]):
                 changes[segment.name] = changed
         return changes
@@ -289,6 +366,10 @@ class Session:
         self._correction = correction
         if not correction.patches:
             return self.sequence
+        if correction.memory is not None:
+            with self._kv.changing() as sequence:
+                sequence.replace(correction.patches)
+            return sequence
         try:
             with self._kv.changing() as sequence:
                 sequence.replace(correction.patches)
@@ -301,6 +382,7 @@ class Session:
         """Append the next turn with results of the tools that the last answer called. Errata stay pending."""
         self._question, self._skills, self._errata, self._marks = as_question(results), [], {}, {}
         self._correction, self._compiled, self._start = Correction(), {}, len(self.state.tokens)
+        self._memory = None
         template = self.workspace.thinking_template if think else self.workspace.template
         chunks = results_turn(self.workspace, template, results)
         tokens = [self.workspace.tokenize(chunk) for chunk in chunks]
@@ -325,8 +407,8 @@ class Session:
         """Raise SessionError unless the last answer called these tools, each once and in this order, and the request
         has only results."""
         name, tools = self.stored.name, [tool for tool, _ in request.results]
-        if request.question or request.splice or request.images or request.errata:
-            raise SessionError("a question, skills, images and errata do not go with the results of tools")
+        if request.question or request.splice or request.images or request.errata or request.memory is not None:
+            raise SessionError("a question, skills, images, errata and a memory do not go with the results of tools")
         pieces = (piece for piece in self.state.entries if piece.turn == self.state.turns)
         last_answer = "".join(piece.text for piece in pieces if piece.kind == "answer")
         form = form_of(self.workspace.template.tool_source)
@@ -340,11 +422,13 @@ class Session:
                 "for each of its calls, in their order"
             )
 
-    def _pending(self, known: Known, wording: str | None) -> dict[str, str]:
-        """Return the pending errata by field key, in this turn's wording, and with the skill's name if another skill
-        has the field by now."""
+    def _pending(self, known: Known, wording: str | None, outdated: Collection[str]) -> dict[str, str]:
+        """Return the pending errata, without those of outdated keys, by field key, in this turn's wording, and with the
+        skill's name if another skill has the field by now."""
         pending = {}
         for key, text in self.state.pending.items():
+            if key in outdated:
+                continue
             value, matches = self.state.values.get(key), self.state.known.find(key)
             if value is None or not matches:  # ledgers are untrusted
                 pending[key] = text
@@ -389,10 +473,20 @@ class Session:
         sequence.flush()
         pieces = [self._piece_line(piece, sequence) for piece in sequence.pieces if piece.position >= start]
         skills = [asdict(skill) for skill in self._skills]
-        line = {"op": "turn", "question": self._question, "pieces": pieces, "skills": skills, "said": self._errata}
+        line: dict[str, object] = {
+            "op": "turn",
+            "question": self._question,
+            "pieces": pieces,
+            "skills": skills,
+            "said": self._errata,
+        }
         line |= {"marks": self._marks, "heard": self._heard}
         if self._compiled:
             line["first"] = self._compiled
+        if self._memory:
+            line["memory"] = asdict(self._memory)
+        if self._correction.memory is not None:
+            line["cut"] = self._correction.memory
         if patches:
             line |= {"patches": as_lines(patches), "amended": [asdict(skill) for skill in self._correction.skills]}
         if self.empty and self._system:
@@ -463,6 +557,12 @@ def _latest(errata: Sequence[Erratum]) -> list[Erratum]:
     """Drop errata of a field for which a later one has another value."""
     last = {erratum.key: number for number, erratum in enumerate(errata) if erratum.field}
     return [erratum for number, erratum in enumerate(errata) if last.get(erratum.key, number) == number]
+
+
+def _change(workspace: Workspace, segment: Segment, values: Iterable[tuple[Reference, str]]) -> Change | None:
+    """Return the change that those of the values that are the segment's make in it; of a field the last one counts."""
+    new = {reference.field: value for reference, value in values if reference.skill == segment.name}
+    return change(workspace.model, segment, new) if new else None
 
 
 def _compiled(segments: Iterable[Segment], changes: Mapping[str, Change]) -> dict[str, str]:

@@ -96,6 +96,19 @@ class SkillText:
         return skill
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The memory of a session: the skill that each turn moves to just before its question."""
+
+    name: str  # of the skill
+    reference: str  # to open it again: a path, or the name of a compiled skill
+
+    @classmethod
+    def from_dict(cls, data: Line) -> Memory:
+        """Parse the `memory` of a ledger line. Raises KeyError or TypeError if it is invalid."""
+        return cls(text_of(data, "name"), text_of(data, "reference"))
+
+
 @dataclass(slots=True)
 class State:
     """The result of applying a ledger's lines, without undone ones."""
@@ -108,6 +121,7 @@ class State:
     images: list[Image] = field(default_factory=list)  # their rows hold embeddings, not tokens
     entries: list[Entry] = field(default_factory=list)  # in order of arrival
     skills: list[SkillText] = field(default_factory=list)
+    memory: Memory | None = None
     # By field key (text/keys.py), which depends on the current skills.
     values: dict[str, str] = field(default_factory=dict)  # changed by errata or edits
     pending: dict[str, str] = field(default_factory=dict)  # errata to add before the next question
@@ -170,6 +184,18 @@ class State:
             later |= keys
         return sorted(superseded, key=lambda entry: entry.position)
 
+    def outdated(self, compiled: Mapping[str, str]) -> list[str]:
+        """Return the keys of the fields of the memory whose value in its text is not the one of `compiled`, by
+        `skill.field`: those of another memory, or of a changed text. Their edits end with the old text."""
+        known, memory = self.known, self.memory
+        return [
+            known.key(skill.name, span.name)
+            for skill in self.skills
+            for span in skill.fields
+            if memory and skill.name == memory.name
+            if compiled.get(f"{skill.name}.{span.name}") != self.first.get(f"{skill.name}.{span.name}")
+        ]
+
     def apply(self, line: Line) -> None:
         """Apply a line. Raises KeyError, TypeError or ValueError if it is invalid."""
         operations = {
@@ -190,6 +216,8 @@ class State:
         if "system" in line:  # in the first turn
             self.system = text_of(line, "system")
         skills = [SkillText.from_dict(skill) for skill in line["skills"]]
+        if "memory" in line:
+            self._replace_memory(line, skills)
         self.set_skills([*self.skills, *skills])
         for piece in line["pieces"]:
             kind, name, text, how = (text_of(piece, key) for key in ("kind", "name", "text", "how"))
@@ -220,11 +248,34 @@ class State:
             for skill in self.skills
         ]
         for number, entry in enumerate(self.entries):
-            if entry.kind == "erratum" and not entry.tokens:
-                self.entries[number] = replace(entry, kind=TRACE, name="", text=f"an erratum of {entry.name}")
+            if entry.kind in ("erratum", "splice") and not entry.tokens:
+                what = f"an erratum of {entry.name}" if entry.kind == "erratum" else f"the memory {entry.name}"
+                self.entries[number] = replace(entry, kind=TRACE, name="", text=what)
+        whole = {(entry.text, entry.position) for entry in self.entries if entry.kind == TRACE and entry.how != "seam"}
+        self.entries = [
+            entry
+            for entry in self.entries  # the rest of the memory has a trace
+            if entry.kind != TRACE or entry.how != "seam" or (entry.text, entry.position) not in whole
+        ]
         errata = (entry for entry in self.entries if entry.kind == "erratum" and entry.name)
         self.stated = set().union(*(keys_of(known, entry.name) for entry in errata))
         return sum(last - first for first, last in places)
+
+    def _replace_memory(self, line: Line, skills: Sequence[SkillText]) -> None:
+        """Take the old copy of the memory out of the skills, for the new one among `skills`, and drop its outdated
+        values."""
+        memory, before = Memory.from_dict(line["memory"]), self.memory
+        if "cut" in line:
+            number_of(line, "cut")
+        if memory.name not in [skill.name for skill in skills]:
+            raise ValueError("memory")
+        compiled = {f"{skill.name}.{span.name}": span.value for skill in skills for span in skill.fields}
+        compiled |= {key: text_of(line["first"], key) for key in line.get("first", {})}
+        for key in self.outdated(compiled):
+            self.values.pop(key, None)
+            self.pending.pop(key, None)
+        self.skills = [skill for skill in self.skills if before is None or skill.name != before.name]
+        self.memory = memory
 
     def _images_end(self, start: int) -> int:
         return max([start, *(image.last for image in self.images)])
@@ -304,6 +355,7 @@ class State:
         self.values = {key: text_of(rest["values"], key) for key in rest["values"]}
         self.pending = {key: text_of(rest["pending"], key) for key in rest["pending"]}
         self.stated = {text_of({"": key}, "") for key in rest["stated"]}
+        self.memory = Memory.from_dict(rest["memory"]) if "memory" in rest else None
         self.first = {}
         self._record_compiled(rest, self.skills)
         if "heard" in rest:

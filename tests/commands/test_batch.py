@@ -17,7 +17,7 @@ from notes_cli.commands.batch import LONGEST, keys_of
 from .conftest import Notes, Outcome, command_line, snapshot, without_uses
 from .test_json import documented, flat
 
-SINGLE = {"session", "server", "identity"}  # keys of `ask --json` that are not of one answer
+SINGLE = {"session", "memory", "server", "identity"}  # keys of `ask --json` that are not of one answer
 
 
 def lines(*values: object) -> str:
