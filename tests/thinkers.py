@@ -36,7 +36,7 @@ class Scripted:
         self._left = iter([int(token) for token in model.tokenize(text, special=True)])
         self._end = None if interrupted else model.end_tokens[0]
 
-    def __call__(self, options: object, grammar: object = None) -> Scripted:
+    def __call__(self, *_: object) -> Scripted:
         return self
 
     def __enter__(self) -> Scripted:

@@ -54,6 +54,7 @@ class ResolvedRequest:
         """The prompt; in a session that of the first turn. Raises SkillError for an erratum of an unknown field, and
         for a skill in `decode` that is not spliced."""
         request, segments = self.request, self.segments
+        others = len(request.images) + (request.memory is not None)
         return Prompt(
             request.question,
             segments,
@@ -63,7 +64,7 @@ class ResolvedRequest:
             fields=request.fields,
             method=self.settings.method or Method(),
             place=self.settings.place,
-            shown=frozenset(segment.name for segment in segments[len(request.splice) :]),
+            shown=frozenset(segment.name for segment in segments[len(segments) - others :]),
             decoded=_names_to_decode(request, segments),
             think=self.settings.think,
         )

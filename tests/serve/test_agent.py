@@ -48,8 +48,8 @@ def writes(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Writes:
     real, model = generate.Sampler, qwen.scheduler.workspace.model
     left: list[str] = []
 
-    def sampler(options: Any, grammar: Any = None) -> Any:
-        return Scripted(model, left.pop(0)) if left and grammar is None else real(options, grammar)
+    def sampler(options: Any, grammar: Any = None, *more: Any) -> Any:
+        return Scripted(model, left.pop(0)) if left and grammar is None else real(options, grammar, *more)
 
     monkeypatch.setattr(generate, "Sampler", sampler)
     return lambda *texts: left.extend(texts)

@@ -66,7 +66,7 @@ def script(qwen: Served, monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def write(text: str) -> None:
         model = qwen.scheduler.workspace.model
-        made = lambda options, grammar=None: Scripted(model, text)  # noqa: E731
+        made = lambda *_: Scripted(model, text)  # noqa: E731
         monkeypatch.setattr(generate, "Sampler", made)
 
     return write

@@ -239,7 +239,7 @@ def test_results_of_tools_come_without_images(asked: list[Request]) -> None:
     with seeing() as workspace, held(workspace) as session:
         session.ask(asked[1])
         tokens = session.state.tokens
-        with pytest.raises(SessionError, match="images and errata do not go with the results of tools"):
+        with pytest.raises(SessionError, match="images, errata and a memory do not go with the results of tools"):
             session.ask(Request("", results=[("scan", "done")], images=asked[0].images))
         assert session.state.tokens == tokens
 
