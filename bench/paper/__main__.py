@@ -69,7 +69,7 @@ class Results:
 
 
 def run(model: str, tasks: Path, out: Path, scale: float, only: Sequence[str], n_ctx: int) -> tuple[str, Results]:
-    """Run what is not done yet. Returns the name of the model and all its results. Raises NotesError."""
+    """Run the cells that have no result yet. Returns the name of the model and all its results. Raises NotesError."""
     data = made.load(tasks)
     tiny = own_name(model_file(model)) == config.SHIPPED_TINY
     options = ContextOptions(n_ctx=n_ctx, n_sequences=4, unified=True)

@@ -11,13 +11,14 @@ from itertools import groupby
 import numpy as np
 
 from notes_cli.engine.decision import decide
-from notes_cli.engine.patches import Patch, align, apply_patches
+from notes_cli.engine.patches import Patch, apply_patches
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.messages import marker
+from training.tiny.mixes import columns_of
 
 KEPT = 12  # prefills of texts that several tasks share
 OPERATIONS = ("read", "splice", "rewrite")  # of a context, without which K/V cannot be mixed
@@ -180,15 +181,6 @@ def _difference(old: list[int], new: list[int]) -> Patch:
     return Patch(first, len(old) - end, tuple(new[first : len(new) - end]))
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Tokens [first, last) of the stale prompt, and those of the fresh one that take their place."""
-
-    stale: tuple[int, int]
-    fresh: tuple[int, int]
-    changed: bool
-
-
 class Mix:
     """One prompt whose K/V is that of the old text (stale) or of the new one (fresh), column by column. Only its last
     token is decoded after mixing. Use it as a context manager."""
@@ -203,8 +195,8 @@ class Mix:
             self._stale = lab.segment(sequence, 0, len(sequence))
         with lab.sequence(texts.head, texts.new, rest) as sequence:
             self._fresh = lab.segment(sequence, 0, len(sequence))
-        self.columns = _columns(len(self._stale), patches)
-        self.first = next(number for number, column in enumerate(self.columns) if column.changed)
+        self.columns = columns_of(len(self._stale), patches)
+        self.first = next(number for number, column in enumerate(self.columns) if column.field)
         self._placed: list[bool] = []
         self.sequence = lab.sequence()
         self.stale, self.fresh = self.score(lambda _: False), self.score(lambda _: True)
@@ -238,15 +230,3 @@ class Mix:
     def recovery(self, fresh: Callable[[int], bool]) -> float:
         """0 where a mix scores as the old text, 1 where it scores as the new one."""
         return (self.score(fresh) - self.stale) / (self.fresh - self.stale)
-
-
-def _columns(length: int, patches: Sequence[Patch]) -> list[Column]:
-    """A column for each token, but one in all for a change of another token length."""
-    columns: list[Column] = []
-    for part in align(patches, length):
-        if part.patch and part.patch.grows:
-            columns.append(Column(part.before, part.after, True))
-        else:
-            pairs = zip(range(*part.before), range(*part.after), strict=True)
-            columns += [Column((i, i + 1), (j, j + 1), part.patch is not None) for i, j in pairs]
-    return columns

@@ -155,7 +155,7 @@ def mechanism(lab: Lab, pair: Pair) -> Result:
             return result
 
         def changed(number: int) -> bool:
-            return mix.columns[number].changed
+            return mix.columns[number].field
 
         result["changed"] = mix.recovery(changed)
         result["after"] = mix.recovery(lambda number: number > mix.first and not changed(number))
@@ -171,7 +171,7 @@ def positions(lab: Lab, pair: Pair) -> Result:
         result: Result = {"right": [mix.stale < 0, mix.fresh > 0]}
         if not all(result["right"]):
             return result
-        after = [n for n, column in enumerate(mix.columns) if n > mix.first and not column.changed]
+        after = [n for n, column in enumerate(mix.columns) if n > mix.first and not column.field]
         effects = {n: mix.recovery(lambda number, n=n: number == n) for n in reversed(after)}  # type: ignore[misc]
         best = set(sorted(after, key=effects.__getitem__, reverse=True)[:K])
         draw = random.Random(pair.name)
@@ -216,7 +216,7 @@ def tool_call(lab: Lab, asked: Question, tool: str) -> Result:
 
 
 def _decided(lab: Lab, sequence: KVSequence, tail: Tokens, choices: tuple[str, str]) -> tuple[bool, Logits]:
-    """Whether the first answer is preferred after these tokens, and the logits."""
+    """Return True if the first answer is likelier than the second after these tokens, and the logits."""
     with lab.after(sequence, tail):
         return lab.score(sequence, choices) <= 0, sequence.logits().copy()
 

@@ -93,7 +93,7 @@ def read_records(clone: Path) -> Records:
 
 
 def _at(data: Any, way: str) -> Any:
-    """What is at "a/b/c", None if it is missing."""
+    """Return the value at the path "a/b/c"; None if it is missing."""
     for key in way.split("/"):
         data = data.get(key) if isinstance(data, dict) else None
     return data

@@ -243,7 +243,7 @@ SUMS: dict[str, Callable[[str, Sequence[Result]], dict[str, Row]]] = {
 
 
 def passes(row: Row) -> bool:
-    """Whether a row counts: it is not about decisions, or a full prefill is right in 0.80 of eight or more."""
+    """Return True if a row counts: it has no decisions, or a full prefill is right in 0.80 of eight or more."""
     return row[0] is not None and (len(row) == 2 or (row[3] >= FEWEST and row[2] >= GATE * row[3]))
 
 

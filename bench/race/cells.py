@@ -1,4 +1,4 @@
-"""What is measured: a model, a workload in a size, a peer. Each cell is kept as soon as it is there, and not again."""
+"""Defines the cells of the race (a model, a workload in a size, a peer), and stores each result once it is measured."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Session:
         self._system = ""  # in the first turn
         self._skills: list[SkillText] = []
         self._errata: dict[str, str] = {}  # values by field
-        self._correction = Correction()  # of what is in the sequence, before the turn
+        self._correction = Correction()  # edits and cuts of the sequence that precede this turn
         self._memory: Memory | None = None  # of which it places a copy
         self._compiled: dict[str, str] = {}  # values in the texts of new skills that got others in place
         self._start = 0  # position where it begins

@@ -106,7 +106,7 @@ def test_mixes_of_one_text_equal_its_prefill(lab: Lab, pair: Pair) -> None:
             plain.append(lab.score(sequence, pair.choices))
     with Mix(lab, pair) as mix:
         assert [mix.stale, mix.fresh] == pytest.approx(plain, abs=0.02)
-        field = mix.score(lambda number: mix.columns[number].changed)
+        field = mix.score(lambda number: mix.columns[number].field)
         assert abs(field - mix.stale) > 0.001
         assert abs(field - mix.fresh) > 0.001
         assert mix.recovery(lambda number: number >= mix.first) == pytest.approx(1, abs=0.02)

@@ -54,7 +54,7 @@ def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> 
 
 @pytest.mark.parametrize("command", ["/erratum none=1", "/splice returns"])
 def test_a_command_that_fails_later_fails_once(notes: Notes, returns: None, command: str) -> None:
-    """The question after it has an error, which names what is left out, and the next question has an answer."""
+    """The next question fails and names the dropped erratum or skill; the question after that is answered."""
     lines = [QUESTION, command, QUESTION, QUESTION + " \\"]  # the last line ends in the middle
     outcome = notes("chat", "mine", "--splice", "returns", stdin="\n".join(lines))
     assert outcome.code == 0 and outcome.out.split() == ["accepted", "accepted"]

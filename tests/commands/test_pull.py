@@ -401,7 +401,7 @@ def test_the_makefile_installs_the_same_version() -> None:
 
 
 def test_the_digest_is_that_of_the_package(smollm2: Path) -> None:
-    """The control: what is known is the file that PyPI has."""
+    """The control: the known digest is that of the file on PyPI."""
     from notes_cli.library.download import is_genuine
 
     assert is_genuine(smollm2)

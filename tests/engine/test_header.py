@@ -1,4 +1,4 @@
-"""Tests of a model's files: facts are those of llama.cpp, other files one clear error, digests of what was loaded."""
+"""Tests the reader of GGUF headers against llama.cpp: metadata, errors for other files, digests of loaded models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of staging buffers, as for a GPU, on host memory: the same bits, and nothing of what is refused."""
+"""Tests staging buffers, as for a GPU, on host memory: the same bits, and no change by a refused segment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composition of skills and carried recurrent state: what is measured, the verdicts, and the effect of a profile."""
+"""Tests measuring several skills at once and carried recurrent state: counts, verdicts, and the effect of a profile."""
 
 from __future__ import annotations
 
