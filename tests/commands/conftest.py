@@ -9,6 +9,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,16 +89,17 @@ def on_a_terminal(arguments: Sequence[object], code: str = "", status: Sequence[
         stderr=slave,
         env={**os.environ, "TERM": "xterm-256color", **environment},
     )
+    # This end stays open until an end mark is read: a terminal whose last writer has left may drop its last lines.
+    data, mark = b"", b"\0end of output\0"
+    written = threading.Thread(target=lambda: (process.wait(), os.write(slave, mark)))
+    written.start()
+    while not data.endswith(mark):
+        data += os.read(master, 4096)
+    written.join()
     os.close(slave)
-    data = b""
-    try:
-        while chunk := os.read(master, 4096):
-            data += chunk
-    except OSError:  # on Linux, when the other side is closed
-        pass
     os.close(master)
-    assert process.wait() in status, data
-    return data.decode()
+    assert process.returncode in status, data
+    return data.removesuffix(mark).decode()
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:

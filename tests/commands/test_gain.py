@@ -211,4 +211,5 @@ def test_states_in_words(
     assert f"  {state}" in line
     (entry,) = [one for one in notes(*arguments, "--json").json if one["name"] == "returns"]
     assert entry["stale"] == [stale] if stale != "damaged" else entry["problem"]
-    assert any(line.startswith("returns:") for line in lines_of(on_a_terminal(arguments))[2:])
+    shown = on_a_terminal(arguments)
+    assert any(line.startswith("returns:") for line in lines_of(shown)[2:]), shown
