@@ -37,7 +37,7 @@ class Bound(NamedTuple):
 LIMITS = {
     "package lines": Bound(40_520, 29_000),
     "package files": Bound(172, 130),
-    "test lines": Bound(42_030, 28_000),
+    "test lines": Bound(42_050, 28_000),
     "bench and training lines": Bound(16_820, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(200, 200),
