@@ -81,15 +81,15 @@ def parse_command(
     text = "" if results else _question(question, prompt, file)
     given = {**given, "choices": answers_of(given["choices"]), "results": _results(results)}
     options = options_of(text, given, names)
-    if _typed("method") and not options["fields"] and not options["errata"]:
+    if named("method") and not options["fields"] and not options["errata"]:
         raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     return AskCommand(
         options,
-        typed_splice=given["splice"] if _typed("splice") else (),
-        typed_errata=given["errata"] if _typed("errata") else (),
-        first_turn=_typed(*_FIRST_TURN),
+        typed_splice=given["splice"] if named("splice") else (),
+        typed_errata=given["errata"] if named("errata") else (),
+        first_turn=named(*_FIRST_TURN),
         session=given["session"],
         explain=given["explain"],
         json=given["json_"],
@@ -143,11 +143,6 @@ def read_constraints(given: Mapping[str, Any]) -> dict[str, Any]:
 def _inline_or_file(value: str, sign: str) -> str:
     """Return the value if it contains `sign`, else the text of the file that it names."""
     return value if sign in value else read_text(Path(value))
-
-
-def _typed(*names: str) -> bool:
-    """True if one of these parameters is on the command line, not in config.yaml."""
-    return any(map(named, names))
 
 
 def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:
