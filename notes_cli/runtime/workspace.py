@@ -19,8 +19,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
 from notes_cli.library.store import Library, Store, check_name
-from notes_cli.runtime.contexts import DEFAULT_CONTEXT
-from notes_cli.runtime.identity import IdentifiedContexts
+from notes_cli.runtime.contexts import DEFAULT_CONTEXT, Contexts
 from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
@@ -40,7 +39,7 @@ _COMPILED = (
 )
 
 
-class Workspace(IdentifiedContexts):
+class Workspace(Contexts):
     """A loaded model with its context, template and library. Close it, or use it as a context manager."""
 
     def __init__(
@@ -83,9 +82,8 @@ class Workspace(IdentifiedContexts):
         """
         if projector is not None and not projector.is_file():  # report it before an image is encoded
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
-        self.paths = paths or default_paths()
-        self.library: Store = library or own_library(self.paths)
-        self._carry, self._hashing, self._measured = carry, hashing, {}
+        paths = paths or default_paths()
+        self.library: Store = library or own_library(paths)
         self._chat_template = chat_template
         self._projector, self._image_tokens = projector, image_tokens
         self._image_encoding: ImageEncoding | None = None
@@ -94,7 +92,15 @@ class Workspace(IdentifiedContexts):
         start_rendering()  # prepares in the background while the model loads
         loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
-            super().__init__(loaded, options, fixed_size=fixed_size, beyond_trained=beyond_trained, log=log)
+            super().__init__(
+                *(loaded, options),
+                paths=paths,
+                fixed_size=fixed_size,
+                beyond_trained=beyond_trained,
+                carry=carry,
+                hashing=hashing,
+                log=log,
+            )
         except BaseException:
             loaded.close()
             raise
