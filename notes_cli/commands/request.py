@@ -152,7 +152,10 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
         raise click.UsageError(f"there are two questions, {argument!r} and --prompt. Leave one out")
     argument = prompt if argument is None else argument
     name = None if file is None else str(file)
-    piping = _reads_stdin(requested="-" in (argument, name))
+    requested = "-" in (argument, name)
+    if requested and sys.stdin is not None and sys.stdin.isatty():
+        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
+    piping = requested or (sys.stdin is not None and not sys.stdin.isatty())  # closed if None; reading it is an error
     argument = None if argument == "-" else argument
     text = read_text(file) if file is not None and name != "-" else ""
     if argument is None and not piping and not text:
@@ -165,15 +168,6 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
     question.encode()  # raises UnicodeEncodeError, a usage error (cli.py), unless the argument is UTF-8
     return question
-
-
-def _reads_stdin(*, requested: bool) -> bool:
-    """True if stdin is part of the question: a pipe always, a terminal if `requested`."""
-    if sys.stdin is None:  # closed; reading it is an error
-        return requested
-    if requested and sys.stdin.isatty():
-        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
-    return requested or not sys.stdin.isatty()
 
 
 def _results(words: Sequence[str]) -> list[tuple[str, str]]:

@@ -22,19 +22,15 @@ class Interrupts:
     """Keeps exceptions that a signal handler raises in a function called from C, where nothing can be raised."""
 
     def __init__(self) -> None:
-        self._kept: tuple[int, BaseException] | None = None  # (thread, exception)
-
-    @property
-    def came(self) -> bool:
-        return self._kept is not None
+        self.kept: tuple[int, BaseException] | None = None  # (thread, exception)
 
     def keep(self, error: BaseException) -> None:
-        self._kept = get_ident(), error
+        self.kept = get_ident(), error
 
     def raise_kept(self) -> None:
         """Raise the exception kept for this thread, if any."""
-        if self._kept and self._kept[0] == get_ident():
-            error, self._kept = self._kept[1], None
+        if self.kept and self.kept[0] == get_ident():
+            error, self.kept = self.kept[1], None
             raise error
 
     @contextmanager
@@ -136,6 +132,6 @@ def loading(on_progress: Callable[[float], object] | None) -> Any:
                 on_progress(part)
         except KeyboardInterrupt as error:
             interrupts.keep(error)
-        return not interrupts.came
+        return interrupts.kept is None
 
     return step

@@ -87,7 +87,7 @@ class Workspace(Contexts):
         self._chat_template = chat_template
         self._projector, self._image_tokens = projector, image_tokens
         self._image_encoding: ImageEncoding | None = None
-        self._files: dict[str, Path] = {}  # segment name -> file it was opened from
+        self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
         start_rendering()  # prepares in the background while the model loads
         loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
@@ -201,17 +201,13 @@ class Workspace(Contexts):
             check_name(segment, path, word)
         self._words[segment.name] = word or str(path)
         self.check(segment)
-        self._files[segment.name] = path
+        self.files[segment.name] = path
         return segment
 
     def used(self, name: str, spliced: int = 0, saved: float | None = None) -> None:
         """Record the use of an opened segment's file, with the tokens spliced into a prompt and the seconds saved."""
-        if name in self._files:
-            self.library.used(self._files[name], spliced, saved)
-
-    def file_of(self, name: str) -> Path | None:
-        """Return the file that a segment of this name was last opened from."""
-        return self._files.get(name)
+        if name in self.files:
+            self.library.used(self.files[name], spliced, saved)
 
     def check(self, segment: Segment) -> None:
         """Raise SegmentError with the differences unless the segment fits the present context."""
