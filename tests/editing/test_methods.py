@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from samples import with_values
 
 from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
@@ -21,7 +22,7 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, parse_skill, with_values
+from notes_cli.text.skill import Skill, parse_skill
 
 from ..engine.reference import edit_in_place, nmse
 from ..refused import refused
