@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from notes_cli.editing.amend import amend, free_cells, prepare
+from notes_cli.editing.methods import amend, free_cells, prepare
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run

@@ -111,7 +111,9 @@ def resolve(
     _ = workspace.context  # creating it counts as opening
     ready, before = time.perf_counter(), had or ()
     segments = with_unique_names(segments, [skill.name for skill in before])
-    request = _add_global_errata(workspace, request, segments, callbacks.on_notice, before, unheard or {})
+    for_all = global_errata(workspace) if segments else ()
+    if for_all or unheard:
+        request = _add_global_errata(request, segments, for_all, callbacks.on_notice, before, unheard or {})
     _notify_fields(request, [*before, *segments], callbacks.on_notice)
     stated = False
     if not goes_on:
@@ -180,18 +182,15 @@ def global_errata(workspace: Workspace) -> Sequence[GlobalErratum]:
 
 
 def _add_global_errata(
-    workspace: Workspace,
     request: Request,
     segments: Sequence[Segment],
+    errata: Sequence[GlobalErratum],
     say: Say,
     had: Sequence[Fielded],
     unheard: Mapping[str, str],
 ) -> Request:
     """Add the global errata of the request's skills, except for fields that the request itself corrects. `had`: earlier
     skills, with `unheard` global errata."""
-    errata = global_errata(workspace) if segments else ()
-    if not errata and not unheard:
-        return request
     from notes_cli.library.global_errata import holding, marks_of
 
     known = known_fields(*had, *segments)

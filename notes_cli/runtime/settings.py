@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, SUFFIX, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, SUFFIX, Method, refusal
 from notes_cli.errors import Help, NotesError, Notice, OutdatedError, Remedy, UnsupportedError
 from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.runtime.workspace import Workspace

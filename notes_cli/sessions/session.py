@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from notes_cli.editing.amend import amend, refusal
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method, amend, refusal
 from notes_cli.editing.operations import Prepared
 from notes_cli.engine.image_positions import images_of
 from notes_cli.engine.patches import changed_ranges

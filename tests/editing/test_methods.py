@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from samples import with_values
 
-from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import Method, prepare
 from notes_cli.editing.select_tokens import deviation, most_influenced
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
