@@ -77,7 +77,7 @@ class Model:
         params.progress_callback = progress
         names = [source.loadable for source in self.sources]
         paths = (ctypes.c_char_p * len(names))(*map(os.fsencode, names))
-        process.guard.add(str(self.path))
+        process.guard(str(self.path))
         with process.log.collected() as lines:
             self._handle = llama.llama_model_load_from_splits(paths, len(names), params)
         process.interrupts.raise_kept()
@@ -121,7 +121,7 @@ class Model:
             user.close()
         native.free_once(self, "_handle", llama.llama_model_free)
         if self.sources:
-            process.guard.remove(str(self.path))
+            process.unguard(str(self.path))
         for source in self.sources:
             source.close()
         self.sources = []

@@ -288,11 +288,6 @@ def staged(*, lines: bool, late: bool) -> Iterator[None]:
         _library.notes_force_staging(0)
 
 
-def set_guard(before: str | None, after: str | None) -> None:
-    """A crash of llama.cpp ends the process with a line that begins and ends so; None: as the system does it."""
-    _library.notes_guard(*(text if text is None else text.encode(errors="replace") for text in (before, after)))
-
-
 def refusal(name: str, *arguments: Any) -> str | None:
     """Call a hook that returns a bool. None if it is true, else the reason it is not."""
     return None if _hook(name, arguments) else last_error()
