@@ -71,7 +71,7 @@ class Prompt:
         """The method's errata, and whether each follows the skills: the method changes the K/V of its skill, which it
         leaves for images and texts with them, and the skill is not in the user's message."""
         record = self.method.record
-        if not record.appends_erratum:
+        if not self.fields or not record.appends_erratum:
             return []
         edited = {segment.name for segment in self.segments if record.edits_rows and not segment.media} - self.shown
         return [
@@ -173,6 +173,8 @@ def with_tools(
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
     """Return the changes of new values by skill. Raises SkillError for a field that no skill has, UnsupportedError if
     the method would edit a skill with an image: next to another one an erratum is enough."""
+    if not prompt.fields:
+        return {}
     values, record = prompt.values, prompt.method.record
     corrected = {reference.skill for reference, _ in values}
     with_images = [segment.name for segment in prompt.segments if segment.media and segment.name in corrected]

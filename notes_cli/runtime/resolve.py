@@ -114,12 +114,13 @@ def resolve(
     for_all = global_errata(workspace) if segments else ()
     if for_all or unheard:
         request = _add_global_errata(request, segments, for_all, callbacks.on_notice, before, unheard or {})
-    _notify_fields(request, [*before, *segments], callbacks.on_notice)
     stated = False
-    if not goes_on:
-        fields, errata = as_new_values(request.errata, request.fields, segments)
-        stated = len(errata) < len(request.errata)
-        request = replace(request, fields=fields, errata=errata)
+    if request.errata or request.fields:
+        _notify_fields(request, [*before, *segments], callbacks.on_notice)
+        if not goes_on:
+            fields, errata = as_new_values(request.errata, request.fields, segments)
+            stated = len(errata) < len(request.errata)
+            request = replace(request, fields=fields, errata=errata)
     settings = _settings(workspace, request, segments, callbacks.on_notice, had is not None, goes_on, stated)
     return ResolvedRequest(request, segments, settings, ready if begun is None else begun, ready, grammar)
 
