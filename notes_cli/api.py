@@ -1,4 +1,4 @@
-"""The Python API, on which the commands are built: open a model, compile skills, ask, keep sessions, measure.
+"""The Python API, on which most commands are built: open a model, compile skills, ask, keep sessions, measure.
 
     import notes_cli as notes
 

@@ -215,8 +215,9 @@ class _StreamedText:
             self._open = True  # before writing, which an interrupt may cut short
             self._write_text(stripped)
 
-    def end(self) -> None:
-        if self._open:
+    def end(self, *, always: bool = False) -> None:
+        """End the line, if there is text on it or `always`."""
+        if self._open or always:
             self._open = False
             self._write_text("\n")
 
@@ -281,8 +282,7 @@ class AnswerPrinter:
             if not self._command.json:
                 output.data(text)
         else:
-            self._answer = _StreamedText(lambda text: None)
-            output.data("")
+            self._answer.end(always=True)
         self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], context)
 
     def _warn_cut(

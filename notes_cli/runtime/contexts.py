@@ -121,7 +121,7 @@ class Contexts:
         else:
             size = context.options.n_ctx  # not less: LongRoPE depends on it
             if not self._fixed_size:
-                size = max(size, _padded(tokens))
+                size = max(size, limits.padded(tokens))
             options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
             with Context(self.model, options) as scratch_context:
                 scratch_context.unmovable, scratch_context.carries = context.unmovable, context.carries
@@ -183,7 +183,7 @@ class Contexts:
         size = max(needed, used + needed - held)
         if size <= self.options.n_ctx or self._fixed_size:
             return
-        size = _padded(size)
+        size = limits.padded(size)
         if self.longest is not None and not used:
             size = min(size, self.longest)
         if self._context:
@@ -200,7 +200,7 @@ class Contexts:
         needed = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
         if self._fixed_size and tokens > (n_ctx := self.context.n_ctx):
             text = f"the context is too small: {tokens} tokens do not fit {n_ctx}"
-            remedy = Help.LARGER_CONTEXT(tokens=_padded(needed))
+            remedy = Help.LARGER_CONTEXT(tokens=limits.padded(needed))
             raise ContextLengthError(text, remedy, tokens=tokens, longest=n_ctx)
         return needed
 
@@ -222,7 +222,7 @@ class Contexts:
             raise EngineError(
                 f"{context.n_leased + sequences} sequences are more than the {MOST_SEQUENCES} of a context"
             )
-        size = _padded(cells) if cells > context.cells else 0
+        size = limits.padded(cells) if cells > context.cells else 0
         context.resize(n_ctx=size, n_sequences=context.n_leased + sequences, rotated_alike=True)
         self._log_size()
 
@@ -350,8 +350,3 @@ def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:
     if kinds != [int, int, float, float] or not check.bound < 1:
         raise ValueError(entry)
     return check
-
-
-def _padded(tokens: int) -> int:
-    """Round up as llama.cpp does."""
-    return -(-tokens // 256) * 256
