@@ -26,8 +26,7 @@ from notes_cli.text.fields import parse_values
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
     from notes_cli.errors import Notice, Progress
-    from notes_cli.runtime.generate import ReasoningTrace
-    from notes_cli.runtime.request import Answer, Callbacks, Request
+    from notes_cli.runtime.request import Callbacks, Request
     from notes_cli.runtime.workspace import Workspace
 
 # Options for the first turn of a session only.
@@ -243,19 +242,15 @@ class AnswerPrinter:
         """Return the callbacks for an answer of this process."""
         from notes_cli.runtime.request import Callbacks
 
-        def on_reasoning_end(trace: ReasoningTrace, requested: bool) -> None:
-            self.end_reasoning(trace.text, trace.stopped, requested, ContextSize.of(workspace))
-
-        def on_answer(answer: Answer) -> None:
-            self.end_answer(answer.text, answer.stopped, ContextSize.of(workspace))
-
         return Callbacks(
             on_notice=_print_notice,
             progress=partial(watch, hidden=self._command.json),
             on_reasoning=self.reasoning if self._streams else None,
-            on_reasoning_end=on_reasoning_end,
+            on_reasoning_end=lambda trace, requested: self.end_reasoning(
+                trace.text, trace.stopped, requested, ContextSize.of(workspace)
+            ),
             on_text=self.answer if self._streams else None,
-            on_answer=on_answer,
+            on_answer=lambda answer: self.end_answer(answer.text, answer.stopped, ContextSize.of(workspace)),
         )
 
     def reasoning(self, text: str) -> None:

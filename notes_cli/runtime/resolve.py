@@ -221,7 +221,8 @@ def _settings(
     stated: bool,
 ) -> Settings:
     """`session`: use the profile also without skills. `stated`: a new value comes from an erratum."""
-    _check_seam(request.seam or 0, segments)
+    if request.seam:
+        _check_seam(request.seam, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for an unknown wording even where it is not used
     think = requests_reasoning(workspace, request.think, request.max_think)

@@ -84,7 +84,6 @@ class Workspace(Contexts):
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
         paths = paths or default_paths()
         self.library: Store = library or own_library(paths)
-        self._chat_template = chat_template
         self._projector, self._image_tokens = projector, image_tokens
         self._image_encoding: ImageEncoding | None = None
         self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
@@ -104,6 +103,10 @@ class Workspace(Contexts):
         except BaseException:
             loaded.close()
             raise
+        own = f"the chat template of {loaded.path.name}"
+        self._template_name = own if chat_template is None else "the chat template"
+        # The Jinja text, "" for a model without one.
+        self.chat_template = (loaded.chat_template or "") if chat_template is None else chat_template
 
     def close(self) -> None:
         if self._image_encoding is not None:
@@ -144,11 +147,6 @@ class Workspace(Contexts):
         """The model's form of reasoning."""
         return reasoning_of(self.chat_template, self.model.name)
 
-    @property
-    def chat_template(self) -> str:
-        """The Jinja text of the chat template, "" for a model without one."""
-        return (self.model.chat_template or "") if self._chat_template is None else self._chat_template
-
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template for direct answers."""
@@ -168,8 +166,7 @@ class Workspace(Contexts):
 
     def _template(self, *, now: datetime | None = None, think: bool = False) -> ChatTemplate:
         bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
-        name = f"the chat template of {self.model.path.name}" if self._chat_template is None else "the chat template"
-        template = ChatTemplate(self.chat_template, bos, eos, now=now, name=name)
+        template = ChatTemplate(self.chat_template, bos, eos, now=now, name=self._template_name)
         return self.reasoning.template(template, think)
 
     def tokenize(self, chunk: Chunk) -> Tokens:
