@@ -222,8 +222,8 @@ def amend(
     prepared: Prepared,
     placer: Placer | None = None,
 ) -> Sequence[Range]:
-    """Apply a prepared change to the sequence by the method, and return the positions whose K/V changed. `placer`
-    appends a segment to the sequence, if the skill is not in it yet; without it the skill is at the segment's base.
+    """Apply a prepared change to the sequence by the method. `placer` appends a segment to the sequence, if the skill
+    is not in it yet; without it the skill is at the segment's base, and the positions whose K/V changed are returned.
     Raises UnsupportedError if the method is not possible on this model."""
     check(sequence.context, method, session=placer is None)
     return method.record.edit(Edit(sequence, segment, change, method.name, prepared, placer))
