@@ -150,6 +150,8 @@ def cli(ctx: click.Context) -> None:
     if not name or not command or {"-h", "--help"} & set(arguments):  # help works with broken settings
         return
     settings = load_config()
+    if not settings:
+        return
     aliases(settings)
     if "cache" in settings:
         from notes_cli.runtime.naming import max_size

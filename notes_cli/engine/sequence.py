@@ -321,15 +321,17 @@ class KVSequence:
         """True if all tokens before the division are decoded."""
         return self._done >= self._divided
 
-    def advance(self, count: int, logits: Sequence[Logits] | EngineError) -> None:
-        """Record that the first `count` pending tokens are decoded; `logits`: those that were computed, or an error."""
+    def advance(self, count: int, outputs: range) -> None:
+        """Record that the first `count` pending tokens are decoded. `outputs`: indices of their logits in the batch."""
         self._done += count
-        if isinstance(logits, EngineError):
-            self._logits = logits
-        else:
-            self._logits = logits[-1] if logits and not self.pending else None
-            if self.every is not None:
-                self.every += logits
+        try:
+            logits = [self.context.logits(index) for index in outputs]
+        except EngineError as error:
+            self._logits = error
+            return
+        self._logits = logits[-1] if logits and not self.pending else None
+        if self.every is not None:
+            self.every += logits
 
     def resync(self) -> None:
         """Resynchronise after a failed or interrupted decode: decoded tokens count, the rest stays pending."""
@@ -415,7 +417,8 @@ class KVSequence:
                 for tail in tails:
                     moved = np.array(self._tokens[tail.start : tail.end], np.int32)
                     self.context.splice(self.seq_id, tail.to, moved, tail.rows, tail.at, axes=tail.axes)
-            self._done = len(tokens) if self.dry else row(images, self.context.length(self.seq_id))
+            length = len(tokens) if self.dry else self.context.length(self.seq_id)
+            self._done = row(images, length) if images and not self.dry else length
             ready = sorted(row_index for row_index in recomputed if row_index < self._done)
             if ready and not self.dry:  # the rest is at the end and stays pending
                 at = [position(images, row_index) for row_index in ready] if images else ready
@@ -633,10 +636,7 @@ def _advance(parts: Sequence[tuple[KVSequence, int]], outputs: Sequence[Output])
     numbers = [{"none": 0, "last": 1, "all": count}[out] for (_, count), out in zip(parts, outputs, strict=True)]
     index = -sum(numbers)
     for (sequence, count), number in zip(parts, numbers, strict=True):
-        try:
-            sequence.advance(count, [sequence.context.logits(index + offset) for offset in range(number)])
-        except EngineError as error:
-            sequence.advance(count, error)
+        sequence.advance(count, range(index, index + number))
         index += number
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from notes_cli.editing.amend import amend, free_cells, prepare
+from notes_cli.editing.methods import amend, free_cells, prepare
 from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run
@@ -139,15 +139,16 @@ def assemble_task(
         sequence.close()
         raise
     if splice and not dry:
-        for segment in prompt.segments:
-            pieces = [piece for piece in sequence.pieces if piece.position >= start] if counted else ()
-            workspace.used(segment.name, spliced_tokens(pieces, segment.name), saved_seconds(pieces, [segment]))
+        pieces = [piece for piece in sequence.pieces if piece.position >= start] if counted else ()
+        record_uses(workspace, prompt.segments, pieces)
     return sequence
 
 
-def spliced_tokens(pieces: Sequence[Piece], name: str) -> int:
-    """Return the number of prompt tokens whose K/V came from this segment, including its left context."""
-    return sum(piece.tokens for piece in _spliced_pieces(pieces, name))
+def record_uses(workspace: Workspace, segments: Sequence[Segment], pieces: Sequence[Piece]) -> None:
+    """Record the use of each segment's file, with the tokens whose K/V came from it, its left context included."""
+    for segment in segments:
+        tokens = sum(piece.tokens for piece in _spliced_pieces(pieces, segment.name))
+        workspace.used(segment.name, tokens, saved_seconds(pieces, [segment]))
 
 
 def saved_seconds(pieces: Sequence[Piece], segments: Sequence[Segment]) -> float | None:

@@ -12,9 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from notes_cli.editing.amend import amend, check, free_cells, instead, prepare, refusal
 from notes_cli.editing.change import Change, change, same
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD, FIELD_ERRATUM, METHODS, SUFFIX, Method, record_of
+from notes_cli.editing.methods import (
+    AUTO,
+    ERRATUM,
+    FIELD,
+    FIELD_ERRATUM,
+    METHODS,
+    SUFFIX,
+    Method,
+    amend,
+    check,
+    free_cells,
+    instead,
+    prepare,
+    record_of,
+    refusal,
+)
 from notes_cli.editing.operations import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from notes_cli.editing.amend import amend, refusal
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method, amend, refusal
 from notes_cli.editing.operations import Prepared
 from notes_cli.engine.image_positions import images_of
 from notes_cli.engine.patches import changed_ranges
@@ -23,7 +22,7 @@ from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
-from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
+from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
 from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values
 from notes_cli.runtime.open_skills import SkillRef
 from notes_cli.runtime.prompt import Prompt, changes_of
@@ -324,9 +323,7 @@ class Session:
                 place(sequence, skills[chunk.name])
             else:
                 sequence.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
-        for segment in segments:
-            gain = saved_seconds(sequence.pieces, [segment])
-            self.workspace.used(segment.name, spliced_tokens(sequence.pieces, segment.name), gain)
+        record_uses(self.workspace, segments, sequence.pieces)
         self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in segments]
         self._compiled, self._marks = _compiled(segments, changes), _marks(segments)
         self._memory, self._since = None, self._kv.changes

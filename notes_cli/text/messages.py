@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notes_cli.errors import NotesError
-from notes_cli.images import Picture
+
+if TYPE_CHECKING:
+    from notes_cli.images import Picture
 
 # A secret, so that users cannot write marks; letters and digits only, so that templates do not escape or split it.
 _SECRET = os.urandom(6).hex()

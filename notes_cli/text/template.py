@@ -259,17 +259,14 @@ class ChatTemplate:
         known = self._variables
         variables = known | {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
         no_tools = known["tools"] is None and all(m.keys() == _PLAIN and m["role"] != "tool" for m in messages)
-        source = self._source if no_tools else self.tool_source
+        source, second = self._source if no_tools else self.tool_source, int(time.time())
         try:
-            return self._text(source, variables)
+            return _rendered(source, json.dumps(variables), self._now, second)
         except RenderError as error:
             if known["tools"] is None and "tools" in self._source:  # some templates loop over them
                 with contextlib.suppress(RenderError):
-                    return self._text(source, variables | {"tools": []})
+                    return _rendered(source, json.dumps(variables | {"tools": []}), self._now, second)
             raise ModelError(f"{self.name} {error}") from error
-
-    def _text(self, source: str, variables: Mapping[str, object]) -> str:
-        return _rendered(source, json.dumps(variables), self._now, int(time.time()))
 
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
         """As `cut`, for text that is already rendered."""

@@ -16,7 +16,6 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Identity, Segment, Tokens
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import Field
-from notes_cli.text.skill import Skill
 
 NOBODY = Identity(*[""] * 8)
 Parts = list[tuple[str, str]]  # a text, and the field that follows it
@@ -50,7 +49,7 @@ def segment_of(model: Model, parts: Parts, values: dict[str, str]) -> Segment:
         text += before + values[name]
         fields.append(Field(name, values[name], start, len(text)))
     tokens = model.tokenize(text)
-    spans = field_spans(model, Skill("s", "", text, tuple(fields), ""), tokens)
+    spans = field_spans(model, text, fields, tokens)
     return Segment("s", "", text, tokens, 0, model.tokenize(""), spans, NOBODY, ())
 
 
