@@ -48,12 +48,14 @@ class ReasoningTrace:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A generated answer: text, number of tokens, reasoning if any, and why generation ended."""
+    """A generated answer: text, number of tokens, reasoning if any, why generation ended, and the stop sequence that
+    ended it, if one did."""
 
     text: str
     tokens: int
     thought: ReasoningTrace | None = None
     stopped: Stopped = "end"
+    stop: str = ""
 
 
 def ignore_text(text: str) -> None:
@@ -146,10 +148,7 @@ class ReplyGenerator:
         if self.grammar is not None:
             return (yield from self._generate_formed(sequence, thought))
         if thought and thought.answer:
-            text, stopped = self._answer_in_reasoning(thought.answer)
-            if text:
-                self.on_text(text)
-            return Reply(text, 0, thought, stopped)
+            return self._answer_in_reasoning(thought.answer, thought)
         return (yield from self._generate_free(sequence, thought))
 
     def _generate_free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
@@ -169,17 +168,24 @@ class ReplyGenerator:
             return (yield from self.reply(sequence, replace(thought, tokens=len(sequence) - start)))
         stream.add(end.feed(begins.flush()))
         stream.add(end.flush())
-        return Reply(stream.text.strip(), len(sequence) - start, thought, "end" if end.found else sequence.stopped)
+        stopped: Stopped = "end" if end.found else sequence.stopped
+        return Reply(stream.text.strip(), len(sequence) - start, thought, stopped, self._stop(end))
 
-    def _answer_in_reasoning(self, answer: str) -> tuple[str, Stopped]:
-        """Return an answer from the reasoning, truncated to the limits, and why it ended."""
+    def _stop(self, end: MarkSplitter) -> str:
+        """Return the stop sequence that was found, if any."""
+        return end.mark if end.mark in self.stops else ""
+
+    def _answer_in_reasoning(self, answer: str, thought: ReasoningTrace) -> Reply:
+        """Return an answer from the reasoning, truncated to the limits."""
         model, end = self.workspace.model, MarkSplitter("", self.stops)
         tokens = model.tokenize(answer)
         whole = len(tokens) <= self.max_tokens
         if not whole:
             answer = b"".join(map(model.token_bytes, tokens[: self.max_tokens].tolist())).decode(errors="ignore")
         text = end.feed(answer) + end.flush()
-        return text, "end" if end.found or whole else "length"
+        if text:
+            self.on_text(text)
+        return Reply(text, 0, thought, "end" if end.found or whole else "length", self._stop(end))
 
     def _generate_formed(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate tool calls, if allowed, or a constrained answer."""
@@ -235,7 +241,7 @@ class ReplyGenerator:
 
         yield from self._generate(sequence, self.max_tokens, on_text, marks=calls.form.marks)
         answer += end.flush()
-        stopped = "end" if end.found else sequence.stopped
+        stopped: Stopped = "end" if end.found else sequence.stopped
         if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
             if self.workspace.model.recurrent and len(sequence) > start:
                 text_ = "this model cannot take back what was no call: send tools, or a form of the answer"
@@ -244,7 +250,7 @@ class ReplyGenerator:
             return None
         if answer:
             self.on_text(answer)
-        return Reply(answer.strip(), len(sequence) - start, thought, stopped)
+        return Reply(answer.strip(), len(sequence) - start, thought, stopped, self._stop(end))
 
     def _generate_constrained(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an answer constrained by the grammar."""
@@ -256,7 +262,8 @@ class ReplyGenerator:
 
         yield from self._generate(sequence, self.max_tokens, on_text, on_token=self.on_token, grammar=self.grammar)
         stream.add(end.flush())
-        return Reply(stream.text, len(sequence) - start, thought, "end" if end.found else sequence.stopped)
+        stopped: Stopped = "end" if end.found else sequence.stopped
+        return Reply(stream.text, len(sequence) - start, thought, stopped, self._stop(end))
 
     def _generate(
         self,

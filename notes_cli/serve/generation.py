@@ -50,6 +50,7 @@ class AnswerDone:
     rest: tuple[Token, ...] = ()  # tokens after the last delta
     calls: tuple[ToolCall, ...] = ()
     notes: Mapping[str, object] = field(default_factory=dict)  # the key `notes` of the reply
+    stop: str = ""  # the stop sequence that ended it
 
 
 OnDelta = Callable[[TextDelta], object]
@@ -149,7 +150,7 @@ def _chat(
         if rest:
             on_delta(TextDelta(index, rest, tokens=recorder.take()))
     reasoning = reply.thought.tokens if reply.thought else 0
-    return AnswerDone(index, reply.stopped, len(sequence) - start, reasoning, recorder.take(), calls)
+    return AnswerDone(index, reply.stopped, len(sequence) - start, reasoning, recorder.take(), calls, stop=reply.stop)
 
 
 def _call_format(workspace: Workspace, prepared: PreparedRequest) -> ToolCallFormat | None:
@@ -186,4 +187,4 @@ def _completion(
     emit(until_stop.feed(decoder.decode(b"", final=True)))
     emit(until_stop.flush())
     stopped: Stopped = "end" if until_stop.found else sequence.stopped
-    return AnswerDone(index, stopped, len(sequence) - start, rest=recorder.take())
+    return AnswerDone(index, stopped, len(sequence) - start, rest=recorder.take(), stop=until_stop.mark)
