@@ -116,6 +116,7 @@ class ChatRequest:
     stream: bool = False
     usage: bool = False  # at the end of the stream
     ignored: tuple[str, ...] = ()  # its keys of NEEDLESS and NEUTRAL
+    shared: str = ""  # beginning of the question that other requests have too (decisions.py)
 
 
 class Reader:
