@@ -83,7 +83,8 @@ class ReplyGenerator:
     and `on_reasoning` get their texts as they are generated, `on_token` each token of an answer with its logits, before
     its text. `stops`: stop sequences. `grammar`: constraint of the answer, not of the reasoning; the answer is not
     stripped then. `calls`: tools that it may call, unconstrained. `opened`: the prompt has the mark that opens an
-    answer, if the model has one; with tools it is left out, as a call begins otherwise."""
+    answer, if the model has one; with tools it is left out, as a call begins otherwise. `prefilled`: the prompt has the
+    beginning of the answer, so that no reasoning precedes the rest, and blanks before it count."""
 
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -96,6 +97,7 @@ class ReplyGenerator:
     grammar: str | None = None
     calls: Calls | None = None
     opened: bool = True
+    prefilled: bool = False
 
     def reason(self, sequence: KVSequence, *, begun: str = "") -> Task[ReasoningTrace]:
         """Generate reasoning up to the start of the answer. `begun`: reasoning text that is already generated. Raises
@@ -153,8 +155,10 @@ class ReplyGenerator:
 
     def _generate_free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an unconstrained answer."""
-        reasoning, start, stream = self.workspace.reasoning, len(sequence), _TextStream(self.on_text)
-        begins, end = LeadingMark("" if thought else reasoning.open), MarkSplitter(reasoning.end, self.stops)
+        reasoning, start = self.workspace.reasoning, len(sequence)
+        stream = _TextStream(self.on_text, strip=not self.prefilled)
+        begins = LeadingMark("" if thought or self.prefilled else reasoning.open)
+        end = MarkSplitter(reasoning.end, self.stops)
 
         def on_text(text: str) -> bool:
             stream.add(end.feed(begins.feed(text)))

@@ -148,7 +148,7 @@ class AnswerTasks:
 
         def keep_conversation() -> None:
             if prepared.conversation is not None:
-                texts = [*answers.texts.values()] or [""]
+                texts = [prepared.request.prefill + text for text in answers.texts.values() or [""]]
                 self._state.conversations.keep(prepared.request, prepared.digests, prepared.conversation, texts)
 
         def on_done(answer: AnswerDone) -> None:

@@ -141,6 +141,7 @@ def _chat(
         grammar=params.grammar,
         calls=Calls(form, prepared.request.tools) if form and not params.must_call else None,
         opened=not prepared.request.tools,
+        prefilled=bool(prepared.request.prefill),
     )
     thought = (yield from generator.reason(sequence)) if prepared.think else None
     reply = yield from generator.reply(sequence, thought)
@@ -157,6 +158,8 @@ def _call_format(workspace: Workspace, prepared: PreparedRequest) -> ToolCallFor
     """Return the format of tool calls in the answer; None without tools, or if the model's format is unknown."""
     if not prepared.request.tools:
         return None
+    if prepared.request.prefill and (form := form_of(workspace.template.tool_source)):
+        return replace(form, bare="", waits="", prefix="")  # a call does not begin the answer
     return FORCED if prepared.request.params.must_call else form_of(workspace.template.tool_source)
 
 

@@ -116,6 +116,7 @@ class ChatRequest:
     stream: bool = False
     usage: bool = False  # at the end of the stream
     ignored: tuple[str, ...] = ()  # its keys of NEEDLESS and NEUTRAL
+    prefill: str = ""  # beginning of the answer, the text of a last message of the assistant
     shared: str = ""  # beginning of the question that other requests have too (decisions.py)
 
 
@@ -215,17 +216,19 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     """Parse a request of /v1/chat/completions. `forms`: grammars and schemas are accepted. Raises Refused."""
     reader = Reader(data)
     model, stream, usage = reader.text("model"), reader.flag("stream"), _usage(reader)
-    messages = _messages(reader.any("messages"))
+    messages, prefill = _messages(reader)
     tools, forced = _tools(reader, forms)
     params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(reader))
     notes = _notes(reader.any("notes"))
     grammar = _grammar(reader, forms)
     params = replace(params, grammar=forced or grammar, must_call=forced is not None)
+    if prefill:
+        _check_prefill(params, notes)
     reader.ignore(IGNORED)
     reader.ignore_needless()
     reader.end()
-    ignored = tuple(reader.ignored)
-    return ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
+    chat = ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage)
+    return replace(chat, prefill=prefill, ignored=tuple(reader.ignored))
 
 
 def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
@@ -552,17 +555,58 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"}
 
 
-def _messages(data: Any) -> tuple[Message, ...]:
+def _messages(reader: Reader) -> tuple[tuple[Message, ...], str]:
+    """Parse the messages. Returns also the text of a last one of the assistant, which is continued; vLLM's keys for it
+    may confirm or forbid that."""
+    data, goes_on, anew = (
+        reader.any("messages"),
+        reader.any("continue_final_message"),
+        reader.any("add_generation_prompt"),
+    )
+    for key, value in (("continue_final_message", goes_on), ("add_generation_prompt", anew)):
+        if value is not None and not isinstance(value, bool):
+            raise reader.wrong(key, "true or false", value)
+    if goes_on and anew:
+        raise Refused(
+            400, "continue_final_message and add_generation_prompt are both true", param="add_generation_prompt"
+        )
     if not isinstance(data, list) or not data:
         raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
     messages = [_message(item, f"messages[{number}]") for number, item in enumerate(data)]
+    prefill = ""
+    if len(messages) > 1 and _is_text(messages[-1]) and goes_on is not False and not anew:
+        if _is_text(messages[-2]):
+            raise Refused(400, "messages ends with two of the assistant: one can be continued", param="messages")
+        prefill = messages.pop().text
+    elif goes_on or anew is False:
+        key = "continue_final_message" if goes_on else "add_generation_prompt"
+        raise Refused(400, f"{key}: the last message is no text of the assistant that can be continued", param=key)
     with _refusing("messages"):  # checks them as sent, before blank ones are removed and skills added
         Conversation(tuple(map(_without_images, messages)))
     messages = [message for message in messages if message.role != "system" or not message.empty] or messages[:1]
     first = next((number for number, message in enumerate(messages) if message.role != "system"), len(messages))
     if first > 1:  # some clients send several system messages
         messages[:first] = [Message("system", tuple(part for message in messages[:first] for part in message.parts))]
-    return tuple(messages)
+    return tuple(messages), prefill
+
+
+def _is_text(message: Message) -> bool:
+    """Return True for an answer without calls."""
+    return message.role == "assistant" and not message.tool_calls
+
+
+def _check_prefill(params: GenerationParams, notes: NotesParams) -> None:
+    """Raises Refused for parameters that do not go with the beginning of an answer."""
+    does_not_go = {
+        "reasoning_effort": params.think,
+        "tool_choice": params.must_call,
+        "response_format": params.grammar is not None,
+        "notes.session": notes.session is not None,
+        "notes.ask": notes.ask is not None,
+    }
+    if (key := next((key for key, given in does_not_go.items() if given), None)) is not None:
+        message = f"{key} does not go with a last message of the assistant, which is the beginning of the answer"
+        raise Refused(400, message, param=key, code="invalid_value")
 
 
 def _without_images(message: Message) -> Message:

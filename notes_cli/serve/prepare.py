@@ -135,6 +135,7 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
     _check_count(state, len(request.tools), "tools")
     parts = (part for message in request.messages for part in message.parts)
     check_size(state, [part.text for part in parts if isinstance(part, TextPart)], "messages")
+    check_size(state, [request.prefill], "messages")
     if isinstance(request.prompt, str):
         check_size(state, [request.prompt], "prompt")
     for choice in (request.notes.ask or {}).get("choices") or ():
@@ -260,7 +261,7 @@ def _prepare_chat(
     first: list[Part] = [*map(SkillPart, named), *map(ErratumPart, now.after_named)]
     messages = _with_skills(messages, first, settings.place)
     try:
-        conversation = Conversation(tuple(messages), request.tools)
+        conversation = Conversation(tuple(messages), request.tools, request.prefill)
         prompt = replace(prompt, conversation=conversation)
         toolsets = cache.known() if request.tools and not request.notes.private else ()
         prompt, chunks = with_tools(workspace, prompt, toolsets, cache.open)

@@ -182,6 +182,20 @@ def test_a_call_and_its_result(qwen: Served, script: Script, stream: bool) -> No
     assert told(create(qwen, messages=talk, tools=TOOLS, stream=stream), stream) == ("It is warm.", [], "stop")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_after_the_beginning_of_an_answer(qwen: Served, script: Script, stream: bool) -> None:
+    """The text goes on, its blanks too, and a call may follow; what begins a bare call elsewhere is text here."""
+    begun = {"messages": [*ASKED, {"role": "assistant", "content": "I'll"}], "tools": TOOLS, "stream": stream}
+    script(' look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
+    text, [(_, name, _)], reason = told(create(qwen, **begun), stream)
+    assert (text, name, reason) == (" look.", "get_weather", "tool_calls")
+    bare = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+    script(bare)
+    assert told(create(qwen, **begun), stream) == (bare, [], "stop")
+    script("<think>\nHm.\n</think>")
+    assert told(create(qwen, **begun), stream)[0] == "<think>\nHm.\n</think>"
+
+
 def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str]:
     """Return the text, the calls and the finish reason, whole or joined from chunks."""
     if not stream:
