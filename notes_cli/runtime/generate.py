@@ -84,7 +84,9 @@ class ReplyGenerator:
     its text. `stops`: stop sequences. `grammar`: constraint of the answer, not of the reasoning; the answer is not
     stripped then. `calls`: tools that it may call, unconstrained. `opened`: the prompt has the mark that opens an
     answer, if the model has one; with tools it is left out, as a call begins otherwise. `prefilled`: the prompt has the
-    beginning of the answer, so that no reasoning precedes the rest, and blanks before it count."""
+    beginning of the answer, so that no reasoning precedes the rest, and blanks before it count. `call_begins`: where a
+    call begins in the answer's text, or -1; it is asked after each token. There the answer is cut, also in the
+    sequence, and a call by `call_grammar` follows."""
 
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -98,6 +100,8 @@ class ReplyGenerator:
     calls: Calls | None = None
     opened: bool = True
     prefilled: bool = False
+    call_begins: Callable[[], int] | None = None
+    call_grammar: str | None = None
 
     def reason(self, sequence: KVSequence, *, begun: str = "") -> Task[ReasoningTrace]:
         """Generate reasoning up to the start of the answer. `begun`: reasoning text that is already generated. Raises
@@ -159,10 +163,15 @@ class ReplyGenerator:
         stream = _TextStream(self.on_text, strip=not self.prefilled)
         begins = LeadingMark("" if thought or self.prefilled else reasoning.open)
         end = MarkSplitter(reasoning.end, self.stops)
+        places: list[tuple[int, int]] = []  # of tokens: in the text and in the sequence
+        cut = -1  # place in the text
 
         def on_text(text: str) -> bool:
+            nonlocal cut
+            places.append((len(stream.text), len(sequence) - 1))
             stream.add(end.feed(begins.feed(text)))
-            return begins.found or end.found
+            cut = self.call_begins() if self.call_begins else -1
+            return begins.found or end.found or cut >= 0
 
         stream.add(end.feed(thought.rest if thought else ""))
         marks = self.calls.form.marks if self.calls else ""
@@ -170,6 +179,14 @@ class ReplyGenerator:
         if begins.found:
             thought = yield from self.reason(sequence, begun=begins.rest)
             return (yield from self.reply(sequence, replace(thought, tokens=len(sequence) - start)))
+        if cut >= 0:
+            sequence.truncate(next((token for place, token in reversed(places) if place <= cut), start))
+            left = self.max_tokens - (len(sequence) - start)
+            return (
+                yield from replace(self, grammar=self.call_grammar, max_tokens=left)._generate_constrained(
+                    sequence, thought
+                )
+            )
         stream.add(end.feed(begins.flush()))
         stream.add(end.flush())
         stopped: Stopped = "end" if end.found else sequence.stopped

@@ -122,7 +122,8 @@ def _chat(
     sampling = replace(params.sampling, seed=seed & 0xFFFFFFFF)
     recorder = TokenRecorder(workspace.model, params.likely)
     form = _call_format(workspace, prepared)
-    call_parser = ToolCallStream(form, prepared.request.tools) if form else None
+    tools = prepared.request.allowed
+    call_parser = ToolCallStream(form, tools) if form else None
 
     def on_text(text: str) -> None:
         text = call_parser.feed(text) if call_parser else text
@@ -132,6 +133,15 @@ def _chat(
     def on_reasoning(text: str) -> None:
         on_delta(TextDelta(index, text, reasoning=True))
 
+    def call_begins() -> int:
+        """Return where a call begins; what follows is one in the form of a required call."""
+        nonlocal call_parser
+        place = call_parser.call_position if call_parser else -1
+        if place >= 0:
+            call_parser = ToolCallStream(FORCED, tools)
+            recorder.take()
+        return place
+
     generator = ReplyGenerator(
         *(workspace, sampling, prepared.max_tokens, params.max_think),
         on_text=on_text,
@@ -139,9 +149,11 @@ def _chat(
         stops=params.stops,
         on_token=recorder.chosen,
         grammar=params.grammar,
-        calls=Calls(form, prepared.request.tools) if form and not params.must_call else None,
+        calls=Calls(form, tools) if form and not params.must_call else None,
         opened=not prepared.request.tools,
         prefilled=bool(prepared.request.prefill),
+        call_begins=call_begins if params.call_grammar else None,
+        call_grammar=params.call_grammar,
     )
     thought = (yield from generator.reason(sequence)) if prepared.think else None
     reply = yield from generator.reply(sequence, thought)

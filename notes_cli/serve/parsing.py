@@ -100,6 +100,7 @@ class GenerationParams:
     max_think: int = DEFAULT_MAX_THINK
     grammar: str | None = None  # constraint of the answer (engine/sampler.py)
     must_call: bool = False  # the grammar is that of a tool call
+    call_grammar: str | None = None  # constraint of a call that the model may begin; None: calls are unconstrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class ChatRequest:
     model: str
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    allowed: tuple[Mapping[str, Any], ...] = ()  # tools that may be called
     prompt: str | tuple[int, ...] | None = None
     echo: bool = False
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -217,18 +219,22 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     reader = Reader(data)
     model, stream, usage = reader.text("model"), reader.flag("stream"), _usage(reader)
     messages, prefill = _messages(reader)
-    tools, forced = _tools(reader, forms)
+    choice = _tools(reader, forms)
     params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(reader))
     notes = _notes(reader.any("notes"))
     grammar = _grammar(reader, forms)
-    params = replace(params, grammar=forced or grammar, must_call=forced is not None)
+    params = replace(params, must_call=choice.required)
+    if choice.required:
+        params = replace(params, grammar=choice.grammar)
+    else:
+        params = replace(params, grammar=grammar, call_grammar=choice.grammar)
     if prefill:
         _check_prefill(params, notes)
     reader.ignore(IGNORED)
     reader.ignore_needless()
     reader.end()
-    chat = ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage)
-    return replace(chat, prefill=prefill, ignored=tuple(reader.ignored))
+    chat = ChatRequest(model, messages, choice.tools, choice.allowed, params=params, notes=notes)
+    return replace(chat, stream=stream, usage=usage, prefill=prefill, ignored=tuple(reader.ignored))
 
 
 def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
@@ -463,34 +469,46 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _tools(reader: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
-    """Return the tools ordered by name, so that their order does not change the prefix, and the grammar of a required
-    call."""
+@dataclass(frozen=True, slots=True)
+class _ToolChoice:
+    """The tools, those that may be called, and the grammar of a call; None: not constrained."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    allowed: tuple[Mapping[str, Any], ...] = ()
+    grammar: str | None = None
+    required: bool = False
+
+
+def _tools(reader: Reader, forms: bool) -> _ToolChoice:
+    """Parse the tools and their choice. The tools are ordered by name, so that their order does not change the prefix,
+    and all of them are in the prompt, whichever may be called."""
     none: list[Any] = []
     listed = reader.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
     with _refusing("tools"):
         tools = in_order(listed)
         for tool in tools:
             as_given(tool)
-    choice = reader.any("tool_choice")
+    choice, allowed = reader.any("tool_choice"), tools
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(choice, tools)
+        allowed, choice = _allowed(choice, tools)
     if choice == "none":
-        return (), None
-    if choice in (None, "auto"):
-        return tools, None
+        return _ToolChoice()
+    required = choice not in (None, "auto")
+    if not required and allowed == tools:
+        return _ToolChoice(tools, tools)
     if not forms:
         raise no_forms()
     name = ""
-    if choice != "required":
+    if required and choice != "required":
         named = Reader(choice if isinstance(choice, dict) else {"type": choice}, "tool_choice")
         if named.any("type") != "function":
             wanted = "none, auto, required, or a function with its name"
             raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
         name = Reader(named.any("function"), "tool_choice.function").text("name")
     with _refusing("tool_choice"):
-        parameters = parameters_of(tools, name)
-    return tools, _compiled("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
+        parameters = parameters_of(allowed, name)
+    grammar = _compiled("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
+    return _ToolChoice(tools, allowed, grammar, required)
 
 
 def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], str]:

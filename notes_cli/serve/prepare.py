@@ -375,6 +375,9 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
         if request.tools and not params.must_call and form_of(workspace.template.tool_source) is None:
             message = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, message, param="tools", code="unsupported_value")
+    if params.call_grammar is not None and workspace.model.recurrent:
+        message = "this model cannot take back the beginning of a call: with allowed_tools it needs the mode required"
+        raise Refused(400, message, param="tool_choice", code="unsupported_value")
     max_tokens = _max_tokens(params, state.max_tokens)
     reasons = request.prompt is None and (think or workspace.reasoning.open)
     reasoning_end = ANSWER_RESERVE if reasons else 0
