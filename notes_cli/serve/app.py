@@ -34,9 +34,9 @@ from notes_cli.serve.decisions import (
 from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
+from notes_cli.serve.metrics import KIND, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
-from notes_cli.serve.prometheus import KIND, render_metrics
 from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
 from notes_cli.serve.replies import Reply
