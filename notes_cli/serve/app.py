@@ -227,7 +227,7 @@ class Service:
     ) -> Response:
         model = asked.chats[0].model or self.scheduler.names[0]
         pairs = zip(asked.chats, asked.questions, strict=True)
-        with renaming({"prompt": "questions", "messages": "input"}):
+        with renaming(asked.names):
             replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
             return await respond(request, self.scheduler, replies, join)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
+from notes_cli.serve.parsing import PROMPTS, ChatRequest, Reader, parse_chat
 from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import Json, Reply, usage
 from notes_cli.text.messages import BETWEEN
@@ -109,6 +109,7 @@ class DecisionRequest:
 
     questions: Sequence[Question]
     chats: Sequence[ChatRequest]
+    names: Mapping[str, str]  # of keys of a chat, in errors
 
 
 # Requests.
@@ -119,10 +120,11 @@ def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
     reader = Reader(data)
     system, parts = _input(reader.any("input"))
     listed = reader.any("questions")
-    if not isinstance(listed, list) or not listed:
-        raise reader.wrong("questions", "a list of one question or more", listed)
+    if not isinstance(listed, list) or not 0 < len(listed) <= PROMPTS:
+        raise reader.wrong("questions", f"a list of 1 to {PROMPTS} questions", listed)
     questions = [_question(Reader(item, f"questions[{number}]")) for number, item in enumerate(listed)]
-    return _request(reader, system, parts, questions, [f"questions[{number}]" for number in range(len(questions))])
+    places = [f"questions[{number}]" for number in range(len(questions))]
+    return _request(reader, "input", system, parts, questions, places)
 
 
 def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
@@ -131,36 +133,41 @@ def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
     state, listed, images = reader.any("state"), reader.any("questions"), reader.texts("images", 16)
     if state is None:
         raise Refused(400, "state is missing", param="state", code="invalid_value")
-    if not isinstance(listed, dict) or not listed:
-        raise reader.wrong("questions", "an object of one question or more", listed)
-    talk = state.get("messages") if isinstance(state, dict) else state
-    contents = (
-        [item["content"] for item in talk if isinstance(item, dict) and "content" in item]
-        if isinstance(talk, list)
-        else []
-    )
-    pieces = [
-        piece for content in contents if isinstance(content, list) for piece in content if isinstance(piece, dict)
-    ]
-    if any(piece.get("type", "text") != "text" for piece in pieces):
-        raise Refused(400, "state has messages with more than text: send images in images", param="state")
+    if not isinstance(listed, dict) or not 0 < len(listed) <= PROMPTS:
+        raise reader.wrong("questions", f"an object of 1 to {PROMPTS} questions", listed)
+    _check_text(state)
     parts: list[Json] = [{"type": "image_url", "image_url": {"url": url}} for url in images]
     parts.append({"type": "text", "text": _as_text(state)})
     questions = [_named_question(name, Reader(item, f"questions.{name}")) for name, item in listed.items()]
-    return _request(reader, [], parts, questions, [f"questions.{name}" for name in listed])
+    return _request(reader, "state", [], parts, questions, [f"questions.{name}" for name in listed])
+
+
+def _check_text(state: Any) -> None:
+    """Raises Refused for messages in a state that have images, which would become text of the prompt."""
+    messages = state.get("messages") if isinstance(state, dict) else state
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                raise Refused(400, "state has messages with more than text: send images in images", param="state")
 
 
 def _request(
-    reader: Reader, system: list[Json], parts: list[Json], questions: Sequence[Question], places: Sequence[str]
+    reader: Reader,
+    key: str,
+    system: list[Json],
+    parts: list[Json],
+    questions: Sequence[Question],
+    places: Sequence[str],
 ) -> DecisionRequest:
-    """Make the chat requests. `system`: messages of the system; `parts`: of the user's message; `places`: the keys of
-    the questions."""
+    """Make the chat requests. `key`: of the input; `system`: messages of the system; `parts`: of the user's message;
+    `places`: the keys of the questions."""
     model, notes = reader.text("model"), Reader(reader.any("notes") or {}, "notes").rest()
     if reader.flag("stream"):
         raise Refused(400, "decisions are not streamed", param="stream", code="unsupported_value")
-    for key in ("session", "choices"):
-        if notes.pop(key, None) is not None:
-            raise Refused(400, f"notes.{key} does not go with decisions", param=f"notes.{key}", code="invalid_value")
+    for name in ("notes.session", "notes.choices"):
+        if notes.pop(name.removeprefix("notes."), None) is not None:
+            raise Refused(400, f"{name} does not go with decisions", param=name, code="invalid_value")
     reader.ignore(IGNORED)
     reader.end()
     shared = BETWEEN.join(part["text"] for part in parts if part["type"] == "text" and part["text"].strip())
@@ -177,10 +184,10 @@ def _request(
             "max_think": 0,
             "notes": {**notes, "ask": True, "choices": choices},
         }
-        with renaming({"notes.choices": place, "messages": "input"}):
+        with renaming({"notes.choices": place, "messages": key}):
             chat = parse_chat(body)
         chats.append(replace(chat, shared=shared if len(questions) > 1 else ""))
-    return DecisionRequest(questions, chats)
+    return DecisionRequest(questions, chats, {"messages": key, "prompt": "questions"})
 
 
 def _input(data: Any) -> tuple[list[Json], list[Json]]:
