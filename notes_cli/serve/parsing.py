@@ -574,31 +574,18 @@ _IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotation
 
 
 def _messages(reader: Reader) -> tuple[tuple[Message, ...], str]:
-    """Parse the messages. Returns also the text of a last one of the assistant, which is continued; vLLM's keys for it
-    may confirm or forbid that."""
-    data, goes_on, anew = (
-        reader.any("messages"),
-        reader.any("continue_final_message"),
-        reader.any("add_generation_prompt"),
-    )
-    for key, value in (("continue_final_message", goes_on), ("add_generation_prompt", anew)):
-        if value is not None and not isinstance(value, bool):
-            raise reader.wrong(key, "true or false", value)
-    if goes_on and anew:
-        raise Refused(
-            400, "continue_final_message and add_generation_prompt are both true", param="add_generation_prompt"
-        )
+    """Parse the messages. Returns also the text of a last one of the assistant, which is continued."""
+    data, wanted = reader.any("messages"), _wants_prefill(reader)
     if not isinstance(data, list) or not data:
         raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
     messages = [_message(item, f"messages[{number}]") for number, item in enumerate(data)]
     prefill = ""
-    if len(messages) > 1 and _is_text(messages[-1]) and goes_on is not False and not anew:
+    if len(messages) > 1 and _is_text(messages[-1]) and wanted is not False:
         if _is_text(messages[-2]):
             raise Refused(400, "messages ends with two of the assistant: one can be continued", param="messages")
         prefill = messages.pop().text
-    elif goes_on or anew is False:
-        key = "continue_final_message" if goes_on else "add_generation_prompt"
-        raise Refused(400, f"{key}: the last message is no text of the assistant that can be continued", param=key)
+    elif wanted:
+        raise Refused(400, "the last message is no text of the assistant that can be continued", param="messages")
     with _refusing("messages"):  # checks them as sent, before blank ones are removed and skills added
         Conversation(tuple(map(_without_images, messages)))
     messages = [message for message in messages if message.role != "system" or not message.empty] or messages[:1]
@@ -606,6 +593,18 @@ def _messages(reader: Reader) -> tuple[tuple[Message, ...], str]:
     if first > 1:  # some clients send several system messages
         messages[:first] = [Message("system", tuple(part for message in messages[:first] for part in message.parts))]
     return tuple(messages), prefill
+
+
+def _wants_prefill(reader: Reader) -> bool | None:
+    """Return whether a last message of the assistant is continued by vLLM's keys; None without them."""
+    goes_on, anew = (
+        reader.take(key, "true or false", lambda value: isinstance(value, bool), None)
+        for key in ("continue_final_message", "add_generation_prompt")
+    )
+    if goes_on is not None and goes_on is anew:
+        message = "continue_final_message and add_generation_prompt must not be equal"
+        raise Refused(400, message, param="add_generation_prompt", code="invalid_value")
+    return goes_on if anew is None else not anew
 
 
 def _is_text(message: Message) -> bool:
