@@ -66,7 +66,8 @@ A line that ends with \\ goes on in the next one."""
 def command(name: str | None, **given: Any) -> None:
     """Talk with a model. The conversation is the session NAME, which begins or goes on; without NAME it gets one.
 
-    Type /help for commands, such as /erratum and /undo.
+    Type /help for commands, such as /erratum and /undo. Lines that are no terminal's, as in the last example, end with
+    exit status 1 if one of them failed.
 
     \b
     Examples:
@@ -85,6 +86,8 @@ def command(name: str | None, **given: Any) -> None:
         for line in _lines():
             if not chat.handle(line):
                 break
+        if chat.failed and not _interactive():
+            raise NotesError(f"{chat.failed} of the lines failed", "The messages above say why")
 
 
 class Chat:
@@ -92,6 +95,7 @@ class Chat:
 
     def __init__(self, model: Model, session: Session, options: dict[str, Any]) -> None:
         self._model, self._session = model, session
+        self.failed = 0  # lines
         self._splice = [name for name in options.pop("splice") if name not in self._used]
         self._errata, self._system = [*options.pop("errata")], options.pop("system")
         if self._system is not None and not session.empty:
@@ -112,6 +116,7 @@ class Chat:
                 return self._run(*line[1:].split(maxsplit=1))
             self._ask(line)
         except NotesError as error:
+            self.failed += 1
             output.say(worded(error))
         return True
 
@@ -176,9 +181,13 @@ class Chat:
         output.say(f"took back: {output.line(str(undone.get('question') or undone['op']), 60)}")
 
 
+def _interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty() and output.terminal()
+
+
 def _lines() -> Iterator[str]:
     """Yield lines of standard input, without blank ones; on a terminal with a prompt, history and editing."""
-    interactive = sys.stdin is not None and sys.stdin.isatty() and output.terminal()
+    interactive = _interactive()
     parts: list[str] = []
     while True:
         try:

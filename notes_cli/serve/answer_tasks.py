@@ -132,6 +132,9 @@ class AnswerTasks:
             lambda work: self._question(job, work, asked),
             *(tokens, first, 1),
             lookahead=asked.lookahead,
+            layout=asked.layout,
+            salt=job.request.notes.cache_salt,
+            boundary=asked.boundary,
             arrived=job.arrived,
         )
 
@@ -145,7 +148,7 @@ class AnswerTasks:
 
         def keep_conversation() -> None:
             if prepared.conversation is not None:
-                texts = [*answers.texts.values()] or [""]
+                texts = [prepared.request.prefill + text for text in answers.texts.values() or [""]]
                 self._state.conversations.keep(prepared.request, prepared.digests, prepared.conversation, texts)
 
         def on_done(answer: AnswerDone) -> None:
@@ -185,12 +188,16 @@ class AnswerTasks:
                 self._set_idle(prefix)
 
     def _question(self, job: ServerJob, work: Job[None], asked: PreparedQuestion) -> Task[None]:
-        """Answer a question in a sequence of its own."""
+        """Answer a question in a sequence of its own, which keeps what other questions share."""
         self._metrics.queued.add(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, asked.notices)
+        if asked.layout and work.live and work.sequence is not None:
+            work.sequence.pieces = asked.layout.live(work.live)
         try:
             answer = yield from asked.question.task(
-                *(self._workspace, work, events.callbacks), on_prefill=lambda plan: self._on_prefill(job, plan)
+                *(self._workspace, work, events.callbacks),
+                on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
+                on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
             )
         except Exception as error:
             raise client_error(error) from error
@@ -215,8 +222,8 @@ class AnswerTasks:
         # Once the session is closed, as its client may send the next turn at once.
         self._emit_done(job, events.done(turn.request, answer, continued))
 
-    def _on_prefill(self, job: ServerJob, plan: Plan) -> None:
-        live = sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
+    def _on_prefill(self, job: ServerJob, plan: Plan, live: int = 0) -> None:
+        live += sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
         self._emit_prefill_done(job, plan.counts, live, plan.sequence.pieces, (), plan.saved)
 
     def _explain_question(self, asked: PreparedQuestion) -> dict[str, object]:

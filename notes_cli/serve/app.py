@@ -23,12 +23,20 @@ from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, library
 from notes_cli.serve.access_log import POLLED, AccessLog
+from notes_cli.serve.decisions import (
+    DecisionReply,
+    DecisionRequest,
+    join_decisions,
+    join_systemone,
+    parse_decisions,
+    parse_systemone,
+)
 from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
+from notes_cli.serve.metrics import KIND, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
-from notes_cli.serve.prometheus import KIND, render_metrics
 from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
 from notes_cli.serve.replies import Reply
@@ -102,6 +110,8 @@ class Service:
             Route("/v1/responses", self.responses, methods=["POST"]),
             Route("/v1/messages", self.messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/v1/decisions", self.decisions, methods=["POST"]),
+            Route("/v1/systemone", self.systemone, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/notes", self.skills),
             Route("/v1/notes/compile", self.compile, methods=["POST"]),
@@ -205,6 +215,21 @@ class Service:
         chat = await self._parse(request, parse_messages)
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True))
         return JSONResponse({"input_tokens": len(prepared.layout)})
+
+    async def decisions(self, request: Request) -> Response:
+        return await self._decide(request, await self._parse(request, parse_decisions), join_decisions)
+
+    async def systemone(self, request: Request) -> Response:
+        return await self._decide(request, await self._parse(request, parse_systemone), join_systemone)
+
+    async def _decide(
+        self, request: Request, asked: DecisionRequest, join: Callable[[Sequence[Reply]], Any]
+    ) -> Response:
+        model = asked.chats[0].model or self.scheduler.names[0]
+        pairs = zip(asked.chats, asked.questions, strict=True)
+        with renaming(asked.names):
+            replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
+            return await respond(request, self.scheduler, replies, join)
 
     # Skills, errata and sessions.
 

@@ -72,7 +72,12 @@ class Submission:
             job.cancel()
 
 
-async def respond(request: Request, scheduler: DecodeThread, replies: Sequence[Reply]) -> Response:
+async def respond(
+    request: Request,
+    scheduler: DecodeThread,
+    replies: Sequence[Reply],
+    join: Callable[[Sequence[Reply]], Json] = join_replies,
+) -> Response:
     """Answer a request with one prompt or several. Raises Refused, ClientDisconnect."""
     if len(replies) > scheduler.limits.requests:  # trying again would not help
         message = f"{len(replies):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
@@ -84,7 +89,7 @@ async def respond(request: Request, scheduler: DecodeThread, replies: Sequence[R
             await while_connected(request.receive, submission.wait())
         finally:
             submission.close()
-        return JSONResponse(join_replies(submission.replies), headers=headers(submission.replies))
+        return JSONResponse(join(submission.replies), headers=headers(submission.replies))
     return await start_stream(request, ReplyStream(submission))
 
 

@@ -135,6 +135,7 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
     _check_count(state, len(request.tools), "tools")
     parts = (part for message in request.messages for part in message.parts)
     check_size(state, [part.text for part in parts if isinstance(part, TextPart)], "messages")
+    check_size(state, [request.prefill], "messages")
     if isinstance(request.prompt, str):
         check_size(state, [request.prompt], "prompt")
     for choice in (request.notes.ask or {}).get("choices") or ():
@@ -260,7 +261,7 @@ def _prepare_chat(
     first: list[Part] = [*map(SkillPart, named), *map(ErratumPart, now.after_named)]
     messages = _with_skills(messages, first, settings.place)
     try:
-        conversation = Conversation(tuple(messages), request.tools)
+        conversation = Conversation(tuple(messages), request.tools, request.prefill)
         prompt = replace(prompt, conversation=conversation)
         toolsets = cache.known() if request.tools and not request.notes.private else ()
         prompt, chunks = with_tools(workspace, prompt, toolsets, cache.open)
@@ -374,6 +375,9 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
         if request.tools and not params.must_call and form_of(workspace.template.tool_source) is None:
             message = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, message, param="tools", code="unsupported_value")
+    if params.call_grammar is not None and workspace.model.recurrent:
+        message = "this model cannot take back the beginning of a call: with allowed_tools it needs the mode required"
+        raise Refused(400, message, param="tool_choice", code="unsupported_value")
     max_tokens = _max_tokens(params, state.max_tokens)
     reasons = request.prompt is None and (think or workspace.reasoning.open)
     reasoning_end = ANSWER_RESERVE if reasons else 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Notice, SessionError
 from notes_cli.runtime import answering
 from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.open_skills import warn_edited
+from notes_cli.runtime.prefix_cache import Layout
+from notes_cli.runtime.prompt import parts_of
 from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.parsing import ChatRequest
@@ -34,6 +36,8 @@ class PreparedQuestion:
     first_tokens: int  # generated tokens that have cells at admission
     lookahead: int  # cells to score its longest choice
     notices: list[str]
+    layout: Layout | None = None  # if other questions have the same tokens before `boundary`
+    boundary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,29 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
     callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
     question = answering.prepare(workspace, request, callbacks, dry=dry)
     workspace.check_length(question.tokens + min(question.max_new, 1))
-    lookahead = tokens_of_longest(workspace, request.choices)
-    return PreparedQuestion(question, question.tokens, _first_tokens(request, question.max_new), lookahead, notices)
+    lookahead, layout, boundary = tokens_of_longest(workspace, request.choices), None, None
+    if chat.shared:
+        layout = _layout(state, question)
+        boundary = layout.begin(_common_tokens(layout, _layout(state, question, chat.shared)))
+        layout, boundary = (layout, boundary) if boundary else (None, None)
+    first_tokens = _first_tokens(request, question.max_new)
+    return PreparedQuestion(question, question.tokens, first_tokens, lookahead, notices, layout, boundary)
+
+
+def _layout(state: ServerState, question: answering.Question, text: str | None = None) -> Layout:
+    """Return the layout of a question's prompt, or of one with another text of the question."""
+    how, prompt, parts = question.draft.how, question.prompt, question.parts
+    if text is not None:
+        prompt = replace(prompt, question=text)
+        parts = parts_of(state.workspace, prompt)
+    return state.prefixes.layout(prompt, parts, how["seam"], splice=how["splice"], exact=how["exact"])
+
+
+def _common_tokens(layout: Layout, other: Layout) -> int:
+    """Return the number of leading tokens that two prompts have in common."""
+    shortest = min(len(layout), len(other))
+    same = layout.tokens[:shortest] == other.tokens[:shortest]
+    return shortest if same.all() else int(same.argmin())
 
 
 def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:

@@ -224,13 +224,16 @@ class Conversation:
     """Messages up to the next answer, and the tools that may be called.
 
     `tools`: functions in the format of OpenAI and Hugging Face, with or without the outer `{"type": "function",
-    "function": ...}`. Raises NotesError for a conversation that has no next answer or is invalid.
+    "function": ...}`. `prefill`: the beginning of the answer. Raises NotesError for a conversation that has no next
+    answer or is invalid.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    prefill: str = ""
 
     def __post_init__(self) -> None:
+        check_unicode(self.prefill)
         object.__setattr__(self, "messages", check_messages(self.messages))
         object.__setattr__(self, "tools", normalize_tools(self.tools))
         if self.messages[-1].role == "assistant":

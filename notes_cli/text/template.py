@@ -178,8 +178,12 @@ class ChatTemplate:
 
     def for_calls(self) -> ChatTemplate:
         """Return the template with the text before an answer that may call a tool."""
+        return self.opening(self.reply if self.calling is None else self.calling)
+
+    def opening(self, reply: str) -> ChatTemplate:
+        """Return the template with other text before the answer."""
         template = copy.copy(self)
-        template.reply = self.reply if self.calling is None else self.calling
+        template.reply = reply
         return template
 
     def _with_tools(self, tools: Sequence[Mapping[str, Any]], encode: Encode = marked) -> ChatTemplate:
