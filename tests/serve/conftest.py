@@ -83,9 +83,10 @@ def started(
     context: ContextOptions | None = None,
     model: Path | None = None,
     names: Sequence[str] = ("tiny",),
+    drain: float = 5,
     **workspace: Any,
 ) -> Iterator[Served]:
-    """Run a server in a thread for the duration of the block."""
+    """Run a server in a thread for the duration of the block. `drain`: seconds for running answers at its end."""
 
     def opened() -> Workspace:
         given = context or ContextOptions(n_threads=1)
@@ -97,7 +98,7 @@ def started(
 
     def run() -> None:
         try:
-            serve(service, listening, lambda: None, drain=5)
+            serve(service, listening, lambda: None, drain)
         except BaseException as error:
             failed.append(error)
 
