@@ -66,8 +66,8 @@ A line that ends with \\ goes on in the next one."""
 def command(name: str | None, **given: Any) -> None:
     """Talk with a model. The conversation is the session NAME, which begins or goes on; without NAME it gets one.
 
-    Type /help for commands, such as /erratum and /undo. Lines that are no terminal's, as in the last example, end with
-    exit status 1 if one of them failed.
+    Type /help for commands, such as /erratum and /undo. With input from a pipe or a file, as in the last example, the
+    exit status is 1 if a line failed.
 
     \b
     Examples:
