@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,9 +26,9 @@ from notes_cli.serve.access_log import POLLED, AccessLog
 from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
+from notes_cli.serve.metrics import KIND, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
-from notes_cli.serve.prometheus import KIND, render_metrics
 from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
 from notes_cli.serve.replies import Reply
@@ -56,6 +56,7 @@ class Options:
     forms: bool = True  # requests may have a grammar or a schema
     verbose: bool = False  # the access log has also what monitors and pages load
     token: str = ""  # a key for processes of the same user (serve/registry.py)
+    errata: tuple[str, ...] = ()  # of requests that send none
 
 
 class Service:
@@ -177,7 +178,7 @@ class Service:
     # Chats and completions.
 
     async def chat(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_chat)
+        chat = self._with_defaults(await self._parse(request, parse_chat))
         self._log_ignored(chat)
         return await respond(request, self.scheduler, [Reply(chat, chat.model or self.scheduler.names[0])])
 
@@ -190,6 +191,7 @@ class Service:
 
     async def responses(self, request: Request) -> Response:
         parsed = await self._parse(request, partial(parse_responses, store=self._responses))
+        parsed = replace(parsed, chat=self._with_defaults(parsed.chat))
         self._log_ignored(parsed.chat)
         model = parsed.chat.model or self.scheduler.names[0]
         reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
@@ -197,12 +199,12 @@ class Service:
             return await respond(request, self.scheduler, [reply])
 
     async def messages(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_messages)
+        chat = self._with_defaults(await self._parse(request, parse_messages))
         self._log_ignored(chat)
         return await respond(request, self.scheduler, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
 
     async def count_tokens(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_messages)
+        chat = self._with_defaults(await self._parse(request, parse_messages))
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True))
         return JSONResponse({"input_tokens": len(prepared.layout)})
 
@@ -222,7 +224,7 @@ class Service:
         return await start_stream(request, CompileStream(progress, compiling))
 
     async def explain(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_chat)
+        chat = self._with_defaults(await self._parse(request, parse_chat))
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True))
@@ -251,6 +253,15 @@ class Service:
             return parse(data, forms=self.options.forms)
 
         return await self._prepare(check_and_parse)
+
+    def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
+        """Add the skills of the server's options to a chat that names no skills and no session, and their errata if it
+        has none."""
+        notes, known = chat.notes, self.scheduler.names
+        if notes.session is not None or "splice" in notes.given or ("@" in chat.model and chat.model not in known):
+            return chat
+        errata = notes.errata if notes.given & {"errata", "fields"} else self.options.errata
+        return replace(chat, notes=replace(notes, splice=self.scheduler.splice, errata=errata))
 
     def _log_ignored(self, chat: ChatRequest) -> None:
         """Log the ignored keys of a request, each once."""

@@ -83,6 +83,7 @@ def started(
     context: ContextOptions | None = None,
     model: Path | None = None,
     names: Sequence[str] = ("tiny",),
+    splice: Sequence[str] = (),
     **workspace: Any,
 ) -> Iterator[Served]:
     """Run a server in a thread for the duration of the block."""
@@ -91,7 +92,7 @@ def started(
         given = context or ContextOptions(n_threads=1)
         return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
 
-    scheduler = DecodeThread(opened, limits, names)
+    scheduler = DecodeThread(opened, limits, names, splice)
     service = Service(scheduler, options or Options())
     failed: list[BaseException] = []
 
