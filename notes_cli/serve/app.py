@@ -211,7 +211,8 @@ class Service:
     # Skills, errata and sessions.
 
     async def skills(self, request: Request) -> Response:
-        return JSONResponse({"skills": await self._prepare(lambda: library.list_skills(self.scheduler))})
+        skills = await self._prepare(lambda: library.list_skills(self.scheduler))
+        return JSONResponse({"skills": skills, "splice": self.scheduler.splice, "errata": self.options.errata})
 
     async def skill(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -49,6 +49,12 @@ def test_they_are_as_if_the_request_had_named_them(served: Served) -> None:
     assert again.count("erratum") == again.count("splice") == 1
 
 
+def test_they_are_listed(served: Served) -> None:
+    """For the page, which ticks the skills; a text is listed by its name."""
+    listed = served.http.get("/v1/notes").json()
+    assert (listed["splice"], listed["errata"]) == (["returns"], ["date=2026-07-01"])
+
+
 def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:
     """Skills, an empty list of them, a skill in the model's name, a session; corrections alone replace corrections."""
     assert "splice" not in kinds(served, splice=[]) and "erratum" not in kinds(served, splice=["support"])
