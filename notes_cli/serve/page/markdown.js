@@ -6,8 +6,8 @@ const FENCE = /^\s*(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}#{1,6}\s+(.*?)\s*#*$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-// Code, bold, italic with * or _ between words, and a link.
-const INLINE = /(`+)(.+?)\1(?!`)|(\*\*|__)(?=\S)(.+?)(?<=\S)\3|(?<![\w*])\*(?=[^\s*])(.+?)(?<=[^\s*])\*(?![\w*])|(?<!\w)_(?=[^\s_])(.+?)(?<=[^\s_])_(?!\w)|\[([^\]\n]+)\]\(([^)\s]+)\)/gs;
+// Code, bold, italic with * or _ between words, and a link; bounded, so that a long text without ends takes no time.
+const INLINE = /(`+)(.+?)\1(?!`)|(\*\*|__)(?=\S)(.{1,400}?)(?<=\S)\3|(?<![\w*])\*(?=[^\s*])(.{1,400}?)(?<=[^\s*])\*(?![\w*])|(?<!\w)_(?=[^\s_])(.{1,400}?)(?<=[^\s_])_(?!\w)|\[([^\]\n]{1,400})\]\(([^)\s]{1,400})\)/gs;
 
 // Return the elements of a text.
 export function markdown(text) {
