@@ -22,6 +22,7 @@ from notes_cli.commands.terminal import defaults_of, settings_for
 from notes_cli.errors import NotesError
 from notes_cli.library.safe_files import check_private, replacing
 from notes_cli.text.erratum import of_fields
+from notes_cli.text.names import is_name
 
 FILE = Path(".notes", "config.yaml")
 ANSWERING = ("ask", "chat", "serve")
@@ -117,7 +118,7 @@ class Project:
     def _skill(self, word: str) -> str:
         """Return the absolute path of a file of the project; else the name of a compiled skill, as it is."""
         path = self.folder / word
-        if not os.path.lexists(path) and len(Path(word).parts) < 2:
+        if not os.path.lexists(path) and is_name(word):
             return word
         if not path.resolve().is_relative_to(self.folder):
             raise NotesError(f"splice in {self.path}: {word} is outside of {self.folder}", "Compile it, and name it")
@@ -135,7 +136,7 @@ def find_project(start: Path) -> Project | None:
         if folder in (home, folder.parent):
             return None
         path = folder / FILE
-        if os.path.isfile(path):
+        if os.path.isfile(path) and path != config.paths().config.resolve():  # NOTES_HOME may be a .notes
             from notes_cli.documents import read_bytes
 
             try:

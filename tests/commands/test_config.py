@@ -108,6 +108,21 @@ def test_the_nearest_file_up_to_the_root_of_the_repository(
     assert run_here("paths").code == 0
 
 
+def test_the_file_of_the_user_is_no_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NOTES_HOME=.notes it is in the same place."""
+    monkeypatch.setenv("NOTES_HOME", str(project.parent))
+    project.write_text("temp: 0.5\n")
+    assert run_here("config", "show").err == "" and shown()["temp"] == ("0.5", str(project))
+
+
+def test_a_text_is_never_looked_for_in_the_working_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing one is an error with its path in the project, also where a subfolder has a file of that name."""
+    project.write_text("splice: [handbook.md]\n")
+    assert run_here("config", "allow").code == 0
+    monkeypatch.chdir(project.parents[1] / "docs")
+    assert shown()["splice"][0] == [str(project.parents[1] / "handbook.md")]
+
+
 def test_precedence(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables before the project, the project before the user's file, also by another flag of the same option; and
     only for the commands that it is for."""
