@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, model_options, open_model
+from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, model_options, named, open_model
 from notes_cli.commands.request import AnswerPrinter, AskCommand
 from notes_cli.commands.terminal import SingleOption, standard_input
 from notes_cli.errors import NotesError
@@ -96,8 +96,11 @@ class Chat:
     def __init__(self, model: Model, session: Session, options: dict[str, Any]) -> None:
         self._model, self._session = model, session
         self.failed = 0  # lines
-        self._splice = [name for name in options.pop("splice") if name not in self._used]
-        self._errata, self._system = [*options.pop("errata")], options.pop("system")
+        for option in ("splice", "errata", "system"):  # as settings of files and variables they are for the first turn
+            if not session.empty and not named(option):
+                options[option] = None
+        self._splice = [name for name in options.pop("splice") or () if name not in self._used]
+        self._errata, self._system = [*(options.pop("errata") or ())], options.pop("system")
         if self._system is not None and not session.empty:
             raise NotesError(f"session {session.name} has begun: its system text belongs to its first turn")
         self._options = options

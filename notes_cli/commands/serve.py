@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
+from notes_cli.commands.options import (
+    FieldValue,
+    Number,
+    SkillName,
+    choose_model,
+    model_options,
+    named,
+    open_workspace,
+)
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, reason
 
@@ -54,6 +62,21 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     default=True,
     help="Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
 )
+@click.option(
+    "--splice",
+    type=SkillName(),
+    multiple=True,
+    metavar="NAME",
+    help="A skill for each request that names none and no session: a compiled one, or a text. Repeatable.",
+)
+@click.option(
+    "--erratum",
+    "errata",
+    type=FieldValue(),
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="A correction for these requests, as in notes ask, where they have none. Repeatable.",
+)
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")
 @click.option(
     "--drain",
@@ -75,6 +98,8 @@ def command(
     origins: tuple[str, ...],
     page: bool,
     forms: bool,
+    splice: tuple[str, ...],
+    errata: tuple[str, ...],
     aliases: tuple[str, ...],
     drain: float,
     **model: Any,
@@ -87,6 +112,7 @@ def command(
     Examples:
       notes serve
       notes serve -m model.gguf -c 32768
+      notes serve --splice returns --erratum date=2026-07-01
       notes serve --api-key secret --host 0.0.0.0 --parallel 32
     """
     from notes_cli.library.safe_files import raise_file_limit
@@ -116,10 +142,11 @@ def command(
 
     word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
     names = [*aliases, *([word] if word else [])]
-    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk), names)
+    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk), names, splice)
     token = os.urandom(32).hex()
     verbose = bool(model["verbose"])
-    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, verbose, token)
+    stripped = tuple(key.strip() for key in keys)
+    options = Options(host, stripped, origins, max_body << 20, page, forms, verbose, token, errata)
     with listen(host, port) as listening, ExitStack() as ending:
         port = listening.getsockname()[1]
 

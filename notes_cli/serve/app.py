@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -64,6 +64,7 @@ class Options:
     forms: bool = True  # requests may have a grammar or a schema
     verbose: bool = False  # the access log has also what monitors and pages load
     token: str = ""  # a key for processes of the same user (serve/registry.py)
+    errata: tuple[str, ...] = ()  # of requests that send none
 
 
 class Service:
@@ -187,7 +188,7 @@ class Service:
     # Chats and completions.
 
     async def chat(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_chat)
+        chat = self._with_defaults(await self._parse(request, parse_chat))
         self._log_ignored(chat)
         return await respond(request, self.scheduler, [Reply(chat, chat.model or self.scheduler.names[0])])
 
@@ -200,6 +201,7 @@ class Service:
 
     async def responses(self, request: Request) -> Response:
         parsed = await self._parse(request, partial(parse_responses, store=self._responses))
+        parsed = replace(parsed, chat=self._with_defaults(parsed.chat))
         self._log_ignored(parsed.chat)
         model = parsed.chat.model or self.scheduler.names[0]
         reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
@@ -207,12 +209,12 @@ class Service:
             return await respond(request, self.scheduler, [reply])
 
     async def messages(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_messages)
+        chat = self._with_defaults(await self._parse(request, parse_messages))
         self._log_ignored(chat)
         return await respond(request, self.scheduler, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
 
     async def count_tokens(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_messages)
+        chat = self._with_defaults(await self._parse(request, parse_messages))
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True))
         return JSONResponse({"input_tokens": len(prepared.layout)})
 
@@ -234,7 +236,8 @@ class Service:
     # Skills, errata and sessions.
 
     async def skills(self, request: Request) -> Response:
-        return JSONResponse({"skills": await self._prepare(lambda: library.list_skills(self.scheduler))})
+        skills = await self._prepare(lambda: library.list_skills(self.scheduler))
+        return JSONResponse({"skills": skills, "splice": self.scheduler.splice, "errata": self.options.errata})
 
     async def skill(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -247,7 +250,7 @@ class Service:
         return await start_stream(request, CompileStream(progress, compiling))
 
     async def explain(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_chat)
+        chat = self._with_defaults(await self._parse(request, parse_chat))
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True))
@@ -276,6 +279,15 @@ class Service:
             return parse(data, forms=self.options.forms)
 
         return await self._prepare(check_and_parse)
+
+    def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
+        """Add the skills of the server's options to a chat that names no skills and no session, and their errata if it
+        has none."""
+        notes, known = chat.notes, self.scheduler.names
+        if notes.session is not None or "splice" in notes.given or ("@" in chat.model and chat.model not in known):
+            return chat
+        errata = notes.errata if notes.given & {"errata", "fields"} else self.options.errata
+        return replace(chat, notes=replace(notes, splice=self.scheduler.splice, errata=errata))
 
     def _log_ignored(self, chat: ChatRequest) -> None:
         """Log the ignored keys of a request, each once."""

@@ -80,6 +80,7 @@ class NotesParams:
     recompute: bool = False  # decode everything, for comparisons
     exact: bool = False  # splice only K/V that equals that of a prefill
     ask: Mapping[str, Any] | None = None  # further options of Request, for the prompt of `notes ask`; None: a chat
+    given: frozenset[str] = frozenset()  # its keys that are not null
 
     @property
     def private(self) -> bool:
@@ -414,6 +415,7 @@ def _notes(data: Any) -> NotesParams:
     if data is None:
         return NotesParams()
     reader = Reader(data, "notes")
+    given = frozenset(key for key, value in data.items() if value is not None)
     ask = _ask(reader) if reader.flag("ask") else None
     errata, fields = reader.any("errata"), reader.any("fields")
     if isinstance(errata, dict):
@@ -431,6 +433,7 @@ def _notes(data: Any) -> NotesParams:
         recompute=reader.flag("recompute"),
         exact=reader.flag("exact"),
         ask=ask,
+        given=given,
     )
     reader.end()
     return params

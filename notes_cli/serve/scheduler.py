@@ -57,12 +57,15 @@ class DecodeThread:
         workspace: Callable[[], contextlib.AbstractContextManager[Workspace]],
         limits: Limits | None = None,
         names: Sequence[str] = (),
+        splice: Sequence[str] = (),
     ) -> None:
-        """`workspace` is opened in the decode thread. `names`: further names of its model."""
+        """`workspace` is opened in the decode thread. `names`: further names of its model. `splice`: skills of requests
+        that name none: names or texts, which are compiled once the model is loaded."""
         self.limits = limits or Limits()
         self.ready: Future[Workspace] = Future()  # done once the model is loaded
         self.over: Future[None] = Future()  # done once the decode thread has ended
         self.names = tuple(names)
+        self.splice = tuple(splice)
         self.started = int(time.time())
         self.metrics = Metrics()
         self._open = workspace
@@ -251,6 +254,7 @@ class DecodeThread:
             *(workspace, self.segment_cache, self.prefixes, conversations, errata, self.names, max_tokens, longest)
         )
         self.tasks = AnswerTasks(self.state, self.scheduler, self.metrics)
+        self.splice = tuple(map(self.segment_cache.compiled, self.splice))
 
     def _end(self) -> None:
         with self._lock:

@@ -79,6 +79,22 @@ class SegmentCache:
         path = store.find(skill, workspace.identity, workspace.compile_again(skill))
         return self._at(path, skill)
 
+    def compiled(self, word: str) -> str:
+        """Return the name of a compiled skill, or of a text, which is compiled now if it is not yet. For the server's
+        own options, in the decode thread. Raises NotesError."""
+        from notes_cli.text.skill import load_skill
+
+        target = self._workspace.library.resolve(word)
+        if target.kind == "name":
+            return self.segment(target.name).name
+        if target.kind == "segment" or word == "-":
+            raise SegmentError(f"{word} is no text and no skill of the library, which a server needs", Help.COMPILE())
+        skill = load_skill(word)
+        compiled = compile_to_library(self._workspace, skill, say=lambda notice: output.say(str(notice)))
+        if compiled.reasons:
+            output.say(f"compiled {word} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
+        return skill.name
+
     def known(self) -> list[SegmentInfo]:
         """Return the metadata of the skills of this model, without opening segments."""
         with self._lock:

@@ -84,6 +84,7 @@ def started(
     model: Path | None = None,
     names: Sequence[str] = ("tiny",),
     drain: float = 5,
+    splice: Sequence[str] = (),
     **workspace: Any,
 ) -> Iterator[Served]:
     """Run a server in a thread for the duration of the block. `drain`: seconds for running answers at its end."""
@@ -92,7 +93,7 @@ def started(
         given = context or ContextOptions(n_threads=1)
         return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
 
-    scheduler = DecodeThread(opened, limits, names)
+    scheduler = DecodeThread(opened, limits, names, splice)
     service = Service(scheduler, options or Options())
     failed: list[BaseException] = []
 
