@@ -233,4 +233,6 @@ def _json(value: Any) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    """Return the message as a line without control characters: a template may raise any text."""
+    line = " ".join(str(error).split())[:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in line) or type(error).__name__
