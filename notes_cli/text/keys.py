@@ -477,7 +477,7 @@ class Known(Collection[str]):
         references = self.find(reference)
         if not references:
             raise SkillError(f"{subject} a field {reference!r}", known(self, reference))
-        if len(references) > 1 and not reference.startswith(f"{ALL}."):
+        if len(references) > 1 and reference.partition(".")[0].strip() != ALL:
             which = listed([match.key for match in references])
             raise SkillError(
                 f"several skills have a field {reference!r}: name one of {which}, or all: {ALL}.{reference}"
