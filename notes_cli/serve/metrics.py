@@ -31,6 +31,8 @@ class Metrics:
     generated: int = 0  # tokens
     steps: int = 0
     preempted: int = 0  # answers
+    restored: int = 0  # evicted prefixes, from memory
+    restored_tokens: int = 0  # of `live`
     outcomes: Counter[str] = field(default_factory=Counter)  # answered, failed, gone, refused
     first_token: Histogram = field(default_factory=Histogram)  # from arrival
     queued: Histogram = field(default_factory=Histogram)

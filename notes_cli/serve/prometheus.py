@@ -34,6 +34,9 @@ class _Snapshot(Collector):
         yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.generated)
         yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=metrics.steps)
         yield CounterMetricFamily("notes_set_aside", "Answers that made room for others.", value=metrics.preempted)
+        restored, tokens = metrics.restored, metrics.restored_tokens
+        yield CounterMetricFamily("notes_restored_prefixes", "Evicted prefixes restored from memory.", value=restored)
+        yield CounterMetricFamily("notes_restored_tokens", "Tokens of these prefixes.", value=tokens)
         for name, (help_text, histogram) in {
             "notes_first_token_seconds": ("From a request to its first token.", metrics.first_token),
             "notes_queue_seconds": ("From a request to its beginning.", metrics.queued),
