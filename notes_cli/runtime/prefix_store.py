@@ -36,9 +36,12 @@ class Block:
     siblings: list[Block]  # all that follow the same tokens, itself among them
     children: list[Block] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        return len(self.origins)
+
     def common(self, tokens: Tokens, origins: Tokens) -> int:
         """Return the number of leading tokens that these have in common with the block."""
-        most = min(len(self.origins), len(tokens))
+        most = min(len(self), len(tokens))
         same = (self.segment.tokens[:most] == tokens[:most]) & (self.origins[:most] == origins[:most])
         return most if same.all() else int(same.argmin())
 
@@ -70,20 +73,20 @@ class PrefixStore:
     def find(self, tokens: Tokens, origins: Tokens, salt: str) -> list[tuple[Block, int]]:
         """Return the blocks with the longest beginning of these tokens, and the number of tokens in each. A recurrent
         state exists after the last token of its block only."""
-        path, place, blocks = list[tuple[Block, int]](), 0, self._first.get(salt, [])
+        path, blocks = list[tuple[Block, int]](), self._first.get(salt, [])
         if blocks and self._context.identity("") != self._identity:  # grown, it rotates otherwise (LongRoPE)
             self.clear()
             return []
-        while blocks and place < len(tokens):
-            counts = [block.common(tokens[place:], origins[place:]) for block in blocks]
+        while blocks:
+            found = [(block.common(tokens, origins), block) for block in blocks]
             if self.recurrent:
-                pairs = zip(counts, blocks, strict=True)
-                counts = [count if count == len(block.origins) else 0 for count, block in pairs]
-            count = max(counts)
-            block = blocks[counts.index(count)]
-            if count:
-                path.append((block, count))
-            place, blocks = place + count, block.children if count == len(block.origins) else []
+                found = [(count, block) for count, block in found if count == len(block)]
+            count, block = max(found, key=lambda one: (one[0], -len(one[1])), default=(0, None))
+            if block is None or not count:
+                break
+            path.append((block, count))
+            tokens, origins = tokens[count:], origins[count:]
+            blocks = block.children if count == len(block) else []
         return path
 
     def restore(self, sequence: KVSequence, path: list[tuple[Block, int]], length: int) -> None:
@@ -109,7 +112,7 @@ class PrefixStore:
         """Store the rows of a sequence with these tokens, as far as they can be read and the budget allows."""
         kept: list[Block] = []
         try:
-            if len(tokens) <= WORTH or not sequence.intact or self._refusal:
+            if len(tokens) <= WORTH or not sequence.intact or not self._exact:
                 return
             identity = self._context.identity("")
             if identity != self._identity:
@@ -137,13 +140,12 @@ class PrefixStore:
         self._first, self._blocks, self.nbytes = {}, {}, 0
 
     @property
-    def _refusal(self) -> str | None:
-        """Why rows of this context would not be restored bit for bit; None if they are."""
-        if self._context.drops:
-            return "layers with a sliding window have dropped rows"
-        if any(layer.part == "indexer" for layer in self._context.layers):
-            return "keys of an indexer are rounded"
-        return self._context.supports("read") or self._context.supports("restore")
+    def _exact(self) -> bool:
+        """True if rows of this context can be read and restored bit for bit: no window has dropped any, and keys of an
+        indexer, which are rounded, are not among them."""
+        context = self._context
+        readable = context.supports("read") is None and context.supports("restore") is None
+        return readable and not context.drops and all(layer.part != "indexer" for layer in context.layers)
 
     def _spans(self, sequence: KVSequence, count: int) -> Iterator[tuple[int, int]]:
         """Yield the tokens [first, last) of each block. An image is a block of its own; a recurrent state is valid
@@ -157,11 +159,9 @@ class PrefixStore:
 
     def _covering(self, blocks: list[Block], tokens: Tokens, origins: Tokens, *, final: bool) -> Block | None:
         """Return the block with exactly these tokens; for the `final` ones of a prefix, also one with more."""
-        for block in blocks:
-            whole = block.common(tokens, origins) == len(tokens)
-            if whole and (len(block.origins) == len(tokens) or (final and not self.recurrent)):
-                return block
-        return None
+        longer = final and not self.recurrent
+        found = (block for block in blocks if block.common(tokens, origins) == len(tokens))
+        return next((block for block in found if longer or len(block) == len(tokens)), None)
 
     def _row_bytes(self, count: int) -> int:
         """Return the bytes of so many rows as they are read."""
@@ -195,7 +195,7 @@ class PrefixStore:
         if not self.recurrent:
             for other in list(block.siblings):
                 span = block.segment.tokens, block.origins
-                if not other.children and other.common(*span) == len(other.origins):
+                if not other.children and other.common(*span) == len(other):
                     self._drop(other)
         block.siblings.append(block)
         self._blocks[block] = None
