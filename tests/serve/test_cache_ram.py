@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from notes_cli.cli import run
 from notes_cli.engine.options import ContextOptions
+from notes_cli.runtime import prefix_store
+from notes_cli.serve import server
 from notes_cli.serve.jobs import Limits
 
 from .conftest import Json, Served, started, told
@@ -52,3 +55,15 @@ def test_two_agents_in_turn(tmp_path: Path, cache_ram: int | None) -> None:
             assert (counts["decoded"] < 40) == reused, counts
     with started(tmp_path, context=ContextOptions(n_ctx=2048, n_threads=1), fixed_size=True) as large:
         assert take_turns(large)[0] == answers and not large.at_context(large.scheduler.gauges)["cache_ram_bytes"]
+
+
+def test_the_size_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MiB, as of llama-server; by default a quarter of the free memory, up to a limit, none if that is unknown."""
+    given: list[int | None] = []
+    monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.scheduler.limits.cache_ram))
+    for options in ((), ("--cache-ram", "0"), ("--cache-ram", "3000")):
+        assert run(["serve", "--port", "0", *options]) == 0
+    assert given == [None, 0, 3000 << 20]
+    for free, budget in ((None, 0), (4 << 30, 1 << 30), (1 << 40, 8 << 30)):
+        monkeypatch.setattr(prefix_store, "available_memory", lambda free=free: free)
+        assert prefix_store.default_budget() == budget
