@@ -274,9 +274,11 @@ class PrefixCache:
     def evict(self) -> bool:
         """Move the least recently used idle sequence to the store. Returns False if there is none."""
         for cached in self.idle_prefixes():
-            if self.store:
-                self.store.save(cached.sequence, cached.tokens, cached.origins, cached.salt)
-            self.drop(cached)
+            try:
+                if self.store:
+                    self.store.save(cached.sequence, cached.tokens, cached.origins, cached.salt)
+            finally:
+                self.drop(cached)
             return True
         return False
 

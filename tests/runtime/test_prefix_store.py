@@ -143,6 +143,15 @@ def test_a_live_prefix_is_preferred(workspace: Workspace) -> None:
     assert (reused, cached.store.hits) == (len(TEXT), 0)
 
 
+def test_a_longer_state_is_preferred_to_a_live_one(make_workspace: MakeWorkspace) -> None:
+    """It is restored in a sequence of its own, as it cannot follow another one."""
+    cached = Cached(make_workspace("lfm2"))
+    cached.prefill(TEXT)
+    cached.evict_all()
+    assert cached.prefill(TEXT[:300])[1] == 0  # a state is of all of its tokens
+    assert cached.prefill(joined(TEXT, QUESTION))[1] == len(TEXT)
+
+
 def test_salts_are_kept_apart(workspace: Workspace) -> None:
     cached = Cached(workspace)
     cached.prefill(TEXT, "a")
@@ -312,8 +321,11 @@ def test_a_spliced_skill_is_restored_whole_or_not(workspace: Workspace, skill: S
         whole = run(assemble_task(workspace, asked, parts_of(workspace, asked), seam=seam, begun=begun))
         assert whole.tokens.tolist() == other.tokens.tolist() and len(whole.logits())
         whole.close()
-    (first, _), (_, last) = layout.splices
+    (first, middle), (_, last) = layout.splices
     assert lengths[0] >= last and lengths[1] == first
+    cached.store._drop(next(iter(cached.store._blocks)))  # what is left ends within the second skill
+    reused = cached.begin(cached.cache.layout(asked, parts_of(workspace, asked), 4))[1]
+    assert reused == middle < 2 * BLOCK < last
 
 
 @pytest.fixture
