@@ -40,6 +40,12 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 @click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
 @click.option("--max-tokens", type=Number(1), help="Tokens of an answer at most.  [default: until the context ends]")
 @click.option("--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts to decode in a step.")
+@click.option(
+    "--cache-ram",
+    type=Number(0),
+    help="MiB of memory for prompts for which the context has no room, 0: none.  [default: a quarter of what is free, "
+    "at most 8192]",
+)
 @click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
 @click.option(
     "--api-key",
@@ -93,6 +99,7 @@ def command(
     queue: int,
     max_tokens: int | None,
     chunk: int,
+    cache_ram: int | None,
     max_body: int,
     keys: tuple[str, ...],
     origins: tuple[str, ...],
@@ -142,7 +149,8 @@ def command(
 
     word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
     names = [*aliases, *([word] if word else [])]
-    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk), names, splice)
+    ram = None if cache_ram is None else cache_ram << 20
+    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk, ram), names, splice)
     token = os.urandom(32).hex()
     verbose = bool(model["verbose"])
     stripped = tuple(key.strip() for key in keys)

@@ -3,7 +3,8 @@
 K/V is reusable only if all tokens from the start are equal and came about in the same way: decoded, spliced from the
 same segment with the same seam, or reused only where exact. A skill that begins to differ is not reused in part. A few
 tokens before the first question are not reused either where decoding starts a batch anyway, so that another question
-about the same skill has bit-identical results to a separate run. A salt separates tenants.
+about the same skill has bit-identical results to a separate run. A salt separates tenants. Evicted prefixes go to host
+memory (prefix_store.py), with which a prompt may go on where it has more of its tokens than any live sequence.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.assemble import APART, temporary_cells
+from notes_cli.runtime.prefix_store import WORTH, Block, PrefixStore
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
@@ -89,10 +91,11 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """The reusable sequences of a context."""
+    """The reusable sequences of a context, and the store for evicted ones, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: PrefixStore | None = None) -> None:
         self.entries: list[CachedPrefix] = []
+        self.store = store
         self._numbers: dict[object, int] = {}  # the latest used are last
         self._numbering = threading.Lock()  # layouts may be made in several threads
         self._unused = count(1)
@@ -146,7 +149,8 @@ class PrefixCache:
 
     def find(self, layout: Layout, salt: str) -> tuple[CachedPrefix | None, int, int]:
         """Return the sequence with the longest reusable prefix, its length, and the length once running prefills are
-        done. The last token is always left to decode."""
+        done, or what `restore` reaches from there if that is about as much. A recurrent state that is stored for a
+        longer prefix is restored without one. The last token is always left to decode."""
         best, length, coming = None, 0, 0
         for cached in self.entries:
             if cached.salt != salt or not cached.sequence.intact:
@@ -155,12 +159,36 @@ class PrefixCache:
             if cached.coming:
                 coming = max(coming, common if common == len(cached.tokens) else 0)
                 continue
-            usable = self._usable_length(cached, layout, min(common, cached.sequence.rows))
-            if cached.sequence.rows < common:
-                coming = max(coming, self._usable_length(cached, layout, common))
+            rows, state = cached.sequence.rows, None
+            if cached.sequence.context.model.recurrent:
+                state = rows if rows == len(cached.sequence) else -1
+            usable = self._usable_length(layout, min(common, rows), state)
+            if rows < common:
+                coming = max(coming, self._usable_length(layout, common, state))
             if usable > length:
                 best, length = cached, usable
-        return best, length, max(coming, length)
+        _, stored = self._stored(layout, salt)
+        if self.store and self.store.recurrent and stored > length + WORTH:
+            best, length = None, 0
+        return best, length, length if coming <= stored + WORTH else max(coming, length)
+
+    def _stored(self, layout: Layout, salt: str) -> tuple[list[tuple[Block, int]], int]:
+        """Return the blocks of the store that a prompt begins with, and how many of their tokens are reusable."""
+        if self.store is None:
+            return [], 0
+        most = len(layout) - 1
+        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt)
+        length = sum(count for _, count in path)
+        return path, self._usable_length(layout, length, length if self.store.recurrent else None)
+
+    def restore(self, sequence: KVSequence, layout: Layout, salt: str) -> int:
+        """Restore what the store has of a prompt beyond the live prefix that its sequence begins with. Returns the
+        tokens that the sequence has then."""
+        path, length = self._stored(layout, salt)
+        if self.store and length > len(sequence) + WORTH:
+            self.store.restore(sequence, path, length)
+            sequence.pieces = layout.live(len(sequence))
+        return len(sequence)
 
     def _common_length(self, cached: CachedPrefix, layout: Layout) -> int:
         """Return the number of leading tokens with equal ids and origins."""
@@ -168,11 +196,12 @@ class PrefixCache:
         same = (cached.tokens[:most] == layout.tokens[:most]) & (cached.origins[:most] == layout.origins[:most])
         return most if same.all() else int(same.argmin())
 
-    def _usable_length(self, cached: CachedPrefix, layout: Layout, length: int) -> int:
-        """Reduce a common length to one at which the prompt can continue."""
-        if cached.sequence.context.model.recurrent:  # state exists for the last token only
-            whole = length == len(cached.sequence) == cached.sequence.rows and length >= layout.prefix_only
-            return length if whole and not any(first < length < last for first, last in layout.splices) else 0
+    def _usable_length(self, layout: Layout, length: int, state: int | None) -> int:
+        """Reduce a common length to one at which the prompt can continue. `state`: the only length at which a recurrent
+        state exists; None for other models."""
+        if state is not None:
+            inside = any(first < length < last for first, last in layout.splices)
+            return length if length == state and length >= layout.prefix_only and not inside else 0
         for first, last in layout.splices:
             if first < length < last:
                 length = first
@@ -243,17 +272,23 @@ class PrefixCache:
         yield from sorted((cached for cached in self.entries if cached.idle), key=lambda cached: cached.used)
 
     def evict(self) -> bool:
-        """Drop the least recently used idle sequence. Returns False if there is none."""
+        """Move the least recently used idle sequence to the store. Returns False if there is none."""
         for cached in self.idle_prefixes():
-            self.drop(cached)
+            try:
+                if self.store:
+                    self.store.save(cached.sequence, cached.tokens, cached.origins, cached.salt)
+            finally:
+                self.drop(cached)
             return True
         return False
 
     def evict_beyond(self, number: int) -> None:
-        """Drop idle sequences until so many are left."""
+        """Evict idle sequences until so many are left."""
         while sum(cached.idle for cached in self.entries) > number:
             self.evict()
 
     def close(self) -> None:
         for cached in list(self.entries):
             self.drop(cached)
+        if self.store:
+            self.store.clear()

@@ -86,16 +86,18 @@ class Scheduler:
         chunk: int | None = None,
         idle: int = 0,
         grow_first: bool = False,
+        cache_ram: int = 0,
     ) -> None:
         """`parallel`: most sequences in prefill or decode; None: a single request, which has the context to itself.
         `chunk`: most prompt tokens in a step with several sequences. `idle`: idle prefixes that are kept. `grow_first`:
-        enlarge the context before idle prefixes are evicted."""
+        enlarge the context before idle prefixes are evicted. `cache_ram`: bytes for the K/V of evicted ones."""
         self.workspace, self.parallel, self.idle = workspace, parallel, idle
         if parallel:
             from notes_cli.runtime.kv_budget import KVBudget  # a single question needs neither
             from notes_cli.runtime.prefix_cache import PrefixCache
+            from notes_cli.runtime.prefix_store import PrefixStore
 
-            self.prefixes = PrefixCache()
+            self.prefixes = PrefixCache(PrefixStore(workspace, cache_ram) if cache_ram else None)
             self.budget = KVBudget(workspace, self.prefixes)
         self.waiting: list[Job[Any]] = []  # by arrival
         self.running: list[Job[Any]] = []
@@ -225,6 +227,8 @@ class Scheduler:
         job.first, job.live = first, length
         if job.sequence is not None:
             self.reserve(job, job.sequence)
+            if layout is not None:
+                job.live = self.prefixes.restore(job.sequence, layout, job.salt)
             if layout is not None and (job.boundary is None or length < job.boundary):
                 job.prefix = self.prefixes.add(job.sequence, layout, job.salt, job.boundary)
         return True

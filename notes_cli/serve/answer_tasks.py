@@ -88,11 +88,11 @@ class AnswerTasks:
             return self._explain_question(prepared)
         layout = prepared.layout
         cached, length, _ = self._prefixes.find(layout, prepared.request.notes.cache_salt)
-        live = length if cached else 0
-        if cached and live:
-            sequence = self._prefixes.begin(cached, live, layout, dry=True)
+        if cached and length:
+            sequence = self._prefixes.begin(cached, length, layout, dry=True)
         else:
             sequence = self._workspace.sequence(dry=True)
+        live = self._prefixes.restore(sequence, layout, prepared.request.notes.cache_salt)
         run(self._prefill(layout, sequence))
         counts = replace(Counts.of(sequence), shared=live)
         return explanation(sequence.pieces, asdict(counts), prepared.notices)

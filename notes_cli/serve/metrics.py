@@ -37,6 +37,8 @@ class Metrics:
     generated: int = 0  # tokens
     steps: int = 0
     preempted: int = 0  # answers
+    restored: int = 0  # evicted prefixes, from memory
+    restored_tokens: int = 0  # of `live`
     outcomes: Counter[str] = field(default_factory=Counter)  # answered, failed, gone, refused
     first_token: Histogram = field(default_factory=Histogram)  # from arrival
     queued: Histogram = field(default_factory=Histogram)
@@ -63,6 +65,9 @@ class _Snapshot(Collector):
         yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.generated)
         yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=metrics.steps)
         yield CounterMetricFamily("notes_set_aside", "Answers that made room for others.", value=metrics.preempted)
+        restored, tokens = metrics.restored, metrics.restored_tokens
+        yield CounterMetricFamily("notes_restored_prefixes", "Evicted prefixes restored from memory.", value=restored)
+        yield CounterMetricFamily("notes_restored_tokens", "Tokens of these prefixes.", value=tokens)
         for name, (help_text, histogram) in {
             "notes_first_token_seconds": ("From a request to its first token.", metrics.first_token),
             "notes_queue_seconds": ("From a request to its beginning.", metrics.queued),

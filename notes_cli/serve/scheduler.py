@@ -23,6 +23,7 @@ from typing import TypeVar
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
+from notes_cli.runtime.prefix_store import default_budget
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answer_tasks import AnswerTasks, client_error
@@ -200,7 +201,7 @@ class DecodeThread:
 
     def gauges(self) -> dict[str, float]:
         """Return the gauges for /metrics."""
-        context = self.workspace.context
+        context, store = self.workspace.context, self.prefixes.store
         return {
             "requests_running": len(self.scheduler.running),
             "requests_waiting": len(self.scheduler.waiting),
@@ -209,6 +210,8 @@ class DecodeThread:
             "cells_promised": self.budget.promised,
             "sequences_free": context.n_free,
             "prefixes_idle": sum(1 for _ in self.prefixes.idle_prefixes()),
+            "cache_ram_bytes": store.nbytes if store else 0,
+            "cache_ram_blocks": store.count if store else 0,
         }
 
     def _run(self) -> None:
@@ -243,7 +246,8 @@ class DecodeThread:
         idle = 2 if workspace.model.recurrent else IDLE  # each recurrent state takes memory
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, limits.parallel + idle)
-        self.scheduler = Scheduler(workspace, limits.parallel, chunk=limits.chunk, idle=IDLE)
+        cache_ram = default_budget() if limits.cache_ram is None else limits.cache_ram
+        self.scheduler = Scheduler(workspace, limits.parallel, chunk=limits.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
         self.segment_cache = SegmentCache(workspace, self.compute)
         errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
@@ -293,6 +297,8 @@ class DecodeThread:
     def _serve(self) -> None:
         self.metrics.steps += self.scheduler.step()
         self.metrics.preempted = self.scheduler.preempted
+        if store := self.prefixes.store:
+            self.metrics.restored, self.metrics.restored_tokens = store.hits, store.restored
 
     def _take_arrivals(self, *, wait: bool) -> None:
         """Take the arrivals so far; `wait` for at least one. Later ones have to wait for the next step, so that many
