@@ -17,6 +17,7 @@ from notes_cli.errors import NotesError, reason
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from notes_cli.runtime.prefix_cache import Reuse
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.serve.scheduler import DecodeThread
 
@@ -32,6 +33,13 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 @click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
 @click.option("--max-tokens", type=Number(1), help="Tokens of an answer at most.  [default: until the context ends]")
 @click.option("--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts to decode in a step.")
+@click.option(
+    "--reuse",
+    type=click.Choice(("exact", "compiled", "near")),
+    default="compiled",
+    show_default=True,
+    help="Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
+)
 @click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
 @click.option(
     "--api-key",
@@ -70,6 +78,7 @@ def command(
     queue: int,
     max_tokens: int | None,
     chunk: int,
+    reuse: Reuse,
     max_body: int,
     keys: tuple[str, ...],
     origins: tuple[str, ...],
@@ -116,7 +125,7 @@ def command(
 
     word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
     names = [*aliases, *([word] if word else [])]
-    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk), names)
+    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk), names, reuse)
     token = os.urandom(32).hex()
     verbose = bool(model["verbose"])
     options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, verbose, token)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import accumulate, count
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,10 +20,17 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.assemble import APART, temporary_cells
+from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.prompt import Parts, Prompt
 from notes_cli.text.prompt import Chunk
 
 _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
+# What a request may reuse: "exact": equal prefixes; "compiled": also runs of compiled texts (runtime/token_runs.py);
+# "near": also runs of cached prompts. With the lowest origin of K/V that it continues.
+Reuse = Literal["exact", "compiled", "near"]
+REUSES: tuple[Reuse, ...] = get_args(Reuse)
+COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
+LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "near": -MOVES}
 REMEMBERED = 4096  # numbered origins kept
 
 
@@ -36,9 +44,11 @@ class Layout:
     splice: bool  # skills are spliced, not decoded
     exact: bool  # K/V of skills only where it equals a prefill's (runtime/assemble.py)
     tokens: Tokens
-    origins: Tokens  # 0: decoded; else the number of the splice's origin
+    origins: Tokens  # 0: decoded; above: the number of the splice's origin; below: of a run, with another left context
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
     prefix_only: int  # tokens up to the end of the last prefix-only skill; 0 without one
+    reuse: Reuse = "exact"
+    compiled: tuple[Segment, ...] = ()  # compiled texts with runs of its tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,6 +57,14 @@ class Layout:
     def temporary(self) -> int:
         """Number of cells that its prefill needs temporarily."""
         return temporary_cells(self.prompt, self.parts)
+
+    @property
+    def texts(self) -> list[tuple[int, int]]:
+        """Tokens [first, last) of each text that is decoded, without the prompt's last token, whose logits are
+        needed."""
+        ends = list(accumulate(len(ids) for _, ids in self.parts.all_chunks))
+        spans = zip([0, *ends], ends, self.parts.all_chunks, strict=False)
+        return [(first, min(last, len(self) - 1)) for first, last, (chunk, _) in spans if chunk.kind != "splice"]
 
     def begin(self, length: int) -> int:
         """Return where to continue with a cached prefix of this length: after it, or in a first turn at the start of
@@ -70,7 +88,9 @@ class Layout:
         pieces, place = [], 0
         for chunk, ids in self.parts.all_chunks:
             if (count := min(len(ids), length - place)) > 0:
-                pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE))
+                near = np.count_nonzero(self.origins[place : place + count] < 0)
+                detail = str(near) if near else ""
+                pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE, detail))
             place += count
         return pieces
 
@@ -163,9 +183,12 @@ class PrefixCache:
         return best, length, max(coming, length)
 
     def _common_length(self, cached: CachedPrefix, layout: Layout) -> int:
-        """Return the number of leading tokens with equal ids and origins."""
+        """Return the number of leading tokens with equal ids, and with equal origins or those of runs that the layout
+        may reuse."""
         most = min(len(cached.tokens), len(layout) - 1)
-        same = (cached.tokens[:most] == layout.tokens[:most]) & (cached.origins[:most] == layout.origins[:most])
+        theirs, ours = cached.origins[:most], layout.origins[:most]
+        near = (ours == 0) & (theirs < 0) & (theirs >= LOWEST_ORIGIN[layout.reuse])
+        same = (cached.tokens[:most] == layout.tokens[:most]) & ((theirs == ours) | near)
         return most if same.all() else int(same.argmin())
 
     def _usable_length(self, cached: CachedPrefix, layout: Layout, length: int) -> int:

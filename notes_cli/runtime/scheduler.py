@@ -20,6 +20,7 @@ from notes_cli.runtime.workspace import Workspace
 if TYPE_CHECKING:
     from notes_cli.runtime.kv_budget import Reservation
     from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
+    from notes_cli.runtime.token_runs import PlacedRun
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Job(Generic[T]):
     cancelled: bool = False
     # Set by the scheduler:
     sequence: KVSequence | None = None  # begins with a cached prefix of `live` tokens
+    runs: list[PlacedRun] = field(default_factory=list)  # of its prompt after that prefix
     live: int = 0
     prefix: CachedPrefix | None = None
     reservations: list[Reservation] = field(default_factory=list)
@@ -199,6 +201,8 @@ class Scheduler:
 
     def _reserve(self, job: Job[Any]) -> bool | None:
         """Reserve cells for a job, whose sequence begins with the longest cached prefix. Returns as `_try_start`."""
+        from notes_cli.runtime.token_runs import plan_runs  # a single question needs none
+
         layout, cached, length = job.layout, None, 0
         if not job.own:  # its tokens are an upper bound
             self.workspace.check_fits(job.tokens + job.lookahead + max(0, job.least - 1), job.first)
@@ -208,6 +212,8 @@ class Scheduler:
             cached, length, coming = self.prefixes.find(layout, job.salt)
             if coming > length + SOON:
                 return False
+            sources = [placed.source for placed in job.runs if not placed.source.name]  # in memory
+            layout, job.runs = plan_runs(*(self.workspace, self.prefixes, layout, cached, length, job.salt), sources)
             if cached and length:
                 job.sequence = self.prefixes.begin(cached, length, layout, fork=job.boundary is not None)
         if job.sequence is None and not job.own:
@@ -222,7 +228,7 @@ class Scheduler:
             tokens, cells = job.tokens + job.lookahead + job.answers * job.least, self.budget.cells
             message = f"the context is too small: {tokens} tokens do not fit {cells}"
             raise ContextLengthError(message, Help.LARGER_CONTEXT(tokens=tokens), tokens=tokens, longest=cells)
-        job.first, job.live = first, length
+        job.first, job.live, job.layout = first, length, layout
         if job.sequence is not None:
             self.reserve(job, job.sequence)
             if layout is not None and (job.boundary is None or length < job.boundary):

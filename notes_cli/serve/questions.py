@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Notice, SessionError
@@ -57,6 +57,8 @@ Prepared = PreparedRequest | PreparedQuestion | PreparedTurn
 def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
     """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
     compiling images. Raises NotesError."""
+    if (chat.notes.reuse or state.reuse) == "exact":
+        chat = replace(chat, notes=replace(chat.notes, exact=True))
     if chat.notes.session is not None:
         return _prepare_turn(state, chat, chat.notes.session, resources)
     return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _prepare_question(state, chat, dry)
