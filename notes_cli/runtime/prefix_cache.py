@@ -220,6 +220,12 @@ class PrefixCache:
         sequence.token_limit = None
         return sequence
 
+    def touch(self, sequence: KVSequence) -> None:
+        """Mark the entries of a sequence as recently used."""
+        for cached in self.entries:
+            if cached.sequence is sequence:
+                cached.used = next(self._clock)
+
     def undo(self, cached: CachedPrefix | None, sequence: KVSequence) -> None:
         """Revert `begin`."""
         if cached is not None and cached.sequence is sequence:

@@ -193,16 +193,18 @@ def plan_runs(
     sources = [*earlier, *map(Source.of_segment, layout.compiled)]
     if layout.reuse == "near":
         alike = [one for one in prefixes.entries if one.salt == salt and not one.coming and one.sequence.intact]
-        sources += map(Source.of_prefix, sorted(alike, key=lambda one: -one.used))
+        alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
+        sources += map(Source.of_prefix, alike)
     spans = [(max(first, length), last) for first, last in layout.texts]
     found = TokenIndex([source.tokens for source in sources]).runs(layout.tokens, spans)
     for run in found:
         source, start = sources[run.source], run.start
         now = source.origins[start : start + len(run)]
         if isinstance(source.holder, KVSequence) and not dry:
+            prefixes.touch(source.holder)
             try:
                 source, start = _read(workspace, source.holder, run, now), 0
-            except NotesError:  # it is decoded
+            except (NotesError, MemoryError):  # it is decoded
                 continue
         origins[run.first : run.last] = now
         placed.append(PlacedRun(replace(run, start=start), source))

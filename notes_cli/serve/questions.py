@@ -57,7 +57,8 @@ Prepared = PreparedRequest | PreparedQuestion | PreparedTurn
 def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
     """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
     compiling images. Raises NotesError."""
-    if (chat.notes.reuse or state.reuse) == "exact":
+    chatting = chat.notes.session is None and chat.notes.ask is None  # else as without a server
+    if (chat.notes.reuse or (chatting and state.reuse)) == "exact":
         chat = replace(chat, notes=replace(chat.notes, exact=True))
     if chat.notes.session is not None:
         return _prepare_turn(state, chat, chat.notes.session, resources)
