@@ -38,7 +38,7 @@ from notes_cli.text.skill import Skill
 from notes_cli.text.tools import ToolSet, in_order
 
 SHAPE = Shape(layers=2, width=64, heads=2, kv_heads=1, head=32, feed_forward=128)
-SYSTEM, TOOLS, TOOL = 38_000, 11, 2_400  # characters of the system text, number of tools, characters of each
+SYSTEM, TOOLS, TOOL = 33_000, 11, 1_700  # characters of the system text, number of tools, characters of each
 Json = dict[str, Any]
 
 
@@ -114,15 +114,6 @@ def counts(model: Path, agent: Agent, reuse: Reuse, *, compiled: bool, n_ctx: in
                     scheduler.compute(partial(scheduler.prefixes.drop, cached))
 
 
-def in_turn(model: Path, agents: Sequence[Agent], n_ctx: int) -> int:
-    """Return the most tokens that are decoded for one of several agents that ask in turn, after the first round."""
-    scheduler = DecodeThread(lambda: Workspace(model, ContextOptions(n_ctx=n_ctx), fixed_size=True))
-    with run_scheduler(scheduler):
-        scheduler.ready.result()
-        rounds = [[decoded(scheduler, agent.request("near"))[0] for agent in agents] for _ in range(2)]
-    return max(rounds[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", type=Path, help="a GGUF file  [default: SmolLM2]")
@@ -134,9 +125,7 @@ def main() -> None:
     if given.quality:
         report(list(differences(model, given.quality)))
         return
-    prose = cycle(paragraphs())
-    agents = Agent.of(prose), Agent.of(prose)
-    agent, model = agents[0], random_model(MODEL.with_name("reuse.gguf"), SHAPE, tokenizer=model)
+    agent, model = Agent.of(cycle(paragraphs())), random_model(MODEL.with_name("reuse.gguf"), SHAPE, tokenizer=model)
     columns = {
         "prefixes": list(counts(model, agent, "exact", compiled=False, n_ctx=40_960)),
         "near": list(counts(model, agent, "near", compiled=False, n_ctx=40_960)),
@@ -145,7 +134,6 @@ def main() -> None:
     print("|".join(["decoded tokens", "tokens", *columns]))
     for row in zip(*columns.values(), strict=True):
         print("|".join([row[0][0], *(f"{value:,}" for value in (row[0][2], *(one[1] for one in row)))]))
-    print("two agents in turn, in 32,768 cells:", in_turn(model, agents, 32_768))
 
 
 if __name__ == "__main__":

@@ -73,13 +73,13 @@ def report(found: Sequence[Difference]) -> None:
         print(f"{change or 'all'}|{len(group)}|{share:.0%}|{least:.5f}|{np.mean(kl):.4f}, {max(kl):.4f}|{same}|{exact}")
 
 
-def differences(model: Path, number: int) -> Iterator[Difference]:
-    """Yield the differences of so many changed prompts of 500 to 2,000 tokens."""
+def differences(model: Path, number: int, sizes: tuple[int, int] = (1_800, 8_000)) -> Iterator[Difference]:
+    """Yield the differences of so many changed prompts. `sizes`: characters; by default about 500 to 2,000 tokens."""
     draw, prose = random.Random(1), paragraphs()
     with Workspace(model, ContextOptions(n_ctx=8192)) as workspace:
         for index in range(number):
             prefixes = PrefixCache()
-            size, texts, question = draw.randrange(1_800, 8_000), draw.sample(prose, 3), draw.choice(QUESTIONS)
+            size, texts, question = draw.randrange(*sizes), draw.sample(prose, 3), draw.choice(QUESTIONS)
             while sum(map(len, texts)) < size:
                 texts.append(draw.choice(prose))
 

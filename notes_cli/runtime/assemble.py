@@ -162,7 +162,7 @@ def append_text(
     name: str = "",
 ) -> Task[None]:
     """Append a text, as a task of a loop: the K/V of its runs is placed, except for the first tokens of each, which are
-    decoded like the rest of the text. The runs are taken out of the list."""
+    decoded like the rest of the text, unless it continues the run before. The runs are taken out of the list."""
     while len(tokens):
         ahead = len(tokens) if not runs else min(len(tokens), runs[0].run.first - len(sequence))
         sequence.append(tokens[:ahead], kind, name)
@@ -170,18 +170,21 @@ def append_text(
         if not len(tokens):
             return
         placed = runs.pop(0)
-        count, layers = len(placed.run), None
-        if placed.refusal(workspace, sequence.position(len(sequence))) is None:
+        count, base, layers = len(placed.run), placed.source.base(placed.run.start), None
+        position = sequence.position(len(sequence))
+        before = sequence.pieces[-1] if sequence.pieces else None
+        continued = before is not None and before.reason is Reason.NEAR and before.moved == position - base
+        seam = 0 if continued else RUN_SEAM
+        if placed.refusal(workspace, position) is None:
             with suppress(NotesError):  # a damaged file
-                layers = [] if sequence.dry else placed.rows(RUN_SEAM)
+                layers = [] if sequence.dry else placed.rows(seam)
         if layers is None:
             sequence.append(tokens[:count], kind, name)
         else:
-            sequence.append(tokens[:RUN_SEAM], kind, name, "seam", Reason.OTHER_CONTEXT)
+            sequence.append(tokens[:seam], kind, name, "seam", Reason.OTHER_CONTEXT)
             while sequence.pending and not sequence.dry:
                 yield [sequence]
-            base = placed.source.base(placed.run.start) + RUN_SEAM
-            sequence.place(tokens[RUN_SEAM:count], layers, base, kind, name, placed.source.name)
+            sequence.place(tokens[seam:count], layers, base + seam, kind, name, placed.source.name)
         tokens = tokens[count:]
 
 

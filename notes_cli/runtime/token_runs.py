@@ -113,23 +113,28 @@ class Source:
     holder: Segment | KVSequence
 
     @classmethod
-    def of_segment(cls, segment: Segment, origins: Tokens | None = None) -> Source:
-        """A compiled text, or with `origins` rows of a cached prompt."""
+    def of_compiled(cls, segment: Segment) -> Source:
+        """A compiled text, without the first token of a prompt, as below."""
         tokens = segment.tokens.copy()
         if segment.base == 0:
-            tokens[:1] = _UNUSABLE  # as below
-        compiled = np.full(len(segment), COMPILED_RUN, np.int32)
-        return cls(tokens, compiled if origins is None else origins, segment)
+            tokens[:1] = _UNUSABLE
+        return cls(tokens, np.full(len(segment), COMPILED_RUN, np.int32), segment)
+
+    @classmethod
+    def of_prompt(cls, tokens: Tokens, origins: Tokens, holder: Segment | KVSequence) -> Source:
+        """Tokens of a prompt with these origins: what was decoded in it, or placed there and not moved too often. Not a
+        skill, which may be edited in place, nor the first token, which every later one attends to as to no other."""
+        tokens = tokens.copy()
+        tokens[(origins > 0) | (origins <= -MOVES)] = _UNUSABLE
+        if isinstance(holder, KVSequence) or holder.base == 0:
+            tokens[:1] = _UNUSABLE
+        return cls(tokens, np.minimum(origins, COMPILED_RUN) - 1, holder)
 
     @classmethod
     def of_prefix(cls, cached: CachedPrefix) -> Source:
-        """A cached prompt: what was decoded in it, or placed there from another one and not moved too often. Not a
-        skill, which may be edited in place, nor the first token, which every later one attends to as to no other."""
+        """A cached prompt, as far as it has K/V."""
         rows = min(cached.sequence.rows, len(cached.tokens))
-        origins, tokens = cached.origins[:rows], cached.tokens[:rows].copy()
-        tokens[(origins > 0) | (origins <= -MOVES)] = _UNUSABLE
-        tokens[:1] = _UNUSABLE
-        return cls(tokens, np.minimum(origins, COMPILED_RUN) - 1, cached.sequence)
+        return cls.of_prompt(cached.tokens[:rows], cached.origins[:rows], cached.sequence)
 
     @cached_property
     def layers(self) -> Sequence[LayerRows]:
@@ -190,7 +195,7 @@ def plan_runs(
     context = workspace.context
     if layout.reuse == "exact" or context.model.recurrent or context.drops or context.supports("splice"):
         return planned, placed
-    sources = [*earlier, *map(Source.of_segment, layout.compiled)]
+    sources = [*earlier, *map(Source.of_compiled, layout.compiled)]
     if layout.reuse == "near":
         alike = [one for one in prefixes.entries if one.salt == salt and not one.coming and one.sequence.intact]
         alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
@@ -223,4 +228,4 @@ def _read(workspace: Workspace, sequence: KVSequence, run: TokenRun, origins: To
         identity=workspace.identity,
         layers=rows,
     )
-    return Source.of_segment(segment, origins)
+    return Source(segment.tokens, origins, segment)

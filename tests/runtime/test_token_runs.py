@@ -99,8 +99,10 @@ class Prompts:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace, self.prefixes = workspace, PrefixCache()
 
-    def layout(self, system: str, reuse: Reuse = "near", compiled: tuple[Segment, ...] = ()) -> Layout:
-        prompt = Prompt("Why?", system=system)
+    def layout(
+        self, system: str, reuse: Reuse = "near", compiled: tuple[Segment, ...] = (), question: str = "Why?"
+    ) -> Layout:
+        prompt = Prompt(question, system=system)
         layout = self.prefixes.layout(prompt, parts_of(self.workspace, prompt), 1)
         return replace(layout, reuse=reuse, compiled=compiled)
 
@@ -166,6 +168,16 @@ def test_a_changed_text_is_placed_in_runs(prompts: Prompts, change: str, compile
     assert sequence.decoded < len(layout) - sum(piece.tokens for piece in near) + 1
     first, last = worst(prompts, layout, sequence)
     assert first < 0.02 < last, "only later layers depend on what was before"
+
+
+def test_a_run_that_continues_the_one_before_has_no_seam(prompts: Prompts) -> None:
+    """A chunk of the prompt ends between them, and they were neighbours in the source, too."""
+    prompts.assembled(prompts.layout(BASE, question=BASE.upper()), keep=True)
+    layout = prompts.layout(CHANGED["a line above"], question=BASE.upper())
+    sequence = prompts.assembled(layout)
+    near = [(piece.kind, piece.position + piece.tokens) for piece in sequence.pieces if piece.reason is Reason.NEAR]
+    assert [kind for kind, _ in near] == ["text", "question"] and sequence.count("seam") == RUN_SEAM
+    assert worst(prompts, layout, sequence)[0] < 0.02
 
 
 @pytest.mark.parametrize("wrong", ["rows", "base"])
