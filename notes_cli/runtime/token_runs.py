@@ -25,6 +25,7 @@ from notes_cli.runtime.workspace import Workspace
 WINDOW = 32
 SHORTEST = 2 * WINDOW  # tokens of a run: it has a whole window of its source, wherever it begins there
 CANDIDATES = 8  # places with the same window that are compared
+UNROUNDED = ("f32", "f16", "bf16")  # types of keys that lose little when they are moved (docs/LOG.md)
 _UNUSABLE = -1  # instead of a token
 
 
@@ -121,20 +122,21 @@ class Source:
         return cls(tokens, np.full(len(segment), COMPILED_RUN, np.int32), segment)
 
     @classmethod
-    def of_prompt(cls, tokens: Tokens, origins: Tokens, holder: Segment | KVSequence) -> Source:
-        """Tokens of a prompt with these origins: what was decoded in it, or placed there and not moved too often. Not a
-        skill, which may be edited in place, nor the first token, which every later one attends to as to no other."""
+    def of_prompt(cls, tokens: Tokens, origins: Tokens, holder: Segment | KVSequence, moves: int) -> Source:
+        """Tokens of a prompt with these origins: what was decoded in it, or placed there and moved less than `moves`
+        times. Not a skill, which may be edited in place, nor the first token, which every later one attends to as to no
+        other."""
         tokens = tokens.copy()
-        tokens[(origins > 0) | (origins <= -MOVES)] = _UNUSABLE
+        tokens[(origins > 0) | (origins <= -moves)] = _UNUSABLE
         if isinstance(holder, KVSequence) or holder.base == 0:
             tokens[:1] = _UNUSABLE
         return cls(tokens, np.minimum(origins, COMPILED_RUN) - 1, holder)
 
     @classmethod
-    def of_prefix(cls, cached: CachedPrefix) -> Source:
+    def of_prefix(cls, cached: CachedPrefix, moves: int) -> Source:
         """A cached prompt, as far as it has K/V."""
         rows = min(cached.sequence.rows, len(cached.tokens))
-        return cls.of_prompt(cached.tokens[:rows], cached.origins[:rows], cached.sequence)
+        return cls.of_prompt(cached.tokens[:rows], cached.origins[:rows], cached.sequence, moves)
 
     @cached_property
     def layers(self) -> Sequence[LayerRows]:
@@ -199,7 +201,8 @@ def plan_runs(
     if layout.reuse == "near":
         alike = [one for one in prefixes.entries if one.salt == salt and not one.coming and one.sequence.intact]
         alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
-        sources += map(Source.of_prefix, alike)
+        moves = MOVES if context.options.type_k in UNROUNDED else 1  # each one rounds keys
+        sources += [Source.of_prefix(one, moves) for one in alike]
     spans = [(max(first, length), last) for first, last in layout.texts]
     found = TokenIndex([source.tokens for source in sources]).runs(layout.tokens, spans)
     for run in found:

@@ -9,6 +9,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
+from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence, run
@@ -21,7 +22,7 @@ from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
-from ..conftest import MakeWorkspace
+from ..conftest import MakeModel, MakeWorkspace
 
 PARAGRAPHS = [
     f"Paragraph {number} has the rule that every {word} must be brought back within {13 * number} days, not later."
@@ -252,13 +253,26 @@ def test_a_source_may_be_evicted_once_its_runs_are_planned(prompts: Prompts) -> 
 
 def test_rows_are_moved_a_few_times_only(prompts: Prompts) -> None:
     """Each move rounds keys: after MOVES of them, the text is decoded again."""
-    first, moved = prompts.prefixes.entries[0], []
-    for number in range(MOVES + 1):
-        prompts.assembled(prompts.layout(f"Version {number}.\n{BASE}"), keep=True)
-        prompts.prefixes.entries = prompts.prefixes.entries[-1:]  # only the last one is a source for the next
+    assert moves_of(prompts, MOVES + 1) == [*range(2, MOVES + 1), 0, 2]
+
+
+def test_quantized_keys_are_moved_once(make_model: MakeModel) -> None:
+    options = ContextOptions(n_ctx=4096, n_threads=1, type_k="q8_0")
+    with Workspace(make_model("qwen3"), options) as workspace:
+        prompts = Prompts(workspace)
+        prompts.assembled(prompts.layout(BASE), keep=True)
+        assert moves_of(prompts, 3) == [2, 0, 2]
+
+
+def moves_of(prompts: Prompts, number: int) -> list[int]:
+    """Return the lowest origin, without its sign, of each of so many prompts of which only the last one is a source."""
+    moved = []
+    for version in range(number):
+        prompts.assembled(prompts.layout(f"Version {version}.\n{BASE}"), keep=True)
+        for cached in prompts.prefixes.entries[:-1]:
+            prompts.prefixes.drop(cached)
         moved.append(-int(prompts.prefixes.entries[0].origins.min()))
-    assert moved == [*range(2, MOVES + 1), 0, 2]
-    first.sequence.close()
+    return moved
 
 
 def test_skills_in_a_cached_prompt_are_no_source(make_workspace: MakeWorkspace) -> None:
