@@ -15,7 +15,6 @@ from notes_cli.engine.sequence import run
 from notes_cli.runtime.assemble import assemble_task
 from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, parts_of
-from notes_cli.runtime.token_runs import plan_runs
 from notes_cli.runtime.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +88,7 @@ def differences(model: Path, number: int, sizes: tuple[int, int] = (1_800, 8_000
 
             def logits(wanted: Layout, prefixes: PrefixCache = prefixes) -> tuple[NDArray[np.float64], int]:
                 cached, length, _ = prefixes.find(wanted, "")
-                planned, runs = plan_runs(workspace, prefixes, wanted, cached, length, "")
+                planned, runs = prefixes.plan(workspace, wanted, "", cached, length)
                 begun = prefixes.begin(cached, length, planned) if cached else None
                 task = assemble_task(workspace, planned.prompt, planned.parts, begun=begun, runs=runs)
                 with run(task) as sequence:

@@ -9,8 +9,8 @@ about the same skill has bit-identical results to a separate run. A salt separat
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, count
 from typing import Literal, get_args
 
@@ -22,6 +22,8 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.assemble import APART, temporary_cells
 from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.prompt import Parts, Prompt
+from notes_cli.runtime.token_runs import COMPILED_RUN, PlacedRun, Source, find_runs
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk
 
 _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
@@ -29,7 +31,6 @@ _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
 # "near": also runs of cached prompts. With the lowest origin of K/V that it continues.
 Reuse = Literal["exact", "compiled", "near"]
 REUSES: tuple[Reuse, ...] = get_args(Reuse)
-COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
 LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "near": -MOVES}
 REMEMBERED = 4096  # numbered origins kept
 
@@ -202,6 +203,42 @@ class PrefixCache:
         length = layout.begin(length)
         return 0 if length < layout.prefix_only else length
 
+    def plan(
+        self,
+        workspace: Workspace,
+        layout: Layout,
+        salt: str,
+        cached: CachedPrefix | None,
+        length: int,
+        earlier: Sequence[PlacedRun] = (),
+        *,
+        dry: bool = False,
+    ) -> tuple[Layout, list[PlacedRun]]:
+        """Plan a prompt that continues the first `length` tokens of `cached`: return its layout with the origins that
+        its K/V will have, and its runs (`find_runs`). `earlier`: those of an earlier plan for it, which are in
+        memory."""
+        origins = layout.origins.copy()
+        if cached is not None:
+            origins[:length] = cached.origins[:length]
+        context, runs = workspace.context, list[PlacedRun]()
+        cuttable = not (context.model.recurrent or context.drops or context.supports("splice"))
+        if layout.reuse != "exact" and cuttable:
+            sources = [placed.source for placed in earlier if not placed.source.name]
+            sources += map(Source.of_compiled, layout.compiled)
+            alike = [one for one in self.entries if one.salt == salt and not one.coming and one.sequence.intact]
+            alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
+            live: dict[CachedPrefix, Source] = {}
+            for one in alike if layout.reuse == "near" else ():
+                rows, type_k = min(one.sequence.rows, len(one.tokens)), context.options.type_k
+                live[one] = Source.of_prompt(one.tokens[:rows], one.origins, one.sequence, type_k)
+            sources += live.values()
+            spans = [(max(first, length), last) for first, last in layout.texts]
+            near, runs = find_runs(workspace, sources, layout.tokens, spans, dry=dry)
+            origins = np.where(near < 0, near, origins)
+            for one, source in live.items():
+                one.used = next(self._clock) if source.used else one.used
+        return replace(layout, origins=origins), runs
+
     def begin(
         self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False, fork: bool = False
     ) -> KVSequence:
@@ -219,12 +256,6 @@ class PrefixCache:
         sequence.seconds = {"splice": 0.0, "decode": 0.0}
         sequence.token_limit = None
         return sequence
-
-    def touch(self, sequence: KVSequence) -> None:
-        """Mark the entries of a sequence as recently used."""
-        for cached in self.entries:
-            if cached.sequence is sequence:
-                cached.used = next(self._clock)
 
     def undo(self, cached: CachedPrefix | None, sequence: KVSequence) -> None:
         """Revert `begin`."""

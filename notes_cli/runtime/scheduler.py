@@ -201,8 +201,6 @@ class Scheduler:
 
     def _reserve(self, job: Job[Any]) -> bool | None:
         """Reserve cells for a job, whose sequence begins with the longest cached prefix. Returns as `_try_start`."""
-        from notes_cli.runtime.token_runs import plan_runs  # a single question needs none
-
         layout, cached, length = job.layout, None, 0
         if not job.own:  # its tokens are an upper bound
             self.workspace.check_fits(job.tokens + job.lookahead + max(0, job.least - 1), job.first)
@@ -212,8 +210,7 @@ class Scheduler:
             cached, length, coming = self.prefixes.find(layout, job.salt)
             if coming > length + SOON:
                 return False
-            sources = [placed.source for placed in job.runs if not placed.source.name]  # in memory
-            layout, job.runs = plan_runs(*(self.workspace, self.prefixes, layout, cached, length, job.salt), sources)
+            layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length, job.runs)
             if cached and length:
                 job.sequence = self.prefixes.begin(cached, length, layout, fork=job.boundary is not None)
         if job.sequence is None and not job.own:

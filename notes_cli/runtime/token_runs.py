@@ -19,12 +19,12 @@ from notes_cli.engine.segment import LayerRows, Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.runtime.compile import MOVES
-from notes_cli.runtime.prefix_cache import COMPILED_RUN, CachedPrefix, Layout, PrefixCache
 from notes_cli.runtime.workspace import Workspace
 
 WINDOW = 32
 SHORTEST = 2 * WINDOW  # tokens of a run: it has a whole window of its source, wherever it begins there
 CANDIDATES = 8  # places with the same window that are compared
+COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
 UNROUNDED = ("f32", "f16", "bf16")  # types of keys that lose little when they are moved (docs/LOG.md)
 _UNUSABLE = -1  # instead of a token
 
@@ -112,6 +112,7 @@ class Source:
     tokens: Tokens
     origins: Tokens
     holder: Segment | KVSequence
+    used: bool = False
 
     @classmethod
     def of_compiled(cls, segment: Segment) -> Source:
@@ -122,21 +123,15 @@ class Source:
         return cls(tokens, np.full(len(segment), COMPILED_RUN, np.int32), segment)
 
     @classmethod
-    def of_prompt(cls, tokens: Tokens, origins: Tokens, holder: Segment | KVSequence, moves: int) -> Source:
-        """Tokens of a prompt with these origins: what was decoded in it, or placed there and moved less than `moves`
-        times. Not a skill, which may be edited in place, nor the first token, which every later one attends to as to no
-        other."""
-        tokens = tokens.copy()
-        tokens[(origins > 0) | (origins <= -moves)] = _UNUSABLE
+    def of_prompt(cls, tokens: Tokens, origins: Tokens, holder: Segment | KVSequence, type_k: str) -> Source:
+        """The first tokens of a prompt, or some of it, with these origins: what was decoded in it, or placed there and
+        not moved too often for a cache of this type. Not a skill, which may be edited in place, nor the first token,
+        which every later one attends to as to no other."""
+        origins, tokens = origins[: len(tokens)], tokens.copy()
+        tokens[(origins > 0) | (origins <= -(MOVES if type_k in UNROUNDED else 1))] = _UNUSABLE
         if isinstance(holder, KVSequence) or holder.base == 0:
             tokens[:1] = _UNUSABLE
         return cls(tokens, np.minimum(origins, COMPILED_RUN) - 1, holder)
-
-    @classmethod
-    def of_prefix(cls, cached: CachedPrefix, moves: int) -> Source:
-        """A cached prompt, as far as it has K/V."""
-        rows = min(cached.sequence.rows, len(cached.tokens))
-        return cls.of_prompt(cached.tokens[:rows], cached.origins[:rows], cached.sequence, moves)
 
     @cached_property
     def layers(self) -> Sequence[LayerRows]:
@@ -144,6 +139,16 @@ class Source:
         assert isinstance(self.holder, Segment)
         layers = self.holder.layers
         return layers.read(layers.file) if isinstance(layers, Stored) and layers.file is not None else layers
+
+    def read(self, workspace: Workspace, first: int, last: int) -> Source:
+        """Read the K/V of tokens [first, last) of a sequence into memory. Raises NotesError where that fails."""
+        assert isinstance(self.holder, KVSequence)
+        self.used = True
+        rows, _ = self.holder.read(first, last, workspace.context.lossless_type)
+        tokens, base = self.tokens[first:last], self.base(first)
+        nothing = np.zeros(0, np.int32)
+        segment = Segment("", "", "", tokens, base, nothing, (), workspace.identity, rows)
+        return Source(tokens, self.origins[first:last], segment)
 
     @property
     def name(self) -> str:
@@ -176,59 +181,20 @@ class PlacedRun:
         return workspace.context.can_move(self.source.base(self.run.start), position, len(self.run))
 
 
-def plan_runs(
-    workspace: Workspace,
-    prefixes: PrefixCache,
-    layout: Layout,
-    cached: CachedPrefix | None,
-    length: int,
-    salt: str,
-    earlier: Sequence[Source] = (),
-    *,
-    dry: bool = False,
-) -> tuple[Layout, list[PlacedRun]]:
-    """Plan a prompt that continues the first `length` tokens of `cached`. Returns its layout with the origins that its
-    K/V will have, and the runs, ascending. The K/V of runs of cached prompts is read, because these may be evicted
-    before it is placed; `dry`: it is not. `earlier`: sources of an earlier plan for it."""
-    origins = layout.origins.copy()
-    if cached is not None:
-        origins[:length] = cached.origins[:length]
-    planned, placed = replace(layout, origins=origins), list[PlacedRun]()
-    context = workspace.context
-    if layout.reuse == "exact" or context.model.recurrent or context.drops or context.supports("splice"):
-        return planned, placed
-    sources = [*earlier, *map(Source.of_compiled, layout.compiled)]
-    if layout.reuse == "near":
-        alike = [one for one in prefixes.entries if one.salt == salt and not one.coming and one.sequence.intact]
-        alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
-        moves = MOVES if context.options.type_k in UNROUNDED else 1  # each one rounds keys
-        sources += [Source.of_prefix(one, moves) for one in alike]
-    spans = [(max(first, length), last) for first, last in layout.texts]
-    found = TokenIndex([source.tokens for source in sources]).runs(layout.tokens, spans)
-    for run in found:
+def find_runs(
+    workspace: Workspace, sources: Sequence[Source], tokens: Tokens, spans: Sequence[tuple[int, int]], *, dry: bool
+) -> tuple[Tokens, list[PlacedRun]]:
+    """Return the origins that the K/V of the tokens will have, 0 outside of the runs, and the runs within `spans`,
+    ascending. The K/V of those in a sequence is read, because it may be evicted before it is placed; `dry`: it is
+    not."""
+    origins, placed = np.zeros(len(tokens), np.int32), []
+    for run in TokenIndex([source.tokens for source in sources]).runs(tokens, spans):
         source, start = sources[run.source], run.start
-        now = source.origins[start : start + len(run)]
         if isinstance(source.holder, KVSequence) and not dry:
-            prefixes.touch(source.holder)
             try:
-                source, start = _read(workspace, source.holder, run, now), 0
+                source, start = source.read(workspace, start, start + len(run)), 0
             except (NotesError, MemoryError):  # it is decoded
                 continue
-        origins[run.first : run.last] = now
+        origins[run.first : run.last] = source.origins[start : start + len(run)]
         placed.append(PlacedRun(replace(run, start=start), source))
-    return planned, placed
-
-
-def _read(workspace: Workspace, sequence: KVSequence, run: TokenRun, origins: Tokens) -> Source:
-    """Read the K/V of a run into memory."""
-    first, last = run.start, run.start + len(run)
-    rows, _ = sequence.read(first, last, workspace.context.lossless_type)
-    segment = Segment(
-        *("", "", "", sequence.tokens[first:last]),
-        base=sequence.position(first),
-        context=np.zeros(0, np.int32),
-        fields=(),
-        identity=workspace.identity,
-        layers=rows,
-    )
-    return Source(segment.tokens, origins, segment)
+    return origins, placed

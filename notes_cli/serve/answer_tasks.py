@@ -19,7 +19,7 @@ from notes_cli.runtime.kv_budget import GRANT
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
-from notes_cli.runtime.token_runs import PlacedRun, plan_runs
+from notes_cli.runtime.token_runs import PlacedRun
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.generation import AnswerDone, TextDelta, TokenRecorder, generate_answers
 from notes_cli.serve.jobs import JobEvent, PrefillDone, ServerJob
@@ -90,7 +90,7 @@ class AnswerTasks:
         layout = prepared.layout
         salt = prepared.request.notes.cache_salt
         cached, length, _ = self._prefixes.find(layout, salt)
-        layout, runs = plan_runs(*(self._workspace, self._prefixes, layout, cached, length, salt), dry=True)
+        layout, runs = self._prefixes.plan(self._workspace, layout, salt, cached, length, dry=True)
         live = length if cached else 0
         if cached and live:
             sequence = self._prefixes.begin(cached, live, layout, dry=True)

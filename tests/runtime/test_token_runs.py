@@ -18,7 +18,7 @@ from notes_cli.runtime.compile import MOVES, compile_skill
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.settings import RUN_SEAM
-from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex, plan_runs
+from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import Skill
 
@@ -109,7 +109,7 @@ class Prompts:
 
     def plan(self, layout: Layout, salt: str = "") -> tuple[CachedPrefix | None, int, Layout, list[PlacedRun]]:
         cached, length, _ = self.prefixes.find(layout, salt)
-        return cached, length, *plan_runs(self.workspace, self.prefixes, layout, cached, length, salt)
+        return cached, length, *self.prefixes.plan(self.workspace, layout, salt, cached, length)
 
     def assembled(self, layout: Layout, salt: str = "", *, keep: bool = False) -> KVSequence:
         """Assemble a prompt after the longest prefix in the cache. `keep`: as an idle prefix."""
@@ -242,11 +242,10 @@ def test_a_source_may_be_evicted_once_its_runs_are_planned(prompts: Prompts) -> 
     layout = prompts.layout(CHANGED["another order"])
     _, length, planned, runs = prompts.plan(layout)
     prompts.prefixes.close()
-    sources = [placed.source for placed in runs]
-    again = plan_runs(prompts.workspace, prompts.prefixes, layout, None, 0, "", sources)
+    again = prompts.prefixes.plan(prompts.workspace, layout, "", None, 0, runs)
     assert [placed.run.first for placed in again[1]] == [placed.run.first for placed in runs]
     np.testing.assert_array_equal(again[0].origins[length:], planned.origins[length:])
-    assert not plan_runs(prompts.workspace, prompts.prefixes, layout, None, 0, "")[1]
+    assert not prompts.prefixes.plan(prompts.workspace, layout, "", None, 0)[1]
     sequence = run(assemble_task(prompts.workspace, layout.prompt, layout.parts, runs=again[1]))
     assert worst(prompts, layout, sequence)[0] < 0.02
 
