@@ -41,6 +41,7 @@ _WHY = {
     "chosen": "chosen",
     "again": "decoded again",
     "live": "reused from an earlier prompt that begins alike",
+    "near": "reused from {source}, after another text there, keys rotated by {moved:+d} positions",
 }
 
 
@@ -55,9 +56,12 @@ _DIFFERENCES = {
 def why(piece: Piece | Origin) -> str:
     """Describe the origin of a piece's KV entries; empty for a plain piece."""
     reason = piece.reason.value
-    text = _WHY[reason].format(detail=piece.detail, moved=piece.moved, blocks=piece.blocks, passed=piece.passed)
+    facts = {name: getattr(piece, name) for name in ("detail", "moved", "blocks", "passed")}
+    text = _WHY[reason].format(**facts, source=piece.detail or "an earlier prompt")
     if reason == "thought_end" and piece.detail:
         text += f", cut after {piece.detail} tokens"
+    if reason == "live" and piece.detail:
+        text += f"; {piece.detail} of them were computed after another text"
     parts = [text] if text else []
     if reason != "block":
         if piece.blocks:

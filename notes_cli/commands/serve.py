@@ -25,6 +25,7 @@ from notes_cli.errors import NotesError, reason
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from notes_cli.runtime.prefix_cache import Reuse
     from notes_cli.runtime.workspace import Workspace
     from notes_cli.serve.scheduler import DecodeThread
 
@@ -45,6 +46,13 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     type=Number(0),
     help="MiB of memory for prompts for which the context has no room, 0: none.  [default: a quarter of what is free, "
     "at most 8192]",
+)
+@click.option(
+    "--reuse",
+    type=click.Choice(("exact", "compiled", "near")),
+    default="compiled",
+    show_default=True,
+    help="Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
 )
 @click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
 @click.option(
@@ -100,6 +108,7 @@ def command(
     max_tokens: int | None,
     chunk: int,
     cache_ram: int | None,
+    reuse: Reuse,
     max_body: int,
     keys: tuple[str, ...],
     origins: tuple[str, ...],
@@ -150,7 +159,7 @@ def command(
     word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
     names = [*aliases, *([word] if word else [])]
     ram = None if cache_ram is None else cache_ram << 20
-    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk, ram), names, splice)
+    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk, ram), names, splice, reuse)
     token = os.urandom(32).hex()
     verbose = bool(model["verbose"])
     stripped = tuple(key.strip() for key in keys)

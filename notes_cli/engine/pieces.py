@@ -24,7 +24,9 @@ class Reason(str, Enum):
     RESTORED_CONTEXT = "restored_context"  # the left context of a restored skill [its name]
     RESTORED_SESSION = "restored_session"  # restored from disk [name of the session]
     CARRIED = "carried"  # reused, keys rotated by `moved` positions, recurrent state carried through
-    LIVE = "live"  # left in the context by an earlier prompt with the same prefix
+    LIVE = "live"  # left in the context by an earlier prompt with the same prefix [its tokens of NEAR, if any]
+    # reused from a text with another left context, keys rotated by `moved` positions [the skill; "": a cached prompt]
+    NEAR = "near"
     # Decoded.
     OTHER_CONTEXT = "other_context"  # a seam: preceded by a different context than at compile time
     NOT_SPLICED = "not_spliced"  # a compiled skill for which splicing is off

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,21 +183,39 @@ class KVSequence:
         self.flush()
         at, position = len(self), self.position(len(self))
         started = time.perf_counter()
-        if not self.dry:
-            try:
-                tokens, base = segment.tokens[seam:], segment.base + seam
-                axes = None if segment.axes is None else segment.axes[seam:] + segment.base
-                target = self.seq_id, position, tokens, segment.layers, base
-                self.context.splice(*target, first=seam, rotate=rotate, axes=axes)
-            except BaseException:  # an interrupt is raised after the call, with the entries in place
-                self.context.truncate(self.seq_id, position)
-                raise
+        axes = None if segment.axes is None else segment.axes[seam:] + segment.base
+        self._place(segment.tokens[seam:], segment.layers, segment.base + seam, first=seam, rotate=rotate, axes=axes)
         moved = position - segment.base - seam
         self._add_spliced(
             segment, segment.tokens[seam:], started, Reason.MOVED if moved else Reason.UNMOVED, moved, rotate
         )
         self.pieces[-1] = replace(self.pieces[-1], blocks=len(segment.blocks))
         self._images += images_of(segment.media, at - seam, segment.axes)
+
+    def place(
+        self, tokens: Tokens, rows: Sequence[LayerRows], base: int, kind: str, name: str, detail: str = ""
+    ) -> None:
+        """Append tokens as a piece whose K/V was computed at position `base` after another left context. `detail`: the
+        skill that it is from. The caller has compared identities."""
+        self._check_room(len(tokens))
+        self.flush()
+        started, moved = time.perf_counter(), self.position(len(self)) - base
+        self._place(tokens, rows, base)
+        self.pieces.append(Piece(kind, name, len(self), len(tokens), "spliced", Reason.NEAR, detail, moved))
+        self.seconds["splice"] += time.perf_counter() - started
+        self._tokens += [int(token) for token in tokens]
+        self._done, self._logits = len(self), None
+
+    def _place(self, tokens: Tokens, rows: Sequence[LayerRows], base: int, **how: Any) -> None:
+        """Place K/V at the end. On failure the sequence is unchanged."""
+        position = self.position(len(self))
+        if self.dry:
+            return
+        try:
+            self.context.splice(self.seq_id, position, tokens, rows, base, **how)
+        except BaseException:  # an interrupt is raised after the call, with the entries in place
+            self.context.truncate(self.seq_id, position)
+            raise
 
     def _add_spliced(
         self, segment: Segment, tokens: Tokens, started: float, reason: Reason, moved: int = 0, rotate: bool = True

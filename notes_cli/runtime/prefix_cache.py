@@ -10,9 +10,10 @@ memory (prefix_store.py), with which a prompt may go on where it has more of its
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -20,11 +21,19 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.assemble import APART, temporary_cells
+from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.prefix_store import WORTH, Block, PrefixStore
 from notes_cli.runtime.prompt import Parts, Prompt
+from notes_cli.runtime.token_runs import COMPILED_RUN, PlacedRun, Source, find_runs
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk
 
 _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
+# What a request may reuse: "exact": equal prefixes; "compiled": also runs of compiled texts (runtime/token_runs.py);
+# "near": also runs of cached prompts. With the lowest origin of K/V that it continues.
+Reuse = Literal["exact", "compiled", "near"]
+REUSES: tuple[Reuse, ...] = get_args(Reuse)
+LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "near": -MOVES}
 REMEMBERED = 4096  # numbered origins kept
 
 
@@ -38,9 +47,11 @@ class Layout:
     splice: bool  # skills are spliced, not decoded
     exact: bool  # K/V of skills only where it equals a prefill's (runtime/assemble.py)
     tokens: Tokens
-    origins: Tokens  # 0: decoded; else the number of the splice's origin
+    origins: Tokens  # 0: decoded; above: the number of the splice's origin; below: of a run, with another left context
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
     prefix_only: int  # tokens up to the end of the last prefix-only skill; 0 without one
+    reuse: Reuse = "exact"
+    compiled: tuple[Segment, ...] = ()  # compiled texts with runs of its tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,6 +60,14 @@ class Layout:
     def temporary(self) -> int:
         """Number of cells that its prefill needs temporarily."""
         return temporary_cells(self.prompt, self.parts)
+
+    @property
+    def texts(self) -> list[tuple[int, int]]:
+        """Tokens [first, last) of each text that is decoded, without the prompt's last token, whose logits are
+        needed."""
+        ends = list(accumulate(len(ids) for _, ids in self.parts.all_chunks))
+        spans = zip([0, *ends], ends, self.parts.all_chunks, strict=False)
+        return [(first, min(last, len(self) - 1)) for first, last, (chunk, _) in spans if chunk.kind != "splice"]
 
     def begin(self, length: int) -> int:
         """Return where to continue with a cached prefix of this length: after it, or in a first turn at the start of
@@ -72,7 +91,9 @@ class Layout:
         pieces, place = [], 0
         for chunk, ids in self.parts.all_chunks:
             if (count := min(len(ids), length - place)) > 0:
-                pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE))
+                near = np.count_nonzero(self.origins[place : place + count] < 0)
+                detail = str(near) if near else ""
+                pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE, detail))
             place += count
         return pieces
 
@@ -191,9 +212,12 @@ class PrefixCache:
         return len(sequence)
 
     def _common_length(self, cached: CachedPrefix, layout: Layout) -> int:
-        """Return the number of leading tokens with equal ids and origins."""
+        """Return the number of leading tokens with equal ids, and with equal origins or those of runs that the layout
+        may reuse."""
         most = min(len(cached.tokens), len(layout) - 1)
-        same = (cached.tokens[:most] == layout.tokens[:most]) & (cached.origins[:most] == layout.origins[:most])
+        theirs, ours = cached.origins[:most], layout.origins[:most]
+        near = (ours == 0) & (theirs < 0) & (theirs >= LOWEST_ORIGIN[layout.reuse])
+        same = (cached.tokens[:most] == layout.tokens[:most]) & ((theirs == ours) | near)
         return most if same.all() else int(same.argmin())
 
     def _usable_length(self, layout: Layout, length: int, state: int | None) -> int:
@@ -207,6 +231,46 @@ class PrefixCache:
                 length = first
         length = layout.begin(length)
         return 0 if length < layout.prefix_only else length
+
+    def plan(
+        self,
+        workspace: Workspace,
+        layout: Layout,
+        salt: str,
+        cached: CachedPrefix | None,
+        length: int,
+        earlier: Sequence[PlacedRun] = (),
+        *,
+        dry: bool = False,
+    ) -> tuple[Layout, list[PlacedRun]]:
+        """Plan a prompt that continues the first `length` tokens of `cached`, or more of the store: return its layout
+        with the origins that its K/V will have, and its runs after that (`find_runs`). `earlier`: those of an earlier
+        plan for it, which are in memory."""
+        _, stored = self._stored(layout, salt)
+        begin = stored if stored > length + WORTH else length
+        origins = layout.origins.copy()
+        if cached is not None:
+            origins[:length] = cached.origins[:length]
+        context, runs = workspace.context, list[PlacedRun]()
+        cuttable = not (context.model.recurrent or context.drops or context.supports("splice"))
+        if layout.reuse != "exact" and cuttable:
+            sources = [placed.source for placed in earlier if not placed.source.name]
+            sources += map(Source.of_compiled, layout.compiled)
+            alike = [one for one in self.entries if one.salt == salt and not one.coming and one.sequence.intact]
+            alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
+            live: dict[CachedPrefix, Source] = {}
+            for one in alike if layout.reuse == "near" else ():
+                rows, type_k = min(one.sequence.rows, len(one.tokens)), context.options.type_k
+                live[one] = Source.of_prompt(one.tokens[:rows], one.origins, one.sequence, type_k)
+            sources += live.values()
+            if self.store and layout.reuse == "near":
+                sources += self.store.sources(salt)
+            spans = [(max(first, begin), last) for first, last in layout.texts]
+            near, runs = find_runs(workspace, sources, layout.tokens, spans, dry=dry)
+            origins = np.where(near < 0, near, origins)
+            for one, source in live.items():
+                one.used = next(self._clock) if source.used else one.used
+        return replace(layout, origins=origins), runs
 
     def begin(
         self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False, fork: bool = False

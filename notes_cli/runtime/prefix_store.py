@@ -18,6 +18,7 @@ from notes_cli.engine.limits import available_memory
 from notes_cli.engine.segment import Identity, Media, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
+from notes_cli.runtime.token_runs import Source
 from notes_cli.runtime.workspace import Workspace
 
 BLOCK = 256  # tokens
@@ -88,6 +89,19 @@ class PrefixStore:
             tokens, origins = tokens[count:], origins[count:]
             blocks = block.children if count == len(block) else []
         return path
+
+    def sources(self, salt: str) -> list[Source]:
+        """Return all blocks, the K/V of which may be placed elsewhere, too."""
+        if self._identity is None or self._context.identity("") != self._identity:
+            return []
+        whole, type_k = self._workspace.identity, self._context.options.type_k
+        found, blocks = list[Source](), [*self._first.get(salt, [])]
+        while blocks:
+            block = blocks.pop()
+            blocks += block.children
+            segment = replace(block.segment, identity=whole)
+            found.append(Source.of_prompt(segment.tokens, block.origins, segment, type_k))
+        return found
 
     def restore(self, sequence: KVSequence, path: list[tuple[Block, int]], length: int) -> None:
         """Append the rows of these blocks that the sequence lacks, up to `length` tokens. It is unchanged where that

@@ -20,6 +20,7 @@ from notes_cli.runtime.workspace import Workspace
 if TYPE_CHECKING:
     from notes_cli.runtime.kv_budget import Reservation
     from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
+    from notes_cli.runtime.token_runs import PlacedRun
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Job(Generic[T]):
     cancelled: bool = False
     # Set by the scheduler:
     sequence: KVSequence | None = None  # begins with a cached prefix of `live` tokens
+    runs: list[PlacedRun] = field(default_factory=list)  # of its prompt after that prefix
     live: int = 0
     prefix: CachedPrefix | None = None
     reservations: list[Reservation] = field(default_factory=list)
@@ -210,6 +212,7 @@ class Scheduler:
             cached, length, coming = self.prefixes.find(layout, job.salt)
             if coming > length + SOON:
                 return False
+            layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length, job.runs)
             if cached and length:
                 job.sequence = self.prefixes.begin(cached, length, layout, fork=job.boundary is not None)
         if job.sequence is None and not job.own:
@@ -224,11 +227,12 @@ class Scheduler:
             tokens, cells = job.tokens + job.lookahead + job.answers * job.least, self.budget.cells
             message = f"the context is too small: {tokens} tokens do not fit {cells}"
             raise ContextLengthError(message, Help.LARGER_CONTEXT(tokens=tokens), tokens=tokens, longest=cells)
-        job.first, job.live = first, length
+        job.first, job.live, job.layout = first, length, layout
         if job.sequence is not None:
             self.reserve(job, job.sequence)
             if layout is not None:
                 job.live = self.prefixes.restore(job.sequence, layout, job.salt)
+                job.runs = [placed for placed in job.runs if placed.run.first >= job.live]
             if layout is not None and (job.boundary is None or length < job.boundary):
                 job.prefix = self.prefixes.add(job.sequence, layout, job.salt, job.boundary)
         return True

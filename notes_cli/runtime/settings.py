@@ -16,6 +16,7 @@ from notes_cli.text.names import name_of
 
 # Measured on tiny models (docs/findings.md).
 DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
+RUN_SEAM = 16  # likewise at the start of a run (runtime/token_runs.py; docs/serving.md)
 DEFAULT_PLACE = "early"
 NEAR = 32  # with at most so many tokens after a change all are decoded, which is exact and costs as much as an erratum
 

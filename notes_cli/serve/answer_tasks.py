@@ -14,11 +14,12 @@ from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
 from notes_cli.explanations import explanation, plan_as_json, turn_as_json
 from notes_cli.runtime.answering import Plan
-from notes_cli.runtime.assemble import assemble_task, saved_seconds
+from notes_cli.runtime.assemble import append_text, assemble_task, saved_seconds
 from notes_cli.runtime.kv_budget import GRANT
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
+from notes_cli.runtime.token_runs import PlacedRun
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.generation import AnswerDone, TextDelta, TokenRecorder, generate_answers
 from notes_cli.serve.jobs import JobEvent, PrefillDone, ServerJob
@@ -87,13 +88,15 @@ class AnswerTasks:
         if isinstance(prepared, PreparedQuestion):
             return self._explain_question(prepared)
         layout = prepared.layout
-        cached, length, _ = self._prefixes.find(layout, prepared.request.notes.cache_salt)
+        salt = prepared.request.notes.cache_salt
+        cached, length, _ = self._prefixes.find(layout, salt)
+        layout, runs = self._prefixes.plan(self._workspace, layout, salt, cached, length, dry=True)
         if cached and length:
             sequence = self._prefixes.begin(cached, length, layout, dry=True)
         else:
             sequence = self._workspace.sequence(dry=True)
-        live = self._prefixes.restore(sequence, layout, prepared.request.notes.cache_salt)
-        run(self._prefill(layout, sequence))
+        live = self._prefixes.restore(sequence, layout, salt)
+        run(self._prefill(layout, sequence, [placed for placed in runs if placed.run.first >= live]))
         counts = replace(Counts.of(sequence), shared=live)
         return explanation(sequence.pieces, asdict(counts), prepared.notices)
 
@@ -141,8 +144,8 @@ class AnswerTasks:
     def _answer(self, job: ServerJob, work: Job[None], prepared: PreparedRequest) -> Task[None]:
         """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
         self._metrics.queued.add(time.perf_counter() - job.arrived)
-        layout, sequence, prefix = prepared.layout, work.sequence, work.prefix
-        assert sequence is not None and prefix is not None
+        layout, sequence, prefix = work.layout, work.sequence, work.prefix
+        assert layout is not None and sequence is not None and prefix is not None
         forks: list[KVSequence] = []
         answers, failed, complete = _AnswerTexts(job.on_event), False, 0
 
@@ -159,7 +162,7 @@ class AnswerTasks:
             self._emit_done(job, answer)
 
         try:
-            yield from self._prefill(layout, sequence)
+            yield from self._prefill(layout, sequence, work.runs)
             yield from sequence.next_logits()
             counts = replace(Counts.of(sequence), shared=work.live)
             gain = saved_seconds(sequence.pieces, layout.prompt.segments)
@@ -258,9 +261,9 @@ class AnswerTasks:
         self._metrics.generated += answer.tokens
         job.on_event(answer)
 
-    def _prefill(self, layout: Layout, sequence: KVSequence) -> Task[None]:
+    def _prefill(self, layout: Layout, sequence: KVSequence, runs: list[PlacedRun]) -> Task[None]:
         if layout.prompt.conversation is None:
-            sequence.append(layout.tokens[len(sequence) :])
+            yield from append_text(self._workspace, sequence, layout.tokens[len(sequence) :], runs)
             return
         yield from assemble_task(
             *(self._workspace, layout.prompt, layout.parts),
@@ -270,6 +273,7 @@ class AnswerTasks:
             dry=sequence.dry,
             begun=sequence,
             counted=True,
+            runs=runs,
         )
 
     def _set_idle(self, prefix: CachedPrefix) -> None:

@@ -20,6 +20,7 @@ from notes_cli.engine.sampler import RANGES, VALID_BREAKERS, SamplerOptions, val
 from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK
+from notes_cli.runtime.prefix_cache import REUSES, Reuse
 from notes_cli.runtime.settings import parse_method
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.erratum import of_fields
@@ -79,6 +80,7 @@ class NotesParams:
     match: bool = True  # match texts in messages with compiled skills
     recompute: bool = False  # decode everything, for comparisons
     exact: bool = False  # splice only K/V that equals that of a prefill
+    reuse: Reuse | None = None  # None: the server's
     ask: Mapping[str, Any] | None = None  # further options of Request, for the prompt of `notes ask`; None: a chat
     given: frozenset[str] = frozenset()  # its keys that are not null
 
@@ -432,6 +434,7 @@ def _notes(data: Any) -> NotesParams:
         match=reader.take("match", "true or false", lambda value: isinstance(value, bool), True),
         recompute=reader.flag("recompute"),
         exact=reader.flag("exact"),
+        reuse=reader.take("reuse", "exact, compiled or near", lambda value: value in REUSES, None),
         ask=ask,
         given=given,
     )

@@ -19,7 +19,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.runtime.generate import ANSWER_RESERVE
-from notes_cli.runtime.prefix_cache import Layout, PrefixCache
+from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, changes_of, parts_of, with_tools
 from notes_cli.runtime.request import UNLIMITED, Request
 from notes_cli.runtime.resolve import check_usable, requests_reasoning, with_unique_names
@@ -83,6 +83,7 @@ class ServerState:
     names: Sequence[str]  # of the model
     max_tokens: int | None  # of an answer; None: until the context is full
     longest: int | None  # tokens of a prompt with its answer; None: unlimited
+    reuse: Reuse = "compiled"  # of requests that do not name it
 
     @cached_property
     def longest_token(self) -> int | None:
@@ -100,7 +101,7 @@ def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = Fal
     if request.prompt is not None:
         if alias_skills:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
-        layout = state.prefixes.raw(_prompt_tokens(state.workspace, request.prompt))
+        layout = _with_reuse(state, request, state.prefixes.raw(_prompt_tokens(state.workspace, request.prompt)))
         return _with_limits(state, request, layout, False)
     return _prepare_chat(state, request, (*alias_skills, *request.notes.splice), dry=dry)
 
@@ -274,11 +275,22 @@ def _prepare_chat(
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
     notes = request.notes
     layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not notes.recompute, exact=notes.exact)
+    layout = _with_reuse(state, request, layout)
     general = request.tools and workspace.template.generic_tools
     notices = (
         (f"{workspace.template.name} has no tools: the prompt describes them in a general form",) if general else ()
     )
     return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
+
+
+def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Layout:
+    """Set what a prompt may reuse, and open the compiled texts for that. Like matching, this shows a client which texts
+    are compiled."""
+    notes, reuse = request.notes, request.notes.reuse or state.reuse
+    if notes.exact or notes.recompute or reuse == "exact" or state.workspace.model.recurrent:
+        return layout
+    compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
+    return replace(layout, reuse=reuse, compiled=compiled)
 
 
 def _editable(skills: Mapping[str, Segment], copies: Sequence[Copy]) -> frozenset[str]:

@@ -61,6 +61,9 @@ Prepared = PreparedRequest | PreparedQuestion | PreparedTurn
 def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
     """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
     compiling images. Raises NotesError."""
+    chatting = chat.notes.session is None and chat.notes.ask is None  # else as without a server
+    if (chat.notes.reuse or (chatting and state.reuse)) == "exact":
+        chat = replace(chat, notes=replace(chat.notes, exact=True))
     if chat.notes.session is not None:
         return _prepare_turn(state, chat, chat.notes.session, resources)
     return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _prepare_question(state, chat, dry)

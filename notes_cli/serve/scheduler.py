@@ -23,6 +23,7 @@ from typing import TypeVar
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
+from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.prefix_store import default_budget
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
@@ -59,13 +60,15 @@ class DecodeThread:
         limits: Limits | None = None,
         names: Sequence[str] = (),
         splice: Sequence[str] = (),
+        reuse: Reuse = "compiled",
     ) -> None:
         """`workspace` is opened in the decode thread. `names`: further names of its model. `splice`: skills of requests
-        that name none: names or texts, which are compiled once the model is loaded."""
+        that name none: names or texts, which are compiled once the model is loaded. `reuse`: what requests that do
+        not name it may reuse."""
         self.limits = limits or Limits()
         self.ready: Future[Workspace] = Future()  # done once the model is loaded
         self.over: Future[None] = Future()  # done once the decode thread has ended
-        self.names = tuple(names)
+        self.names, self._reuse = tuple(names), reuse
         self.splice = tuple(splice)
         self.started = int(time.time())
         self.metrics = Metrics()
@@ -255,7 +258,8 @@ class DecodeThread:
         longest = min((limit for limit in (workspace.longest, cells) if limit is not None), default=None)
         conversations, max_tokens = Conversations(), limits.tokens
         self.state = ServerState(
-            *(workspace, self.segment_cache, self.prefixes, conversations, errata, self.names, max_tokens, longest)
+            *(workspace, self.segment_cache, self.prefixes, conversations, errata, self.names, max_tokens, longest),
+            self._reuse,
         )
         self.tasks = AnswerTasks(self.state, self.scheduler, self.metrics)
         self.splice = tuple(map(self.segment_cache.compiled, self.splice))

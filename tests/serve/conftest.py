@@ -18,6 +18,7 @@ from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
+from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
@@ -85,6 +86,7 @@ def started(
     names: Sequence[str] = ("tiny",),
     drain: float = 5,
     splice: Sequence[str] = (),
+    reuse: Reuse = "compiled",
     **workspace: Any,
 ) -> Iterator[Served]:
     """Run a server in a thread for the duration of the block. `drain`: seconds for running answers at its end."""
@@ -93,7 +95,7 @@ def started(
         given = context or ContextOptions(n_threads=1)
         return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
 
-    scheduler = DecodeThread(opened, limits, names, splice)
+    scheduler = DecodeThread(opened, limits, names, splice, reuse)
     service = Service(scheduler, options or Options())
     failed: list[BaseException] = []
 
