@@ -23,11 +23,12 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters that the decode thread writes, except `outcomes`."""
+    """Counters that the decode thread writes, except `outcomes`; in front of another server the event loop."""
 
     decoded: int = 0  # prompt tokens
     spliced: int = 0  # prompt tokens
     live: int = 0  # prompt tokens found in the prefix cache
+    unreported: int = 0  # prompt tokens of another server that does not report how many were cached
     generated: int = 0  # tokens
     steps: int = 0
     preempted: int = 0  # answers

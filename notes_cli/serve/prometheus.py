@@ -28,8 +28,8 @@ class _Snapshot(Collector):
         prompts = CounterMetricFamily(
             "notes_prompt_tokens", "Tokens of prompts by how they came about.", labels=["how"]
         )
-        for how, tokens in (("decoded", metrics.decoded), ("spliced", metrics.spliced), ("live", metrics.live)):
-            prompts.add_metric([how], tokens)
+        for how in ("decoded", "spliced", "live", *(["unreported"] if metrics.unreported else [])):
+            prompts.add_metric([how], getattr(metrics, how))
         yield prompts
         yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.generated)
         yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=metrics.steps)
