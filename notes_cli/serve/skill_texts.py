@@ -56,8 +56,8 @@ class Placed:
     @property
     def notes(self) -> Json:
         """The key `notes` of the reply."""
-        skills = [{"kind": "skill", "name": name, "how": "text"} for name in self.skills]
-        return {"pieces": [*skills, *({"kind": "erratum", "name": text, "how": "text"} for text in self.errata)]}
+        skills = [{"kind": "splice", "name": name, "how": "text"} for name in self.skills]
+        return {"pieces": [*skills, *({"kind": "erratum", "text": text} for text in self.errata)]}
 
 
 class SkillTexts:
@@ -111,6 +111,8 @@ class SkillTexts:
         for source in self._sources:
             for one in skill_sources(source):
                 skill = replace(load_skill(one), source=str(Path(one).absolute()))
+                for warning in skill.warnings:
+                    output.say(f"warning: {warning}")
                 if texts.setdefault(skill.name, skill) is not skill:
                     raise SkillError(f"{one} and {texts[skill.name].source} are both called {skill.name}")
         infos = [entry.info for entry in self._library.entries() if entry.info]

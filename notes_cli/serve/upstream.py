@@ -163,7 +163,7 @@ class Exchange:
     placed: Placed | None = None
     usage_wanted: bool = True  # by the client, in its stream
     began: float = field(default_factory=time.perf_counter)
-    first: float | None = None  # seconds until the answer began
+    first: float | None = None  # seconds until the first event of a stream
     prompt: int = 0
     cached: int | None = None
     answer: int = 0
@@ -184,8 +184,8 @@ class Exchange:
         if not self.prompt:
             return ""
         reused = "unknown" if self.cached is None else f"{self.cached:,}"
-        first = round(1000 * (self.first or 0))
-        return f"prompt {self.prompt:,} tokens ({reused} reused, {first:,} ms), answer {self.answer:,}, "
+        first = "" if self.first is None else f", {round(1000 * self.first):,} ms"
+        return f"prompt {self.prompt:,} tokens ({reused} reused{first}), answer {self.answer:,}, "
 
 
 class Forwarding:
@@ -311,7 +311,6 @@ class Upstream:
                 outcome = ""  # not known before its end
                 return relay
             data = await while_connected(request.receive, self.scheduler.run(call.read))
-            exchange.first = time.perf_counter() - exchange.began
             call.refuse_errors(data)
             outcome = "answered" if call.status < 400 else "refused"
         except ClientDisconnect:
@@ -330,6 +329,8 @@ class Upstream:
     def count(self, exchange: Exchange) -> None:
         """Add the counts of an answered request to the metrics."""
         metrics = self.metrics
+        if not exchange.prompt:
+            return
         if exchange.cached is None:
             metrics.unreported += exchange.prompt
         else:

@@ -228,7 +228,7 @@ def test_replies_are_passed_on_with_their_usage(fake: Fake, front: tuple[Upstrea
     notes = ask(http, QUESTION, notes={"splice": ["returns"], "errata": {"date": "2027-02-03"}, "explain": True})[
         "notes"
     ]
-    assert [(piece["kind"], piece["name"]) for piece in notes["pieces"]] == [("skill", "returns"), ("erratum", NOW)]
+    assert notes["pieces"] == [{"kind": "splice", "name": "returns", "how": "text"}, {"kind": "erratum", "text": NOW}]
     fake.answer = lambda request, body: reply(request, {"choices": [], "usage": {"prompt_tokens": 7}})
     ask(http, QUESTION)
     text = http.get("/metrics").text
