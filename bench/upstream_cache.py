@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from importlib.metadata import distribution
@@ -53,8 +54,8 @@ def in_front_of(url: str) -> Iterator[str]:
 def warm(url: str, parallel: int) -> float:
     """Have the policy of the first day read into each slot; return the seconds of a request after that."""
     whole = {key: value for key, value in body(0, "What is the return?").items() if not key.startswith("stream")}
-    for _ in range(parallel):
-        post(f"{url}/v1/chat/completions", whole)
+    with ThreadPoolExecutor(parallel) as pool:
+        list(pool.map(lambda _: post(f"{url}/v1/chat/completions", whole), range(parallel)))
     started = time.perf_counter()
     post(f"{url}/v1/chat/completions", whole)
     return time.perf_counter() - started
