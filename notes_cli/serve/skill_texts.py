@@ -19,6 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -182,8 +183,10 @@ class Placer:
                 if number not in inputs:
                     continue
                 if number == inputs[-1]:
-                    places[number] = self._stated[digest.digest()] = missing
-                    self._stated.move_to_end(digest.digest())
+                    places[number] = missing
+                    if missing:
+                        self._stated[digest.digest()] = missing
+                        self._stated.move_to_end(digest.digest())
                     break
                 earlier = self._stated.get(digest.digest(), {})
                 places[number] = {key: value for key, value in earlier.items() if missing.get(key) == value}
@@ -235,15 +238,16 @@ def _match(messages: Sequence[Json], skills: Iterable[Skill]) -> dict[str, tuple
     them."""
     slots, found = list(_slots(messages)), dict[str, tuple[Skill, dict[str, str]]]()
     for skill in sorted(skills, key=lambda skill: -len(skill.text)):
-        if len(skill.text) - sum(len(place.value) for place in skill.fields) < SHORTEST:
+        constants = _constants(skill)
+        if sum(map(len, constants)) < SHORTEST or not (with_it := _having(slots, max(constants, key=len))):
             continue
         pattern = _pattern(skill)
-        copies = [(_values(skill, match), slot) for slot in slots for match in pattern.finditer(slot[0][slot[1]])]
+        copies = [(_values(skill, match), slot) for slot in with_it for match in pattern.finditer(slot[0][slot[1]])]
         first = copies[0][0] if copies else None
         if first is None or any(values != first or (values and not slot[2]) for values, slot in copies):
             continue
         found[skill.name] = skill, first
-        for holder, key, _ in slots:  # shorter skills are not looked for in this one
+        for holder, key, _ in with_it:  # shorter skills are not looked for in this one
             holder[key] = pattern.sub(f"\0{skill.name}\0", holder[key])
     for holder, key, _ in slots:
         for skill, _ in found.values():
@@ -260,19 +264,29 @@ def _slots(messages: Sequence[Json]) -> Iterator[_Slot]:
             yield from ((holder, key, role in SYSTEM) for holder, key in holders if isinstance(holder.get(key), str))
 
 
+def _having(slots: Sequence[_Slot], text: str) -> list[_Slot]:
+    return [slot for slot in slots if text in slot[0][slot[1]]]
+
+
+def _constants(skill: Skill) -> list[str]:
+    """Return the parts of the skill's text between its fields."""
+    starts, ends = [place.start for place in skill.fields], [place.end for place in skill.fields]
+    return [skill.text[at:end] for at, end in zip([0, *ends], [*starts, len(skill.text)], strict=True)]
+
+
+@lru_cache(256)
 def _pattern(skill: Skill) -> re.Pattern[str]:
     """Return a pattern of whole lines for the skill's text with any values, each the same in all its places."""
-    groups, pattern, at = dict[str, str](), "", 0
-    for place in skill.fields:
-        pattern += re.escape(skill.text[at : place.start])
+    groups = dict[str, str]()
+    pattern, *constants = map(re.escape, _constants(skill))
+    for place, constant in zip(skill.fields, constants, strict=True):
         if place.name in groups:
-            pattern += f"(?P={groups[place.name]})"
+            pattern += f"(?P={groups[place.name]}){constant}"
         else:
-            group, most = f"v{len(groups)}", max(LONGEST_VALUE, len(place.value)) - 2
-            groups[place.name] = group
-            pattern += rf"(?P<{group}>[^\s=](?:[^{BREAKS}]{{0,{most}}}[^\s])?)"
-        at = place.end
-    return re.compile(rf"(?<![^\n]){pattern}{re.escape(skill.text[at:])}(?![^\n])")
+            groups[place.name] = group = f"v{len(groups)}"
+            most = max(LONGEST_VALUE, len(place.value)) - 2
+            pattern += rf"(?P<{group}>[^\s=](?:[^{BREAKS}]{{0,{most}}}[^\s])?){constant}"
+    return re.compile(rf"(?<![^\n]){pattern}(?![^\n])")
 
 
 def _values(skill: Skill, match: re.Match[str]) -> dict[str, str] | None:
