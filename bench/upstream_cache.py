@@ -2,7 +2,7 @@
 
     python -m bench.upstream_cache [--count 300] [--parallel 2] [--limit 900] [--still 2] [--threads 2] [--model FILE]
 
-The same requests go to llama-server itself and to it by way of `notes serve --upstream`: a policy of 2,600 tokens in
+The same requests go to llama-server itself and to it by way of `notes serve --upstream`: a policy of 2,000 tokens in
 the system message, with today's date in its third line, and a question. They come at random times (Poisson) at three
 loads; a load of 1 is as many requests a second as llama-server answers one after the other if nothing is edited.
 """
