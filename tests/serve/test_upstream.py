@@ -175,7 +175,7 @@ def test_a_changed_field_in_a_known_text_becomes_an_erratum(fake: Fake, http: ht
 )
 def test_any_other_text_stays_as_it_is(fake: Fake, http: httpx.Client, messages: list[Json]) -> None:
     """With another difference, within a line, with a long value, from the user, or with copies that differ."""
-    assert TODAY != RETURNS.text
+    assert RETURNS.text != TODAY
     ask(http, *messages)
     assert fake.messages == messages
     ask(http, {"role": "system", "content": TODAY}, QUESTION, notes={"match": False})
