@@ -80,25 +80,7 @@ class Service:
     @property
     def app(self) -> Starlette:
         """The ASGI application."""
-        routes = self.routes()
-        keys = self.options.keys
-        if keys and self.options.token:
-            keys = (*keys, self.options.token)
-        guard = Middleware(Guard, keys, self.options.host, self.options.origins, pages_of(routes))
-        cors = Middleware(CORSMiddleware, allow_origins=self.options.origins, allow_methods=["*"], allow_headers=["*"])
-        handlers: dict[Any, Any] = {
-            NotesError: _on_notes_error,
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_disconnect,
-            Exception: _on_fault,
-        }
-        log = Middleware(AccessLog, () if self.options.verbose else (*POLLED, *pages_of(routes)))
-        middleware = [
-            log,
-            *([cors] if self.options.origins else []),
-            guard,
-        ]  # CORS first, so that pages can read refusals
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+        return application(self.routes(), self.options)
 
     def routes(self) -> list[Route]:
         return [
@@ -315,27 +297,50 @@ class Service:
     async def _body(self, request: Request) -> Any:
         """Read the JSON of a request. Raises Refused for an invalid, large or slow body."""
         self._check()
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
-            raise Refused(415, "the body must be JSON: send Content-Type: application/json")
-        if (packed := request.headers.get("content-encoding", "identity")) != "identity":
-            raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
-        message = f"the body is larger than {self.options.body:,} bytes"
-        too_large = Refused(413, message, code="too_large", last=True)
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self.options.body:
-            raise too_large  # without reading it
-        data = bytearray()
-        try:
-            with anyio.fail_after(SLOW):
-                async for part in request.stream():
-                    data += part
-                    if len(data) > self.options.body:
-                        raise too_large
-        except TimeoutError:
-            raise Refused(408, "the body did not come in time") from None
+        data = await read_body(request, self.options.body)
         self._check()  # again, as the body may have been slow
         return await self._prepare(lambda: read_json(data))
+
+
+def application(routes: list[Route], options: Options) -> Starlette:
+    """Return the ASGI application of these endpoints, with access log, checks of keys and origins, and errors."""
+    keys = (*options.keys, options.token) if options.keys and options.token else options.keys
+    guard = Middleware(Guard, keys, options.host, options.origins, pages_of(routes))
+    cors = Middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
+    handlers: dict[Any, Any] = {
+        NotesError: _on_notes_error,
+        HTTPException: _on_http_error,
+        ClientDisconnect: _on_disconnect,
+        Exception: _on_fault,
+    }
+    log = Middleware(AccessLog, () if options.verbose else (*POLLED, *pages_of(routes)))
+    # CORS before the guard, so that pages can read refusals
+    middleware = [log, *([cors] if options.origins else []), guard]
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Read a JSON body of at most so many bytes. Raises Refused for another type, or a large or slow one."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
+        raise Refused(415, "the body must be JSON: send Content-Type: application/json")
+    if (packed := request.headers.get("content-encoding", "identity")) != "identity":
+        raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
+    message = f"the body is larger than {most:,} bytes"
+    too_large = Refused(413, message, code="too_large", last=True)
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise too_large  # without reading it
+    data = bytearray()
+    try:
+        with anyio.fail_after(SLOW):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(408, "the body did not come in time") from None
+    return bytes(data)
 
 
 def _piece(model: Model, token: int) -> dict[str, object]:

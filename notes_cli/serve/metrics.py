@@ -29,11 +29,12 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters that the decode thread writes, except `outcomes`."""
+    """Counters that the decode thread writes, except `outcomes`; in front of another server the event loop."""
 
     decoded: int = 0  # prompt tokens
     spliced: int = 0  # prompt tokens
     live: int = 0  # prompt tokens found in the prefix cache
+    unreported: int = 0  # prompt tokens of another server that does not report how many were cached
     generated: int = 0  # tokens
     steps: int = 0
     preempted: int = 0  # answers
@@ -59,8 +60,8 @@ class _Snapshot(Collector):
         prompts = CounterMetricFamily(
             "notes_prompt_tokens", "Tokens of prompts by how they came about.", labels=["how"]
         )
-        for how, tokens in (("decoded", metrics.decoded), ("spliced", metrics.spliced), ("live", metrics.live)):
-            prompts.add_metric([how], tokens)
+        for how in ("decoded", "spliced", "live", *(["unreported"] if metrics.unreported else [])):
+            prompts.add_metric([how], getattr(metrics, how))
         yield prompts
         yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.generated)
         yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=metrics.steps)

@@ -224,7 +224,7 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     messages, prefill = _messages(reader)
     choice = _tools(reader, forms)
     params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(reader))
-    notes = _notes(reader.any("notes"))
+    notes = parse_notes(reader.any("notes"))
     grammar = _grammar(reader, forms)
     params = replace(params, must_call=choice.required)
     if choice.required:
@@ -252,7 +252,7 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     if reader.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
     params = replace(params, grammar=_grammar(reader, forms))
-    notes = _notes(reader.any("notes"))
+    notes = parse_notes(reader.any("notes"))
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and params.max_tokens == 0:
@@ -413,7 +413,8 @@ def _compiled(param: str, compile_grammar: Callable[[], str]) -> str:
         raise Refused(400, str(error), param=param, code="invalid_value") from error
 
 
-def _notes(data: Any) -> NotesParams:
+def parse_notes(data: Any) -> NotesParams:
+    """Parse the key `notes` of a request. Raises Refused."""
     if data is None:
         return NotesParams()
     reader = Reader(data, "notes")
