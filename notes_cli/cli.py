@@ -152,22 +152,21 @@ def cli(ctx: click.Context) -> None:
     command = cli.get_command(ctx, name) if name else None
     if not name or not command or {"-h", "--help"} & set(arguments):  # help works with broken settings
         return
-    settings = load_config()
-    if not settings:
-        return
-    aliases(settings)
-    if "cache" in settings:
-        from notes_cli.runtime.naming import max_size
-
-        max_size(settings)
-    for section in SECTIONS:
-        settings.pop(section, None)
-    _check_settings(settings, name)
     subcommand = ""
     if isinstance(command, click.Group):
         subcommand = next((word for word in arguments if word in command.commands), "")
         command = command.commands.get(subcommand, command)
-    defaults = defaults_of(command, settings_for(name, settings, COMMANDS), "config.yaml")
+    defaults: dict[str, Any] = {}
+    if settings := load_config():
+        aliases(settings)
+        if "cache" in settings:
+            from notes_cli.runtime.naming import max_size
+
+            max_size(settings)
+        for section in SECTIONS:
+            settings.pop(section, None)
+        _check_settings(settings, name)
+        defaults = defaults_of(command, settings_for(name, settings, COMMANDS), "config.yaml")
     defaults |= _project_defaults(command, name, arguments)
     ctx.default_map = {name: {subcommand: defaults} if subcommand else defaults}
     if defaults.get("json_"):
