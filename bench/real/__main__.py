@@ -12,6 +12,7 @@ What is asked is in tasks.yaml, about the texts in skills/.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import tempfile
 import time
@@ -20,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import notes_cli as notes
-from bench.real import measure, report
-from bench.real.tasks import load_facts, load_tasks
+from bench.real import facts, measure, report
+from bench.real.tasks import ROOT, load_facts, load_tasks
+from bench.results import Results
 from notes_cli.config import Paths
 
 PARTS = ("speed", "fidelity", "facts", "corrections", "places")
@@ -43,7 +45,7 @@ def main() -> int:
         run: dict[str, Callable[[], Any]] = {
             "speed": lambda: measure.speed(model, tasks, _progress),
             "fidelity": lambda: measure.fidelity(model, tasks, _progress),
-            "facts": lambda: measure.facts(model.workspace, load_facts(given.facts), _progress),
+            "facts": lambda: facts.measure(model.workspace, load_facts(given.facts), _kept(model, given.facts)),
             "corrections": lambda: measure.corrections(model, tasks, _progress),
             "places": lambda: measure.places(model, tasks, _progress),
         }
@@ -53,6 +55,12 @@ def main() -> int:
                 report.write(model.name, part, whole[part])
         print(report.tables(whole))
     return 0
+
+
+def _kept(model: notes.Model, tasks: Path) -> Results:
+    """The results of earlier runs with this model and these tasks."""
+    digest = hashlib.sha256(f"{model.workspace.weights} {tasks.read_text(encoding='utf-8')}".encode()).hexdigest()
+    return Results(ROOT / "build" / "real" / f"facts-{model.name.replace(' ', '-')}.jsonl", model.name, digest)
 
 
 def _progress(text: str) -> None:

@@ -9,17 +9,14 @@ from statistics import median
 from typing import Any
 
 from bench.real.run import Outcome, answers
-from bench.real.tasks import SKILLS, Correction, Fact, Question, Tasks, contains
+from bench.real.tasks import SKILLS, Correction, Question, Tasks, contains
 from notes_cli.api import Model
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.verify import cosine, divergence
-from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, shipped_wordings, word
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart
-from notes_cli.text.skill import parse_skill
 
 SYSTEM = "You answer questions about the texts that follow. Answer briefly."
 CORRECTIONS = ("nothing", "erratum", "field", "field+erratum", "suffix")  # suffix: the entries of a full prefill
@@ -83,12 +80,12 @@ class Corrected:
         """Count the answers to `questions_of` the correction; `before`: those without it. Return whether the new value
         is in the first one."""
         texts = [one.text for one in found]
-        new, old = _marks(correction, texts[0])
+        new, old = marks(correction, texts[0])
         self.asked += 1
         self.new += new
         self.old += old
         if correction.follows:
-            follows = _marks(correction.follows, texts[1])
+            follows = marks(correction.follows, texts[1])
             self.follows_asked += 1
             self.follows_new += follows[0]
             self.follows_old += follows[1]
@@ -99,7 +96,7 @@ class Corrected:
         return new
 
 
-def _marks(correction: Correction, answer: str) -> tuple[bool, bool]:
+def marks(correction: Correction, answer: str) -> tuple[bool, bool]:
     """Two flags of an answer: it has the new value and not the old one; it has the old one."""
     old = contains(answer, correction.old)
     return contains(answer, correction.new) and not old, old
@@ -152,28 +149,6 @@ def fidelity(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[d
             prompts = [Prompt(ask, skills, system=SYSTEM) for ask in asked]
             full = answers(workspace, prompts, exact=True)
             rows[way].add(one.questions, answers(workspace, prompts), full)
-    return [one.as_dict() for one in rows.values()]
-
-
-def facts(workspace: Workspace, given: Sequence[Fact], progress: Progress) -> list[dict[str, Any]]:
-    """The author's facts: each passage where it was compiled, after a system text, and after another passage."""
-    rows = {way: Fidelity(way) for way in ("compiled", "system", "another")}
-    compiled: list[Segment] = []
-    for number, fact in enumerate(given):
-        if number % 20 == 0:
-            progress(f"facts: {number} of {len(given)}")
-        name = f"passage-{number}"
-        compiled.append(compile_skill(workspace, parse_skill(fact.passage, source=name, default=name)))
-        segment, ask = compiled[-1], fact.question.ask
-        before = compiled[number - 1 :][:1] if number else []
-        for way, skills, system in (
-            ("compiled", [segment], None),
-            ("system", [segment], SYSTEM),
-            ("another", [*before, segment], SYSTEM),
-        ):
-            prompt = [Prompt(ask, skills, system=system)]
-            full = answers(workspace, prompt, splice=False)
-            rows[way].add([fact.question], answers(workspace, prompt), full)
     return [one.as_dict() for one in rows.values()]
 
 
