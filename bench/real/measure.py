@@ -9,14 +9,17 @@ from statistics import median
 from typing import Any
 
 from bench.real.run import Outcome, answers
-from bench.real.tasks import SKILLS, Correction, Question, Tasks, contains
+from bench.real.tasks import SKILLS, Correction, Fact, Question, Tasks, contains
 from notes_cli.api import Model
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.verify import cosine, divergence
+from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, shipped_wordings, word
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart
+from notes_cli.text.skill import parse_skill
 
 SYSTEM = "You answer questions about the texts that follow. Answer briefly."
 CORRECTIONS = ("nothing", "erratum", "field", "field+erratum", "suffix")  # suffix: the entries of a full prefill
@@ -149,6 +152,28 @@ def fidelity(model: Model, tasks: Sequence[Tasks], progress: Progress) -> list[d
             prompts = [Prompt(ask, skills, system=SYSTEM) for ask in asked]
             full = answers(workspace, prompts, exact=True)
             rows[way].add(one.questions, answers(workspace, prompts), full)
+    return [one.as_dict() for one in rows.values()]
+
+
+def facts(workspace: Workspace, given: Sequence[Fact], progress: Progress) -> list[dict[str, Any]]:
+    """The author's facts: each passage where it was compiled, after a system text, and after another passage."""
+    rows = {way: Fidelity(way) for way in ("compiled", "system", "another")}
+    compiled: list[Segment] = []
+    for number, fact in enumerate(given):
+        if number % 20 == 0:
+            progress(f"facts: {number} of {len(given)}")
+        name = f"passage-{number}"
+        compiled.append(compile_skill(workspace, parse_skill(fact.passage, source=name, default=name)))
+        segment, ask = compiled[-1], fact.question.ask
+        before = compiled[number - 1 :][:1] if number else []
+        for way, skills, system in (
+            ("compiled", [segment], None),
+            ("system", [segment], SYSTEM),
+            ("another", [*before, segment], SYSTEM),
+        ):
+            prompt = [Prompt(ask, skills, system=system)]
+            full = answers(workspace, prompt, splice=False)
+            rows[way].add([fact.question], answers(workspace, prompt), full)
     return [one.as_dict() for one in rows.values()]
 
 

@@ -32,7 +32,7 @@ METHODS = {
     "suffix": "full prefill of the corrected text",
 }
 CONTEXTS = {"alone": "", "another": "after a system text and another skill", "turn": "in a later turn"}
-FACTS = {  # ways, of which one has the context of compilation and the number of boundary tokens
+SEAMS = {  # ways, of which one has the context of compilation and the number of boundary tokens
     "opening 0": "no boundary token",
     "opening 1": "1 boundary token (default)",
     "opening 4": "4 boundary tokens",
@@ -84,14 +84,14 @@ def fidelity_table(rows: Rows) -> str:
     return "\n".join(lines)
 
 
-def facts_table(rows: Rows) -> str:
+def seams_table(rows: Rows) -> str:
     """Return a row per way, for passages in the system message (early) and in the question's (late)."""
     lines = [
         "| | early: right / prefill | same verdict | same text | late: right / prefill | same verdict | same text |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     found = {(row["way"], row["place"]): row for row in rows}
-    for way, name in FACTS.items():
+    for way, name in SEAMS.items():
         cells: list[str] = []
         for place in ("early", "late"):
             row = found.get((way, place), {})
@@ -134,9 +134,10 @@ def places_table(rows: Rows) -> str:
 TABLES: dict[str, Callable[[Any], str]] = {
     "speed": speed_table,
     "fidelity": fidelity_table,
-    "facts": facts_table,
+    "facts": fidelity_table,
     "corrections": corrections_table,
     "places": places_table,
+    "seams": seams_table,
 }
 
 

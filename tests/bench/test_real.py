@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.real import facts, report
+from bench.real import report, seams
 from bench.real.measure import Corrected, Fidelity, interval
 from bench.real.run import Outcome, answers
 from bench.real.tasks import SKILLS, Correction, Question, Tasks, contains, load_facts, load_tasks
@@ -89,13 +89,13 @@ def test_verdicts_and_texts_are_counted_apart() -> None:
 def test_ways_to_splice_a_fact_are_counted_by_place() -> None:
     """A way that only some facts have is compared with the full prefill of those."""
     found: list[Any] = [
-        {place: {"full": [True, "Ann"], "opening 1": [True, "It is Ann"]} for place in facts.PLACES} for _ in range(3)
+        {place: {"full": [True, "Ann"], "opening 1": [True, "It is Ann"]} for place in seams.PLACES} for _ in range(3)
     ]
     found[0]["late"] |= {"opening 1": [False, "Bob"], "exact": [True, "Ann"]}
-    rows = {(row["place"], row["way"]): [*row.values()][2:] for row in facts.rows(found)}
+    rows = {(row["place"], row["way"]): [*row.values()][2:] for row in seams.rows(found)}
     assert rows["early", "opening 1"] == [3, 3, 3, 3, 0] and rows["late", "opening 1"] == [3, 2, 3, 2, 0]
     assert rows["late", "exact"] == [1, 1, 1, 1, 1] and ("early", "exact") not in rows
-    table = report.facts_table(facts.rows(found))
+    table = report.seams_table(seams.rows(found))
     assert "| `--exact` |  |  |  | 1 / 1 of 1 | 1 | 1 |" in table
 
 

@@ -48,17 +48,17 @@ def measure(workspace: Workspace, given: Sequence[Fact], results: Results) -> li
     """Measure the facts that have no result yet. Returns a row for each place and way."""
     contexts = lefts(workspace)
     for number, fact in enumerate(given):
-        if f"facts/{number}" not in results.found:
-            results.add(f"facts/{number}", _fact(workspace, fact, number, contexts))
+        if str(number) not in results.found:
+            results.add(str(number), _fact(workspace, fact, number, contexts))
             print(f"{time.strftime('%H:%M:%S')} fact {number} of {len(given)}", file=sys.stderr, flush=True)
-    return rows([results.found[f"facts/{number}"] for number in range(len(given))])
+    return rows([results.found[str(number)] for number in range(len(given))])
 
 
 def _fact(workspace: Workspace, fact: Fact, number: int, contexts: dict[str, Tokens]) -> Result:
     """Return, by place and way, whether the answer is right, and its text."""
     some, few = (number // GROUP % every == 0 for every in (SOME, FEW))
-    lefts = LEFTS if some else LEFTS[:1]
-    segments = {left: _compile(workspace, fact, contexts[left]) for left in lefts}
+    kinds = LEFTS if some else LEFTS[:1]
+    segments = {left: _compile(workspace, fact, contexts[left]) for left in kinds}
 
     def ask(place: str, left: str = "opening", system: str = SYSTEM, **how: Any) -> list[Any]:
         prompt = Prompt(fact.question.ask, [segments[left]], system=system, place=place)
@@ -69,7 +69,7 @@ def _fact(workspace: Workspace, fact: Fact, number: int, contexts: dict[str, Tok
     for place in PLACES:
         found[place] = {"full": ask(place, splice=False)}
         found[place] |= {f"opening {seam}": ask(place, seam=seam) for seam in SEAMS}
-        found[place] |= {f"{left} 1": ask(place, left) for left in lefts[1:]}
+        found[place] |= {f"{left} 1": ask(place, left) for left in kinds[1:]}
         found[place] |= {"exact": ask(place, exact=True)} if few else {}
     if some:
         found["early"]["reworded"] = ask("early", system=REWORDED, splice=False)
@@ -77,7 +77,8 @@ def _fact(workspace: Workspace, fact: Fact, number: int, contexts: dict[str, Tok
 
 
 def _compile(workspace: Workspace, fact: Fact, left: Tokens) -> Segment:
-    usual, workspace.left_context = workspace.left_context, left
+    usual = workspace.left_context
+    workspace.left_context = left
     try:
         return compile_skill(workspace, parse_skill(fact.passage, source="passage", default="passage"))
     finally:
