@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli import output
 from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
 from notes_cli.explanations import explanation, plan_as_json, turn_as_json
@@ -69,7 +70,8 @@ class _AnswerEvents:
             self._job.on_event(TextDelta(0, answer.text))
             document = {"choice": answer.choice, "probabilities": answer.probabilities}
         if notes.explain:
-            document = turn_as_json(self._workspace, request, answer, self._job.arrived, session, continued)
+            memory = request.memory.name if session and isinstance(request.memory, Segment) else None
+            document = turn_as_json(self._workspace, request, answer, self._job.arrived, session, continued, memory)
             document["notices"] = self._notices
         reasoning = answer.thought.tokens if answer.thought else 0
         rest = self._tokens.take()

@@ -75,6 +75,7 @@ class NotesParams:
     splice: tuple[str, ...] = ()
     errata: tuple[str, ...] = ()
     session: str | None = None
+    memory: str | None = None
     explain: bool = False
     cache_salt: str = ""
     match: bool = True  # match texts in messages with compiled skills
@@ -430,6 +431,7 @@ def parse_notes(data: Any) -> NotesParams:
             *(() if fields is None else of_fields(_values(reader, "fields", fields))),
         ),
         session=reader.text("session") or None,
+        memory=reader.text("memory") or None,
         explain=reader.flag("explain"),
         cache_salt=reader.text("cache_salt"),
         match=reader.take("match", "true or false", lambda value: isinstance(value, bool), True),
@@ -440,6 +442,8 @@ def parse_notes(data: Any) -> NotesParams:
         given=given,
     )
     reader.end()
+    if params.memory and params.session is None and ask is None:
+        raise Refused(400, "notes.memory goes with notes.session or notes.ask", param="notes.memory")
     return params
 
 

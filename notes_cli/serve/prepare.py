@@ -207,6 +207,7 @@ def single_turn(
         recompute=request.notes.recompute,
         exact=request.notes.exact,
         images=[segment_cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
+        memory=segment_cache.segment(request.notes.memory) if request.notes.memory else None,
         **(request.notes.ask or {}),
     )
 

@@ -25,6 +25,7 @@ from notes_cli.serve.prepare import (
 )
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.state import State
+from notes_cli.text.names import is_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,12 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
     check_request(state, chat)
     workspace = state.workspace
     stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-    if stored.state.memory:
-        raise SessionError(f"session {name} has a memory, which a server does not move", "Continue it without a server")
     request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=bool(stored.state.live))
+    if request.memory is None and (memory := stored.state.memory):
+        if not is_name(memory.reference):
+            message = f"the memory of session {name} is a file, which a server does not open"
+            raise SessionError(message, "Continue it without a server, or name a compiled skill as its memory")
+        request = replace(request, memory=state.segment_cache.segment(memory.reference))
     check_bias(workspace, chat)
     tokens, max_new = (
         _session_tokens(workspace, stored.state, request),
@@ -126,7 +130,10 @@ def _session_tokens(workspace: Workspace, state: State, request: Request) -> int
     texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
     tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
     tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
-    return tokens + sum(len(item) for item in (*request.splice, *request.images) if isinstance(item, Segment))
+    if request.memory is not None:  # a new copy, with the session's values in place
+        tokens += 2 * sum(len(workspace.model.tokenize(value)) for value in state.fields.values())
+    segments = (*request.splice, *request.images, request.memory)
+    return tokens + sum(len(item) for item in segments if isinstance(item, Segment))
 
 
 def _first_tokens(request: Request, max_new: int) -> int:
@@ -137,7 +144,7 @@ def _first_tokens(request: Request, max_new: int) -> int:
 def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
     """Return a notice for each skill whose text was edited since it was compiled."""
     notices: list[Notice] = []
-    for skill in request.splice:
+    for skill in (*request.splice, request.memory):
         if isinstance(skill, Segment):
             warn_edited(workspace, skill, notices.append)
     return list(map(str, notices))
