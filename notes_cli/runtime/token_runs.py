@@ -24,6 +24,7 @@ from notes_cli.runtime.workspace import Workspace
 WINDOW = 32
 SHORTEST = 2 * WINDOW  # tokens of a run: it has a whole window of its source, wherever it begins there
 CANDIDATES = 8  # places with the same window that are compared
+NEARBY = 8  # tokens before a field by which its place is recognised in a prompt
 COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
 UNROUNDED = ("f32", "f16", "bf16")  # types of keys that lose little when they are moved (docs/LOG.md)
 _UNUSABLE = -1  # instead of a token
@@ -181,15 +182,33 @@ class PlacedRun:
         return workspace.context.can_move(self.source.base(self.run.start), position, len(self.run))
 
 
+def _is_current(run: TokenRun, source: Source, tokens: Tokens) -> bool:
+    """Return False if the prompt has another value for a field that its source has before the run: the run's K/V
+    contains what the model concluded from the old value."""
+    holder = source.holder
+    if not isinstance(holder, Segment):
+        return True
+    before = [field for field in holder.fields if field.first < run.start]
+    return all(_contains(tokens, holder.tokens[max(0, field.first - NEARBY) : field.last + 1]) for field in before)
+
+
+def _contains(tokens: Tokens, part: Tokens) -> bool:
+    """Return True if these tokens are somewhere in a prompt."""
+    windows = sliding_window_view(tokens, len(part)) if len(part) <= len(tokens) else tokens[:0, None]
+    return bool((windows == part).all(1).any())
+
+
 def find_runs(
     workspace: Workspace, sources: Sequence[Source], tokens: Tokens, spans: Sequence[tuple[int, int]], *, dry: bool
 ) -> tuple[Tokens, list[PlacedRun]]:
     """Return the origins that the K/V of the tokens will have, 0 outside of the runs, and the runs within `spans`,
-    ascending. The K/V of those in a sequence is read, because it may be evicted before it is placed; `dry`: it is
-    not."""
+    ascending. Those after a field that has another value in the prompt are left out. The K/V of those in a sequence is
+    read, because it may be evicted before it is placed; `dry`: it is not."""
     origins, placed = np.zeros(len(tokens), np.int32), []
     for run in TokenIndex([source.tokens for source in sources]).runs(tokens, spans):
         source, start = sources[run.source], run.start
+        if not _is_current(run, source, tokens):
+            continue
         if isinstance(source.holder, KVSequence) and not dry:
             try:
                 source, start = source.read(workspace, start, start + len(run)), 0

@@ -20,7 +20,7 @@ from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.settings import RUN_SEAM
 from notes_cli.runtime.token_runs import SHORTEST, PlacedRun, Source, TokenIndex
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill
+from notes_cli.text.skill import Skill, parse_skill
 
 from ..conftest import MakeModel, MakeWorkspace
 
@@ -194,6 +194,19 @@ def test_the_first_layer_shows_a_wrong_place(prompts: Prompts, wrong: str, monke
 
 
 # What may not be reused.
+
+
+@pytest.mark.parametrize(("value", "reused"), [("6 May", [True, True]), ("7 June", [True, False])])
+def test_nothing_is_placed_after_a_field_with_another_value(prompts: Prompts, value: str, reused: list[bool]) -> None:
+    """Its K/V has what the model concluded from the compiled value. The text before the field is placed."""
+    prompts.prefixes.close()
+    text = f"{BASE}\n\ndate: 6 May\n\n{BASE.upper()}"
+    segment = compile_skill(prompts.workspace, parse_skill(text, source="-", default="rules"))
+    assert [span.value for span in segment.fields] == ["6 May"]
+    changed = text.replace("6 May", value).replace("TABLE", "SIDEBOARD")
+    *_, runs = prompts.plan(prompts.layout(changed, "compiled", (segment,)))
+    field = segment.fields[0].first
+    assert [any(one.run.start < field for one in runs), any(one.run.start > field for one in runs)] == reused
 
 
 @pytest.mark.parametrize("change", CHANGED)
