@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-NAME, BASE, MODEL = sys.argv[1:]
+BASE, MODEL = sys.argv[2:4] if len(sys.argv) == 4 else ("", "")
 QUESTION = "Which colour has the sky?"
 TOOL_SCHEMA = {"type": "object", "properties": {"place": {"type": "string", "maxLength": 8}}, "required": ["place"]}
 
@@ -105,4 +105,4 @@ def langchain() -> None:
 
 
 if __name__ == "__main__":
-    globals()[NAME]()
+    globals()[sys.argv[1]]()

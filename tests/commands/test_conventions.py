@@ -207,7 +207,7 @@ def test_keys_are_named_as_their_options() -> None:
     from notes_cli.serve.parsing import NotesParams
 
     keys = {*(one.name for one in (*fields(Request), *fields(NotesParams))), *keys_of(REQUEST)}
-    for key in keys - ALIKE - {"id", "cache_salt", "match", "ask", "given"}:
+    for key in keys - ALIKE - {"id", "cache_salt", "match", "reuse", "ask", "given"}:
         assert ONE.get(key, key).replace("_", "-") in flags(), key
 
 
