@@ -31,9 +31,9 @@ from notes_cli.runtime.freshness import skill_from_segment
 from notes_cli.serve.parsing import NotesParams, parse_notes
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
-from notes_cli.text.erratum import Erratum, read_errata, word
+from notes_cli.text.erratum import Erratum, Known, read_errata, word
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import BREAKS, Known
+from notes_cli.text.keys import BREAKS
 from notes_cli.text.messages import BETWEEN
 from notes_cli.text.skill import Skill, load_skill, skill_file, skill_sources
 
