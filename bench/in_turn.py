@@ -1,6 +1,6 @@
-"""Two agents in turn, each with 4,000 tokens, in a context of 6,144: with `--cache-ram` and without (docs/serving.md).
+"""Time two agents that take turns, each with 4,000 tokens, in a context of 6,144, with `--cache-ram` and without.
 
-python -m bench.in_turn MODEL.gguf
+python -m bench.in_turn MODEL.gguf      (docs/serving.md)
 """
 
 import sys

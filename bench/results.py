@@ -1,4 +1,4 @@
-"""Results of a measurement in a file, a line each, so that it goes on where it was interrupted."""
+"""Stores the results of a measurement in a file, so that an interrupted one continues where it was."""
 
 from __future__ import annotations
 

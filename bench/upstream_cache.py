@@ -1,4 +1,4 @@
-"""Measure what `notes serve --upstream` leaves of llama-server's own prefix cache where a date changes in each request.
+"""Measure how much llama-server's prefix cache hits behind `notes serve --upstream`, if each request has another date.
 
     python -m bench.upstream_cache [--count 300] [--parallel 2] [--limit 900] [--still 2] [--threads 2] [--model FILE]
 
@@ -35,7 +35,7 @@ SECTIONS, TOKENS, SEED, CELLS = 4, 8, 7, 4096
 
 
 def body(number: int, question: str) -> Json:
-    """The request of a day: what a client sends that knows nothing of us."""
+    """The request of a day, as a client sends it to any server."""
     system = policy(FIRST + timedelta(number), sections=SECTIONS)
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     usage = {"stream": True, "stream_options": {"include_usage": True}}
@@ -53,7 +53,7 @@ def in_front_of(url: str) -> Iterator[str]:
 
 
 def warm(url: str, parallel: int) -> float:
-    """Have the policy of the first day read into each slot; return the seconds of a request after that."""
+    """Prefill the policy of the first day in each slot; return the seconds of a request after that."""
     whole = {key: value for key, value in body(0, "What is the return?").items() if not key.startswith("stream")}
     with ThreadPoolExecutor(parallel) as pool:
         list(pool.map(lambda _: post(f"{url}/v1/chat/completions", whole), range(parallel)))

@@ -1,7 +1,7 @@
-"""The author's facts: passages that are spliced, by the text before them, the place and the boundary tokens.
+"""Measures spliced passages of the author's facts by number of boundary tokens, place, and context of compilation.
 
-Each answer is compared with that after a full prefill of the same tokens. Two ways show what that comparison is worth:
-`exact`, and a full prefill after a system text in other words.
+Each answer is compared with that after a full prefill of the same tokens. Two controls show how much that comparison
+varies: `exact`, and a full prefill after a system text in other words.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ SETTINGS: Mapping[str, tuple[str, ...] | None] = {
     "max-tokens": ("ask", "chat"),
     "temp": ("ask", "chat"),
 }
-FLAGS = {"errata": "erratum"}  # settings that are not called as their flags, which are of one value
+FLAGS = {"errata": "erratum"}  # settings whose flag has another name
 OPTIONS = {FLAGS.get(key, key) for key in SETTINGS}
 
 
@@ -164,15 +164,6 @@ def project_model() -> str | None:
     return found.settings().get("model") if found and found.allowed else None
 
 
-def _disallow(path: Path) -> bool:
-    """Forget that a project file was allowed; return False if it was not. Raises OSError."""
-    record = _record(path)
-    if not record.exists():
-        return False
-    record.unlink()
-    return True
-
-
 def _record(path: Path) -> Path:
     """Return the file that records the digest of an allowed project file."""
     return config.paths().allowed / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
@@ -289,6 +280,8 @@ def disallow_command(folder: Path) -> None:
     """
     found = find_project(folder)
     path = found.path if found else Path(os.path.realpath(folder)) / FILE
-    if not _disallow(path):
+    record = _record(path)
+    if not record.exists():
         raise NotesError(f"{path} is not allowed")
+    record.unlink()
     output.data(str(path))

@@ -210,11 +210,11 @@ def command(
         os._exit(0)
 
 
-def _say_serving(what: str, options: Options, port: int) -> None:
+def _say_serving(name: str, options: Options, port: int) -> None:
     from notes_cli.serve.security import is_loopback
 
     host = f"[{options.host}]" if ":" in options.host else options.host
-    output.say(f"serving {what} on http://{host}:{port}")
+    output.say(f"serving {name} on http://{host}:{port}")
     if not options.keys and not is_loopback(options.host):
         output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
 

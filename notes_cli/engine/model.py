@@ -48,7 +48,7 @@ class Model:
         self.users: WeakSet[Any] = WeakSet()  # objects that compute with its weights and have a `close`
         self.path = path
         self._devices = devices.device_handles(rpc)  # resolved before anything is loaded
-        # Whether layers are in memory other than this machine's: all that fit go to a GPU.
+        # True if layers are not in this machine's main memory: all that fit go to a GPU.
         self.offloads = bool(rpc) or any(device.kind in devices.GPUS for device in devices.local_devices())
         self.placed = gpu_layers, main_gpu, tuple(rpc)  # placement of the layers
         self.sources = open_sources(path)  # all files of the model

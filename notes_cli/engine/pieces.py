@@ -1,4 +1,4 @@
-"""Defines Piece: an entry of a sequence, how its K/V came about and why, as plain data.
+"""Defines Piece: a part of a sequence, how its K/V was made and why, as plain data.
 
 Commands turn reasons into text.
 """
@@ -13,7 +13,7 @@ How = Literal["decoded", "spliced", "seam", "live"]
 
 
 class Reason(str, Enum):
-    """Why the K/V of a piece came about as it did. In brackets: the content of `detail`."""
+    """Why the K/V of a piece was made in this way. In brackets: the content of `detail`."""
 
     PLAIN = ""
     # Spliced.
@@ -43,7 +43,7 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`tokens` tokens from `position` on, and how their K/V came about."""
+    """`tokens` tokens from `position` on, and how their K/V was made."""
 
     kind: str  # text, splice, erratum, question, answer
     name: str

@@ -160,8 +160,8 @@ def append_text(
     kind: str = "text",
     name: str = "",
 ) -> Task[None]:
-    """Append a text, as a task of a loop: the K/V of its runs is placed, except for the first tokens of each, which are
-    decoded like the rest of the text, unless it continues the run before. The runs are taken out of the list."""
+    """Append a text, as a task of the scheduler. The K/V of its runs is placed, the rest is decoded, and so are the
+    first RUN_SEAM tokens of a run that does not continue the run before. The runs are taken out of the list."""
     while len(tokens):
         ahead = len(tokens) if not runs else min(len(tokens), runs[0].run.first - len(sequence))
         sequence.append(tokens[:ahead], kind, name)

@@ -277,8 +277,8 @@ class Contexts:
         return self.refresh_capabilities()
 
     def refresh_capabilities(self) -> Identity:
-        """See to it that the context goes by what is known of a model of this identity: whether its rows may be moved,
-        and a state carried. Asking for the identity does it, so it cannot be forgotten. Any thread may do so."""
+        """Set in the context whether K/V may be moved and recurrent state carried, as measured for this identity, which
+        is returned. The property `identity` calls it, so that nothing uses a stale setting. Any thread may call it."""
         weights, context = self.weights, self.context
         with context.remaking:
             identity = context.identity(weights)

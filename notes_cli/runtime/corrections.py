@@ -7,8 +7,7 @@ from typing import Protocol, TypeVar
 
 from notes_cli.engine.segment import FieldSpan, Segment
 from notes_cli.errors import Help, SkillError
-from notes_cli.text.erratum import Erratum, read_errata
-from notes_cli.text.keys import ALL, Known, Reference
+from notes_cli.text.erratum import ALL, Erratum, Known, Reference, read_errata
 
 T = TypeVar("T")
 

@@ -1,10 +1,10 @@
 """Keeps live sequences as a prefix cache, and finds the longest reusable prefix for a new prompt.
 
-K/V is reusable only if all tokens from the start are equal and came about in the same way: decoded, spliced from the
-same segment with the same seam, or reused only where exact. A skill that begins to differ is not reused in part. A few
-tokens before the first question are not reused either where decoding starts a batch anyway, so that another question
-about the same skill has bit-identical results to a separate run. A salt separates tenants. Evicted prefixes go to host
-memory (prefix_store.py), with which a prompt may go on where it has more of its tokens than any live sequence.
+K/V is reusable only if all tokens from the start are equal and their K/V was made in the same way: decoded, spliced
+from the same segment with the same seam, or reused only where exact. A skill that begins to differ is not reused in
+part. A few tokens before the first question are not reused either where decoding starts a batch anyway, so that another
+question about the same skill has bit-identical results to a separate run. A salt separates tenants. Evicted prefixes go
+to host memory (prefix_store.py), with which a prompt may go on where it has more of its tokens than any live sequence.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk
 
 _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
-# What a request may reuse: "exact": equal prefixes; "compiled": also runs of compiled texts (runtime/token_runs.py);
-# "near": also runs of cached prompts. With the lowest origin of K/V that it continues.
+# How much a request may reuse: "exact": equal prefixes; "compiled": also runs of compiled texts
+# (runtime/token_runs.py); "near": also runs of cached prompts. With the lowest origin of K/V that it continues.
 Reuse = Literal["exact", "compiled", "near"]
 REUSES: tuple[Reuse, ...] = get_args(Reuse)
 LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "near": -MOVES}
@@ -203,8 +203,8 @@ class PrefixCache:
         return path, self._usable_length(layout, length, length if self.store.recurrent else None)
 
     def restore(self, sequence: KVSequence, layout: Layout, salt: str) -> int:
-        """Restore what the store has of a prompt beyond the live prefix that its sequence begins with. Returns the
-        tokens that the sequence has then."""
+        """Append to the sequence the K/V that the store has of its prompt beyond its live prefix. Returns the length of
+        the sequence."""
         path, length = self._stored(layout, salt)
         if self.store and length > len(sequence) + WORTH:
             self.store.restore(sequence, path, length)
@@ -243,9 +243,9 @@ class PrefixCache:
         *,
         dry: bool = False,
     ) -> tuple[Layout, list[PlacedRun]]:
-        """Plan a prompt that continues the first `length` tokens of `cached`, or more of the store: return its layout
-        with the origins that its K/V will have, and its runs after that (`find_runs`). `earlier`: those of an earlier
-        plan for it, which are in memory."""
+        """Plan a prompt that continues the first `length` tokens of `cached`, or a longer prefix in the store.
+        Returns its layout, with the final origins of its K/V, and the runs after that prefix (`find_runs`).
+        `earlier`: those of an earlier plan for it, which are in memory."""
         _, stored = self._stored(layout, salt)
         begin = stored if stored > length + WORTH else length
         origins = layout.origins.copy()

@@ -22,8 +22,8 @@ from notes_cli.runtime.token_runs import Source
 from notes_cli.runtime.workspace import Workspace
 
 BLOCK = 256  # tokens
-WORTH = 16  # tokens that are worth restoring
-MOST = 8 << 30  # bytes by default, as of llama-server
+WORTH = 16  # a restore must save more tokens than this
+MOST = 8 << 30  # bytes by default, as for --cache-ram of llama-server
 NO_TOKENS = np.zeros(0, np.int32)
 
 
@@ -72,7 +72,7 @@ class PrefixStore:
         return self._workspace.context
 
     def find(self, tokens: Tokens, origins: Tokens, salt: str) -> list[tuple[Block, int]]:
-        """Return the blocks with the longest beginning of these tokens, and the number of tokens in each. A recurrent
+        """Return the blocks with the longest common prefix, and its number of tokens in each of them. A recurrent
         state exists after the last token of its block only."""
         path, blocks = list[tuple[Block, int]](), self._first.get(salt, [])
         if blocks and self._context.identity("") != self._identity:  # grown, it rotates otherwise (LongRoPE)
@@ -91,7 +91,7 @@ class PrefixStore:
         return path
 
     def sources(self, salt: str) -> list[Source]:
-        """Return all blocks, the K/V of which may be placed elsewhere, too."""
+        """Return all blocks of a salt as sources of runs (token_runs.py)."""
         if self._identity is None or self._context.identity("") != self._identity:
             return []
         whole, type_k = self._workspace.identity, self._context.options.type_k
@@ -104,8 +104,8 @@ class PrefixStore:
         return found
 
     def restore(self, sequence: KVSequence, path: list[tuple[Block, int]], length: int) -> None:
-        """Append the rows of these blocks that the sequence lacks, up to `length` tokens. It is unchanged where that
-        fails."""
+        """Append the K/V of these blocks that the sequence lacks, up to `length` tokens. On failure the sequence is
+        unchanged."""
         begun, place = len(sequence), 0
         try:
             for block, count in path:
@@ -186,7 +186,8 @@ class PrefixStore:
         return total
 
     def _make_room(self, nbytes: int, kept: list[Block]) -> bool:
-        """Drop the least recently used blocks, but none of `kept`, until there is room; False if that does not do."""
+        """Drop the least recently used blocks, but none of `kept`, until there is room. Returns False if that is not
+        enough."""
         while self.nbytes + nbytes > self.budget:
             block = next(iter(self._blocks), None)
             if block is None or block in kept:

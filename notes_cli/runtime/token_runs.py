@@ -1,6 +1,6 @@
-"""Finds runs of a prompt's tokens whose K/V is there already: in compiled texts, and in cached prompts at any position.
+"""Finds runs of a prompt's tokens that are also in compiled texts or cached prompts, to reuse their K/V.
 
-The K/V of a run was computed after another left context, so it only approximates that of a prefill. A run is found by
+That K/V was computed after another left context, so it only approximates that of a prefill. A run is found by
 hashes of windows: a source has one for each WINDOW tokens, and the prompt one from each token on. Hits are compared
 token by token, and extended in both directions.
 """
@@ -22,7 +22,7 @@ from notes_cli.runtime.compile import MOVES
 from notes_cli.runtime.workspace import Workspace
 
 WINDOW = 32
-SHORTEST = 2 * WINDOW  # tokens of a run: it has a whole window of its source, wherever it begins there
+SHORTEST = 2 * WINDOW  # fewest tokens of a run: it then contains a whole window of its source, wherever it begins
 CANDIDATES = 8  # places with the same window that are compared
 NEARBY = 8  # tokens before a field by which its place is recognised in a prompt
 COMPILED_RUN = -1  # origin of a run that was placed from a compiled text; each later move subtracts 1
@@ -108,7 +108,7 @@ def _common(one: Tokens, two: Tokens) -> int:
 
 @dataclass(eq=False)
 class Source:
-    """Tokens whose K/V may be placed elsewhere, with the origins that it has then."""
+    """Tokens whose K/V may be moved into another prompt, and the origins of the moved K/V (prefix_cache.py)."""
 
     tokens: Tokens
     origins: Tokens
@@ -117,7 +117,7 @@ class Source:
 
     @classmethod
     def of_compiled(cls, segment: Segment) -> Source:
-        """A compiled text, without the first token of a prompt, as below."""
+        """Make a source of a compiled text, without the first token of a prompt, as in `of_prompt`."""
         tokens = segment.tokens.copy()
         if segment.base == 0:
             tokens[:1] = _UNUSABLE
@@ -125,9 +125,9 @@ class Source:
 
     @classmethod
     def of_prompt(cls, tokens: Tokens, origins: Tokens, holder: Segment | KVSequence, type_k: str) -> Source:
-        """The first tokens of a prompt, or some of it, with these origins: what was decoded in it, or placed there and
-        not moved too often for a cache of this type. Not a skill, which may be edited in place, nor the first token,
-        which every later one attends to as to no other."""
+        """Make a source of a cached prompt, or of a block of it, with these origins. Left out are skills, which may be
+        edited in place, K/V that was moved too often for a cache of this type, and the first token: an attention sink,
+        whose K/V is of no use elsewhere."""
         origins, tokens = origins[: len(tokens)], tokens.copy()
         tokens[(origins > 0) | (origins <= -(MOVES if type_k in UNROUNDED else 1))] = _UNUSABLE
         if isinstance(holder, KVSequence) or holder.base == 0:

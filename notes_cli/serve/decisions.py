@@ -116,7 +116,7 @@ class DecisionRequest:
 
 
 def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
-    """Parse a request of /v1/decisions. `forms`: as in parse_chat. Raises Refused."""
+    """Parse a request of /v1/decisions. Raises Refused. `forms` changes nothing: choices need no grammar."""
     reader = Reader(data)
     system, parts = _input(reader.any("input"))
     listed = reader.any("questions")
@@ -128,7 +128,7 @@ def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
 
 
 def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
-    """Parse a request of /v1/systemone. `forms`: as in parse_chat. Raises Refused."""
+    """Parse a request of /v1/systemone. Raises Refused. `forms` changes nothing: choices need no grammar."""
     reader = Reader(data)
     state, listed, images = reader.any("state"), reader.any("questions"), reader.texts("images", 16)
     if state is None:

@@ -29,7 +29,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters that the decode thread writes, except `outcomes`; in front of another server the event loop."""
+    """Counters. The decode thread writes them, except `outcomes`; with --upstream, the event loop writes all."""
 
     decoded: int = 0  # prompt tokens
     spliced: int = 0  # prompt tokens
@@ -58,7 +58,7 @@ class _Snapshot(Collector):
             requests.add_metric([outcome], count)
         yield requests
         prompts = CounterMetricFamily(
-            "notes_prompt_tokens", "Tokens of prompts by how they came about.", labels=["how"]
+            "notes_prompt_tokens", "Tokens of prompts by how their K/V was made.", labels=["how"]
         )
         for how in ("decoded", "spliced", "live", *(["unreported"] if metrics.unreported else [])):
             prompts.add_metric([how], getattr(metrics, how))

@@ -1,4 +1,4 @@
-"""Puts skills as texts into the messages for another server, and states corrections of their fields at the end.
+"""Writes skills as text at the beginning of messages for another server, and corrections of their fields at the end.
 
 That server's prefix cache hits as long as prompts begin with the same bytes. So skills come first, sorted by name and
 with the values that they were read with, and other values are errata before the last message of the user or a tool.
@@ -31,9 +31,9 @@ from notes_cli.runtime.freshness import skill_from_segment
 from notes_cli.serve.parsing import NotesParams, parse_notes
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
-from notes_cli.text.erratum import Erratum, read_errata, word
+from notes_cli.text.erratum import Erratum, Known, read_errata, word
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import BREAKS, Known
+from notes_cli.text.keys import BREAKS
 from notes_cli.text.messages import BETWEEN
 from notes_cli.text.skill import Skill, load_skill, skill_file, skill_sources
 
@@ -87,14 +87,14 @@ class SkillTexts:
             return self._skills
 
     def find(self, word: str) -> Skill:
-        """Return the skill of a client's word. Raises SegmentError."""
+        """Return the skill that a client names. Raises SegmentError."""
         skill = self.all().get(skill_name(word))
         if skill is None:
             raise SegmentError(f"no skill {word[:80]!r}", Help.LIST_SKILLS())
         return skill
 
     def values(self, skill: Skill) -> dict[str, str]:
-        """Return the values by global errata of the fields that have others in the skill's text."""
+        """Return the values that global errata set and that differ from the skill's text, by field."""
         return holding(self.errata.all(), skill.name, skill.values, marks_of(skill.source, skill.text))
 
     def _files(self) -> list[tuple[object, ...]]:
@@ -239,7 +239,9 @@ def _match(messages: Sequence[Json], skills: Iterable[Skill]) -> dict[str, tuple
     slots, found = list(_slots(messages)), dict[str, tuple[Skill, dict[str, str]]]()
     for skill in sorted(skills, key=lambda skill: -len(skill.text)):
         constants = _constants(skill)
-        if sum(map(len, constants)) < SHORTEST or not (with_it := _having(slots, max(constants, key=len))):
+        longest = max(constants, key=len)
+        with_it = [slot for slot in slots if longest in slot[0][slot[1]]]
+        if sum(map(len, constants)) < SHORTEST or not with_it:
             continue
         pattern = _pattern(skill)
         copies = [(_values(skill, match), slot) for slot in with_it for match in pattern.finditer(slot[0][slot[1]])]
@@ -262,10 +264,6 @@ def _slots(messages: Sequence[Json]) -> Iterator[_Slot]:
             parts = content if isinstance(content, list) else []
             holders = [(message, "content"), *((part, "text") for part in parts if isinstance(part, dict))]
             yield from ((holder, key, role in SYSTEM) for holder, key in holders if isinstance(holder.get(key), str))
-
-
-def _having(slots: Sequence[_Slot], text: str) -> list[_Slot]:
-    return [slot for slot in slots if text in slot[0][slot[1]]]
 
 
 def _constants(skill: Skill) -> list[str]:

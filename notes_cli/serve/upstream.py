@@ -1,7 +1,7 @@
-"""Passes requests on to another server of OpenAI's API, with skills and errata in their messages (skill_texts.py).
+"""A proxy in front of another server with OpenAI's API: it adds skills and errata to the messages of requests.
 
-Requests and answers are sent in threads, by the standard library's client. If a client disconnects, the connection to
-the other server is closed, which ends the answer there.
+skill_texts.py edits the messages. Threads wait for the other server, with the standard library's HTTP client. If a
+client disconnects, the connection to the other server is closed, which ends the answer there.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Call:
         self._connection.close()
 
     def refuse_errors(self, data: bytes) -> None:
-        """Raises Refused for a reply of this status and content that is not for the client: an error of the other
-        server, or one that is about its key."""
+        """Raise Refused for a reply that the client must not see: a failure of the other server, or the refusal of its
+        key."""
         if self.status in (401, 403):
             message = (
                 f"the upstream {self._url} answers {self.status}: NOTES_UPSTREAM_KEY must be a key that it accepts"
@@ -168,7 +168,7 @@ class Exchange:
     answer: int = 0
 
     def add(self, data: Json) -> None:
-        """Take the counts from a reply or an event: of OpenAI's `usage`, else of llama-server's `timings`."""
+        """Take the counts of a reply or an event: from OpenAI's `usage`, else from llama-server's `timings`."""
         usage, timings = data.get("usage"), data.get("timings")
         if isinstance(usage, dict):
             self.prompt = _count(usage.get("prompt_tokens")) or 0
@@ -188,7 +188,7 @@ class Exchange:
 
 
 class Forwarding:
-    """Threads that pass requests on (server.Work)."""
+    """A pool of threads that wait for the other server; it has the methods of server.Work."""
 
     def __init__(self) -> None:
         self.ready: Future[None] = Future()
@@ -207,7 +207,7 @@ class Forwarding:
 
 
 class Upstream:
-    """The endpoints in front of another server."""
+    """The endpoints of the proxy."""
 
     def __init__(self, target: Target, placer: Placer, options: Options) -> None:
         self.scheduler = Forwarding()

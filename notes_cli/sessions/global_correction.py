@@ -12,8 +12,8 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import unheard
+from notes_cli.text.erratum import Known
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import Known
 from notes_cli.text.skill import Skill
 
 

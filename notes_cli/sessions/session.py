@@ -38,8 +38,8 @@ from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import Memory, SkillText, State, unheard
 from notes_cli.sessions.tool_results import Result, as_question, results_turn
-from notes_cli.text.erratum import Erratum, read_errata, word
-from notes_cli.text.keys import Known, Reference, listed
+from notes_cli.text.erratum import Erratum, Known, Reference, read_errata, word
+from notes_cli.text.keys import listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
 from notes_cli.text.tools import calls_in, form_of

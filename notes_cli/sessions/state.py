@@ -27,7 +27,7 @@ from notes_cli.sessions.lines import (
     rows_of,
     text_of,
 )
-from notes_cli.text.keys import Known
+from notes_cli.text.erratum import Known
 
 TRACE = "forgotten"  # kind of an entry that marks a cut
 MARKS = ("edit", TRACE)  # kinds of entries without tokens

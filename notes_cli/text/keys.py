@@ -1,4 +1,4 @@
-"""Defines which lines and tables of a text give a field a value, and resolves references to fields such as `*.date`.
+"""Defines which lines and tables of a text give a field a value.
 
 In a table, the first cell names the row: `| Basic | 5 EUR |` gives the field Basic the value 5 EUR. A number does so
 with the title of its column: `Days late 1-7`. Another cell is a value if it is an amount, a date, a version, a URL or
@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from notes_cli.config import resource
-from notes_cli.errors import SkillError
 
 # Line breaks of str.splitlines. Lines end at \n only; names and values contain none of these.
 BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
@@ -394,92 +393,7 @@ def _has_case(word: str) -> bool:
     return word.lower() != word.upper()
 
 
-def known(fields: Collection[str], wanted: str) -> str:
-    """Return the remedy for an unknown field `wanted`: the known fields and the most similar one; without fields, how
-    to write one."""
-    from difflib import get_close_matches
-
-    names = listed(sorted(fields))
-    folded = {name.casefold(): field for field in fields for name in (field.rpartition(".")[2], field)}
-    similar = get_close_matches(wanted.casefold(), folded, n=1)
-    hint = f"Did you mean {folded[similar[0]]}? " if similar else ""
-    help_ = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
-    return f"{hint}Known fields: {names}{help_}"
-
-
 def listed(names: Sequence[str], most: int = 12) -> str:
     """Join names for a message of one line; `none` if empty."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
-
-
-ALL = "*"
-
-
-class Reference(NamedTuple):
-    """A field of a skill."""
-
-    skill: str
-    field: str
-    key: str  # `date`, or `returns.date` if other skills have a field of that name, too
-
-    @property
-    def shared(self) -> bool:
-        """True if other skills have a field of that name."""
-        return self.key != self.field
-
-
-class Known(Collection[str]):
-    """Fields of some skills. `in` takes a reference to one or more of them; iterating gives the keys."""
-
-    def __init__(self, skills: Iterable[tuple[str, Iterable[str]]]) -> None:
-        """`skills`: each skill's name with its field names."""
-        self._fields: dict[str, dict[str, None]] = {}  # skill -> fields, in order
-        self._owners: dict[str, dict[str, None]] = {}  # field -> skills
-        for skill, fields in skills:
-            for field in fields:
-                self._fields.setdefault(skill, {})[field] = None
-                self._owners.setdefault(field, {})[skill] = None
-
-    def __contains__(self, reference: object) -> bool:
-        return isinstance(reference, str) and bool(self.find(reference))
-
-    def __iter__(self) -> Iterator[str]:
-        return (self.key(skill, field) for skill, fields in self._fields.items() for field in fields)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._fields.values()))
-
-    def key(self, skill: str, field: str) -> str:
-        return field if len(self._owners.get(field, ())) < 2 else f"{skill}.{field}"
-
-    def find(self, reference: str) -> list[Reference]:
-        """Return all fields that a reference may mean; without a skill, those of every skill that has the field. Case
-        is ignored if only one field matches."""
-        skill, dot, field = reference.partition(".")
-        if skill.strip() not in (*self._fields, ALL):
-            skill, dot, field = "", "", reference  # a dot of the field: GPT-4.1
-        field, skill = field_name(field), skill.strip()
-        known = self._owners if not dot or skill == ALL else self._fields.get(skill, {})
-        if field not in known:
-            similar = [name for name in known if name.casefold() == field.casefold()]
-            field = similar[0] if len(similar) == 1 else field
-        owners = self._owners.get(field, {})
-        selected = owners if not dot or skill == ALL else [skill] if skill in owners else ()
-        return [Reference(owner, field, self.key(owner, field)) for owner in selected]
-
-    def resolve(self, reference: str, subject: str = "no spliced skill has") -> list[Reference]:
-        """Return the field that a reference means, or with `*.` all of that name.
-
-        Raises SkillError for an unknown field, with the known ones, and for one of several skills, with each. `subject`
-        begins the former message.
-        """
-        references = self.find(reference)
-        if not references:
-            raise SkillError(f"{subject} a field {reference!r}", known(self, reference))
-        if len(references) > 1 and reference.partition(".")[0].strip() != ALL:
-            which = listed([match.key for match in references])
-            raise SkillError(
-                f"several skills have a field {reference!r}: name one of {which}, or all: {ALL}.{reference}"
-            )
-        return references

@@ -58,7 +58,7 @@ def test_two_agents_in_turn(tmp_path: Path, cache_ram: int | None) -> None:
 
 
 def test_the_size_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MiB, as of llama-server; by default a quarter of the free memory, up to a limit, none if that is unknown."""
+    """In MiB, as for llama-server; by default a quarter of the free memory, up to a limit, none if that is unknown."""
     given: list[int | None] = []
     monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.scheduler.limits.cache_ram))
     for options in ((), ("--cache-ram", "0"), ("--cache-ram", "3000")):

@@ -33,13 +33,14 @@ TODAY = RETURNS.text.replace(RETURNS.values["date"], "2027-02-03")
 NOW = "Correction: the date is now 2027-02-03. This replaces the earlier date."
 QUESTION = {"role": "user", "content": "May I return this?"}
 USAGE = {"prompt_tokens": 100, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 90}}
-Answer = Callable[[BaseHTTPRequestHandler, Json], None]
+Answer = Callable[[BaseHTTPRequestHandler, Json], object]
 
 
 @dataclass
 class Fake:
     """A server that keeps the requests that it gets, and answers each by a function."""
 
+    url: str = ""
     seen: list[tuple[str, dict[str, str], Json]] = field(default_factory=list)
     answer: Answer = lambda request, body: reply(request, {"choices": [], "usage": USAGE})
 
@@ -102,7 +103,7 @@ def fake() -> Iterator[Fake]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever).start()
-    found.url = f"http://127.0.0.1:{server.server_port}"  # type: ignore[attr-defined]
+    found.url = f"http://127.0.0.1:{server.server_port}"
     yield found
     server.shutdown()
     server.server_close()
@@ -110,17 +111,13 @@ def fake() -> Iterator[Fake]:
 
 @pytest.fixture
 def front(fake: Fake, tmp_path: Path) -> Iterator[tuple[Upstream, httpx.Client]]:
-    with in_front_of(fake.url, tmp_path, SAMPLES / "returns", SAMPLES / "support", key="its-key") as found:  # type: ignore[attr-defined]
+    with in_front_of(fake.url, tmp_path, SAMPLES / "returns", SAMPLES / "support", key="its-key") as found:
         yield found
 
 
 @pytest.fixture
 def http(front: tuple[Upstream, httpx.Client]) -> httpx.Client:
     return front[1]
-
-
-def _wait(event: threading.Event) -> None:
-    event.wait(20)
 
 
 def ask(http: httpx.Client, *messages: Json, status: int = 200, **more: Any) -> Json:
@@ -183,7 +180,7 @@ def test_any_other_text_stays_as_it_is(fake: Fake, http: httpx.Client, messages:
 
 
 def test_later_turns_begin_with_the_same_bytes(fake: Fake, http: httpx.Client) -> None:
-    """An erratum stays at its place while it holds; tool calls have it once; nobody else's request gets it."""
+    """An erratum stays at its place while it holds; tool calls have it once; no other conversation gets it."""
     system, answer = {"role": "system", "content": TODAY}, {"role": "assistant", "content": "No."}
     ask(http, system, QUESTION)
     first = fake.messages
@@ -207,7 +204,7 @@ def test_a_global_erratum_and_a_new_text(fake: Fake, tmp_path: Path) -> None:
     file.write_text(
         "# Hours\n\nplan: basic\n\n- If the plan is basic then the support is slow, otherwise it is fast.\n"
     )
-    with in_front_of(fake.url, tmp_path / "home", file) as (_, http):  # type: ignore[attr-defined]
+    with in_front_of(fake.url, tmp_path / "home", file) as (_, http):
         found = http.post("/v1/notes/errata", json={"field": "plan", "value": "gold"}).json()
         assert found["errata"] == [{"skill": "hours", "field": "plan", "was": "basic", "value": "gold"}]
         assert http.get("/v1/notes").json()["skills"][0]["standing"] == {"plan": "gold"}
@@ -307,7 +304,7 @@ def test_errors_of_the_other_server(fake: Fake, http: httpx.Client, monkeypatch:
     assert lines[0] == 'data: {"a":1}' and json.loads(lines[1][6:])["error"]["code"] == "upstream_error"
     monkeypatch.setattr(upstream, "SILENT", 0.2)
     waiting = threading.Event()
-    fake.answer = lambda request, body: _wait(waiting)
+    fake.answer = lambda request, body: waiting.wait(20)
     assert ask(http, QUESTION, status=504)["code"] == "upstream_timeout"
     waiting.set()
 
@@ -323,7 +320,7 @@ def test_a_server_that_is_down(tmp_path: Path) -> None:
 
 def test_keys_and_paths(fake: Fake, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Clients' keys are checked here and go no further; the other server gets its own, and requests below /v1/."""
-    with in_front_of(fake.url, tmp_path, SAMPLES / "returns", key="its-key", keys=("ours",)) as (_, http):  # type: ignore[attr-defined]
+    with in_front_of(fake.url, tmp_path, SAMPLES / "returns", key="its-key", keys=("ours",)) as (_, http):
         assert http.get("/v1/models").status_code == 401 and not fake.seen
         http.headers["Authorization"] = "Bearer ours"
         for path in ("/v1/models", "/v1/embeddings?a=b%20c"):
