@@ -181,7 +181,8 @@ class PrefixCache:
                 coming = max(coming, common if common == len(cached.tokens) else 0)
                 continue
             rows, state = cached.sequence.rows, None
-            if cached.sequence.context.model.recurrent:
+            context = cached.sequence.context
+            if context.model.recurrent or context.drops:  # a window may lack rows before the last one
                 state = rows if rows == len(cached.sequence) else -1
             usable = self._usable_length(layout, min(common, rows), state)
             if rows < common:

@@ -151,6 +151,8 @@ class Scheduler:
         try:
             if job.running is not None:
                 job.running.close()
+            elif job.sequence is not None:  # its admission failed
+                job.sequence.close()
         except Exception as error:  # must not end other jobs
             outcome = error
         if self.parallel:

@@ -150,6 +150,10 @@ class Placer:
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise Refused(400, "messages must be a list of objects", param="messages", code="invalid_value")
+        for number, message in enumerate(messages):
+            if not isinstance(message.get("content"), str | list | None):
+                name = f"messages[{number}].content"
+                raise Refused(400, f"{name} must be a text, a list or null", param=name, code="invalid_value")
         body["messages"] = messages = copy.deepcopy(messages)
         found = _match(messages, self.texts.all().values()) if notes.match else {}
         named = {name: (skills[name], dict[str, str]()) for name in sorted(skills) if name not in found}
@@ -175,14 +179,14 @@ class Placer:
         """Put errata before messages of the user or of tools, and return those that hold now."""
         if values and not any(message.get("role") in INPUTS for message in messages):
             messages.append({"role": "user", "content": ""})
-        inputs = [number for number, message in enumerate(messages) if message.get("role") in INPUTS]
+        last = max((number for number, message in enumerate(messages) if message.get("role") in INPUTS), default=-1)
         missing, digest, places = dict(values), hashlib.sha256(), dict[int, Values]()
         with self._lock:
             for number, message in enumerate(messages):
                 digest.update(json.dumps(message, sort_keys=True).encode() + b"\0")
-                if number not in inputs:
+                if message.get("role") not in INPUTS:
                     continue
-                if number == inputs[-1]:
+                if number == last:
                     places[number] = missing
                     if missing:
                         self._stated[digest.digest()] = missing

@@ -42,6 +42,8 @@ PART = 1 << 16  # bytes
 PASSED_ON = ("content-type", "accept", "anthropic-version", "anthropic-beta")  # headers of requests
 RETURNED = ("content-type", "content-encoding", "retry-after", "x-request-id")  # headers of replies
 LONGEST_CORRECTION = 1000  # characters
+LONGEST_EVENT = 16 << 20  # bytes
+MOST_TOKENS = 1 << 53  # that a reply may count
 DONE = b"[DONE]"
 
 T = TypeVar("T")
@@ -78,7 +80,7 @@ class Call:
         parts = urlsplit(target.url)
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._connection = kind(parts.hostname or "", parts.port, timeout=CONNECT)
-        self._url, self._closed = target.url, False
+        self._url, self._key, self._closed = target.url, target.key, False
         self._socket: socket.socket | None = None
         self._response: HTTPResponse | None = None
         key = {"Authorization": f"Bearer {target.key}"} if target.key else {}
@@ -103,10 +105,10 @@ class Call:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the reply that are returned to a client."""
+        """The headers of the reply that are returned to a client, each on one line."""
         assert self._response
-        found = self._response.headers
-        return {name: found[name] for name in RETURNED if name in found}
+        found = {name: " ".join(self._response.headers.get(name, "").split()) for name in RETURNED}
+        return {name: value for name, value in found.items() if value and value.isprintable()}
 
     @property
     def streams(self) -> bool:
@@ -116,9 +118,11 @@ class Call:
         """Read all of the reply, or at most so many bytes as soon as there are any. Raises Refused."""
         assert self._response
         try:
-            return self._response.read1(most) if most else self._response.read()
+            data = self._response.read1(most) if most else self._response.read()
         except (OSError, HTTPException, ValueError) as error:
             raise self._failure(error) from error
+        hidden = self._key if self.status >= 400 else ""  # errors may quote the request
+        return data.replace(hidden.encode(), b"***") if hidden else data
 
     def close(self) -> None:
         self._closed = True
@@ -143,7 +147,8 @@ class Call:
             error = body.get("error", body)
             detail = error.get("message") if isinstance(error, dict) else error
             message = f"the upstream {self._url} answers {self.status}"
-            message += f": {' '.join(detail.split())[:300]}" if isinstance(detail, str) and detail.strip() else ""
+            if isinstance(detail, str) and detail.strip():
+                message += f": {' '.join(detail.split())[:300]}".encode(errors="replace").decode()  # surrogates
             raise Refused(502, message, code="upstream_error")
 
     def _failure(self, error: Exception) -> Refused:
@@ -267,13 +272,19 @@ class Upstream:
 
     async def chat(self, request: Request) -> Response:
         _, data = await self._read(request)
-        placed = await self.scheduler.run(lambda: self._placer.place(data))
-        body, usage_wanted = placed.body, True
-        options = body.get("stream_options") or {}
-        if body.get("stream") is True and isinstance(options, dict) and not options.get("include_usage"):
-            body, usage_wanted = {**body, "stream_options": {**options, "include_usage": True}}, False
-        encoded = json.dumps(body, ensure_ascii=False).encode()
-        return await self._pass_on(request, encoded, Exchange(placed, usage_wanted))
+        return await self._pass_on(request, *await self.scheduler.run(lambda: self._placed(data)))
+
+    def _placed(self, data: Any) -> tuple[bytes, Exchange]:
+        """Put skills and errata into a request. Raises NotesError."""
+        try:
+            placed = self._placer.place(data)
+            body, usage_wanted = placed.body, True
+            options = body.get("stream_options") or {}
+            if body.get("stream") is True and isinstance(options, dict) and not options.get("include_usage"):
+                body, usage_wanted = {**body, "stream_options": {**options, "include_usage": True}}, False
+            return json.dumps(body, ensure_ascii=False).encode(), Exchange(placed, usage_wanted)
+        except RecursionError:
+            raise Refused(400, "the body is nested too deeply", code="invalid_json") from None
 
     async def forward(self, request: Request) -> Response:
         """Pass any other request on, unchanged."""
@@ -322,7 +333,8 @@ class Upstream:
         exchange.add(reply)
         self.count(exchange)
         if reply and exchange.placed and exchange.placed.explain:
-            data = json.dumps({**reply, "notes": exchange.placed.notes}, ensure_ascii=False).encode()
+            with suppress(RecursionError):  # it is passed on as it is
+                data = json.dumps({**reply, "notes": exchange.placed.notes}).encode()
         return Response(data, call.status, call.headers)
 
     def count(self, exchange: Exchange) -> None:
@@ -375,7 +387,8 @@ class Relay(EventStream):
                 body = _object(data) if data else {}
                 if exchange.first is None and body:
                     exchange.first = time.perf_counter() - exchange.began
-                    head = {key: body[key] for key in ("id", "object", "created", "model") if key in body}
+                    named = ((key, body.get(key)) for key in ("id", "object", "created", "model"))
+                    head = {key: value for key, value in named if isinstance(value, (str, int))}
                 exchange.add(body)
                 if not exchange.usage_wanted and body.get("usage") and not body.get("choices"):
                     continue  # an event that the client has not asked for
@@ -390,20 +403,25 @@ class Relay(EventStream):
         self.finish("answered")
 
     async def _parts(self) -> AsyncIterator[bytes]:
-        """Yield whole events."""
-        waiting = b""
+        """Yield whole events. Raises Refused."""
+        waiting, searched = b"", 0
         while part := await self._upstream.scheduler.run(lambda: self._call.read(PART)):
             waiting += part
-            while (end := _end_of_event(waiting)) > 0:
+            while (end := _end_of_event(waiting, searched)) > 0:
                 yield waiting[:end]
-                waiting = waiting[end:]
+                waiting, searched = waiting[end:], 0
+            searched = max(0, len(waiting) - 3)  # an empty line may have come in part
+            if len(waiting) > LONGEST_EVENT:
+                message = f"the upstream sends an event of more than {LONGEST_EVENT:,} bytes"
+                raise Refused(502, message, code="upstream_error")
         if waiting:
             yield waiting
 
 
-def _end_of_event(data: bytes) -> int:
-    """Return the end of the first event, after its empty line; 0 if it is not complete."""
-    ends = [place + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (place := data.find(mark)) >= 0]
+def _end_of_event(data: bytes, searched: int) -> int:
+    """Return the end of the first event, after its empty line, which is not in the bytes `searched`; 0 if it is not
+    complete."""
+    ends = [place + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (place := data.find(mark, searched)) >= 0]
     return min(ends, default=0)
 
 
@@ -422,4 +440,4 @@ def _object(data: bytes) -> Json:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS else None

@@ -285,6 +285,23 @@ def test_rows_that_left_a_window_are_not_stored(make_model: MakeModel, home: Pat
             assert cached.store.count == (3 if whole else 0)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_prefix_whose_window_is_gone_is_not_continued(make_model: MakeModel, home: Path, whole: bool) -> None:
+    """It is decoded, with the logits of a fresh context; after its end, where the window is, it is continued."""
+    options = ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole, n_ubatch=64)
+    with Workspace(make_model("gemma3"), options) as workspace:
+        cached = Cached(workspace)
+        cached.prefill(TEXT)
+        for length, expected in ((200, 200 if whole else 0), (len(TEXT), len(TEXT))):
+            prompt = joined(TEXT[:length], QUESTION)
+            logits, reused = cached.prefill(prompt)
+            assert reused == expected
+            with workspace.sequence() as fresh:
+                fresh.append(prompt)
+                wanted = fresh.logits()
+            assert float(logits @ wanted / np.linalg.norm(logits) / np.linalg.norm(wanted)) > 0.9999
+
+
 def test_rows_of_another_rotation_are_dropped(make_workspace: MakeWorkspace) -> None:
     """LongRoPE rotates otherwise in a larger context: rows of the smaller one would be silently wrong."""
     workspace = make_workspace("phi3", n_ctx=1024, name="long")

@@ -67,3 +67,17 @@ def test_the_size_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, budget in ((None, 0), (4 << 30, 1 << 30), (1 << 40, 8 << 30)):
         monkeypatch.setattr(prefix_store, "available_memory", lambda free=free: free)
         assert prefix_store.default_budget() == budget
+
+
+def test_a_fault_before_a_prefill_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequence is closed, whose cells no other request would get."""
+    context = ContextOptions(n_ctx=512, n_threads=1)
+    with started(tmp_path, context=context, fixed_size=True) as served:
+        _, _, agents = take_turns(served, 1)
+        turn = [*agents[0], {"role": "user", "content": "Anything else?"}]
+        with monkeypatch.context() as patch:
+            patch.setattr(prefix_store.PrefixStore, "restore", lambda *_: 1 // 0)
+            served.chat(turn, 500)
+        leased = served.at_context(lambda: served.scheduler.workspace.context.n_leased)
+        assert leased == len(served.at_context(lambda: list(served.scheduler.prefixes.idle_prefixes())))
+        assert served.chat(turn, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] > 256

@@ -309,6 +309,71 @@ def test_errors_of_the_other_server(fake: Fake, http: httpx.Client, monkeypatch:
     waiting.set()
 
 
+@pytest.mark.parametrize("content", [5, True, {"text": "x"}])
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_content_that_is_no_text_is_refused(fake: Fake, http: httpx.Client, content: object, role: str) -> None:
+    notes = {"splice": ["returns"], "errata": {"date": "2027-02-03"}}
+    error = ask(http, QUESTION, {"role": role, "content": content}, status=400, notes=notes)
+    assert error["param"] == "messages[1].content" and not fake.seen
+
+
+def test_a_body_that_is_nested_too_deeply(http: httpx.Client) -> None:
+    """At each depth it is either passed on or refused."""
+    statuses = set()
+    for depth in (10, 250, 500, 900, 980, 3000):
+        body = f'{{"messages": [{{"role": "user", "content": {"[" * depth}{"]" * depth}}}]}}'
+        found = http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+        statuses.add(found.status_code)
+    assert statuses == {200, 400} and http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
+    """Half a character, a count beyond all measure, folded headers, and one that quotes the key: the client gets a
+    valid reply without the key."""
+
+    def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
+        counts = json.dumps({"prompt_tokens": 10**400, "completion_tokens": 10**400})
+        data = b'{"error": {"message": "\\ud83d its-key"}, "usage": ' + counts.encode() + b"}"
+        request.send_response(status)
+        request.send_header("Content-Type", "application/json;\r\n charset=utf-8")
+        request.send_header("X-Request-Id", "a\0b")
+        request.send_header("Content-Length", str(len(data)))
+        request.end_headers()
+        request.wfile.write(data)
+
+    fake.answer = answer
+    notes = {"splice": ["returns"], "explain": True}
+    found = http.post("/v1/chat/completions", json={"messages": [QUESTION], "notes": notes})
+    assert found.status_code == (502 if status == 500 else status) and "x-request-id" not in found.headers
+    assert ("its-key" in found.text) == (status == 200) == ("notes" in found.json())
+    assert status == 500 or found.headers["content-type"] == "application/json; charset=utf-8"
+    assert http.get("/metrics").status_code == 200
+
+
+def test_an_endless_event_is_broken_off(fake: Fake, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one is passed on whole, also where its end comes in parts."""
+    monkeypatch.setattr(upstream, "LONGEST_EVENT", 1 << 20)
+    large = "x" * (1 << 19)
+    parts: list[bytes] = []
+
+    def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
+        stream(request)
+        for part in parts:
+            request.wfile.write(part)
+
+    fake.answer = answer
+    for line in ("\n\n", "\r\n\r\n"):
+        ends = [letter.encode() for letter in line]
+        parts[:] = [f"data: {large}".encode(), *ends, b"data: [DONE]", *ends]
+        found = http.post("/v1/chat/completions", json={"messages": [QUESTION], "stream": True})
+        assert found.text == f"data: {large}{line}data: [DONE]{line}"
+
+    parts[:] = [b"x" * 4096] * 300
+    found = http.post("/v1/chat/completions", json={"messages": [QUESTION], "stream": True})
+    assert json.loads(found.text[6:])["error"]["code"] == "upstream_error"
+
+
 def test_a_server_that_is_down(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
