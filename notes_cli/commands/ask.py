@@ -18,6 +18,7 @@ from notes_cli.commands.options import (
     ServerName,
     SessionName,
     SkillName,
+    errata_of_skills,
     model_options,
     named,
     open_workspace,
@@ -84,6 +85,7 @@ REQUEST = [
     "errata",
     type=FieldValue(),
     multiple=True,
+    callback=errata_of_skills,
     metavar="FIELD=VALUE",
     help="A correction: the KV entries of the field are computed again, and a sentence after the skills states it. "
     "Or free text, before the question. Repeatable; of a field the last one wins.",

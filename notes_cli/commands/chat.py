@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, model_options, named, open_model
+from notes_cli.commands.options import (
+    FieldValue,
+    Number,
+    SessionName,
+    SkillName,
+    errata_of_skills,
+    model_options,
+    named,
+    open_model,
+)
 from notes_cli.commands.request import AnswerPrinter, AskCommand
 from notes_cli.commands.terminal import SingleOption, standard_input
 from notes_cli.errors import NotesError
@@ -43,6 +52,7 @@ A line that ends with \\ goes on in the next one."""
     "errata",
     type=FieldValue(),
     multiple=True,
+    callback=errata_of_skills,
     metavar="FIELD=VALUE",
     help="A correction, as in notes ask. Repeatable.",
 )

@@ -113,6 +113,8 @@ class Project:
         texts = value if isinstance(value, list) else [value]
         if not all(isinstance(text, str) and text for text in texts):
             raise NotesError(f"{key} in {self.path} must be a list of values, none of them empty", "Write [ONE, TWO]")
+        if any("\0" in text for text in texts):
+            raise NotesError(f"{key} in {self.path} has a zero character", config.MEND)
         return texts
 
     def _skill(self, word: str) -> str:
@@ -236,7 +238,7 @@ def _settings(name: str, found: Project | None) -> list[tuple[str, Any, str]]:
         value = inner.params.get(str(option.name))
         if option.name == "model" and value is None:
             rows.append(("model", model_argument(default_model()), "default"))
-        elif source in (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
+        elif source in (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP) and value != ():
             where = str(found.path) if found and option.name in theirs else str(paths.config)
             where = str(option.envvar) if source is ParameterSource.ENVIRONMENT else where
             flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
@@ -264,6 +266,11 @@ def allow_command(folder: Path) -> None:
     found = find_project(folder)
     if found is None:
         raise NotesError(f"there is no {FILE} in {folder.resolve()}, nor above it", "Write one")
+    context = click.get_current_context().find_root()
+    assert isinstance(context.command, click.Group)
+    ask = context.command.get_command(context, "ask")  # has all settings
+    assert ask is not None
+    defaults_of(ask, found.flags("ask"), str(found.path))  # raises for an invalid value
     found.allow()
     output.data(str(found.path))
     output.say(f"allowed: {', '.join(found.settings()) or 'nothing, as it has no settings'}")

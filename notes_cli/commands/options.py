@@ -500,6 +500,18 @@ def named(*parameters: str) -> bool:
     return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in parameters)
 
 
+def errata_of_skills(context: click.Context, _: click.Parameter, errata: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the values of --erratum: none of a file whose skills are replaced by those of a flag or a variable."""
+    others = context.get_parameter_source("splice") is not click.core.ParameterSource.DEFAULT_MAP
+    return () if others and errata_with_skills(context) else errata
+
+
+def errata_with_skills(context: click.Context) -> bool:
+    """True if the errata are those of a file that has skills, too: they belong to these."""
+    setting = context.get_parameter_source("errata") is click.core.ParameterSource.DEFAULT_MAP
+    return setting and "splice" in (context.default_map or {})
+
+
 def _session_header(session: str | None, begins: bool) -> Header | None:
     """Return the header of a session (model, cache types), None if it `begins` now. Raises SessionError for an unknown
     session."""

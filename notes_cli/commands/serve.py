@@ -16,6 +16,7 @@ from notes_cli.commands.options import (
     Number,
     SkillName,
     choose_model,
+    errata_of_skills,
     model_options,
     named,
     open_workspace,
@@ -93,6 +94,7 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     "errata",
     type=FieldValue(),
     multiple=True,
+    callback=errata_of_skills,
     metavar="FIELD=VALUE",
     help="A correction for these requests, as in notes ask, where they have none. Repeatable.",
 )

@@ -43,6 +43,7 @@ from notes_cli.serve.replies import Reply
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
+from notes_cli.serve.segment_cache import skill_name
 from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
@@ -210,7 +211,7 @@ class Service:
         self, request: Request, asked: DecisionRequest, join: Callable[[Sequence[Reply]], Any]
     ) -> Response:
         model = asked.chats[0].model or self.scheduler.names[0]
-        pairs = zip(asked.chats, asked.questions, strict=True)
+        pairs = zip(map(self._with_defaults, asked.chats), asked.questions, strict=True)
         with renaming(asked.names):
             replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
             return await respond(request, self.scheduler, replies, join)
@@ -263,13 +264,15 @@ class Service:
         return await self._prepare(check_and_parse)
 
     def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
-        """Add the skills of the server's options to a chat that names no skills and no session, and their errata if it
-        has none."""
+        """Add the skills of the server's options, but for its memory, to a chat that names no skills and no session,
+        and their errata if it has none."""
         notes, known = chat.notes, self.scheduler.names
         if notes.session is not None or "splice" in notes.given or ("@" in chat.model and chat.model not in known):
             return chat
         errata = notes.errata if notes.given & {"errata", "fields"} else self.options.errata
-        return replace(chat, notes=replace(notes, splice=self.scheduler.splice, errata=errata))
+        memory = skill_name(notes.memory or "")
+        splice = tuple(name for name in self.scheduler.splice if name != memory)
+        return replace(chat, notes=replace(notes, splice=splice, errata=errata))
 
     def _log_ignored(self, chat: ChatRequest) -> None:
         """Log the ignored keys of a request, each once."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from notes_cli.serve.parsing import PROMPTS, ChatRequest, Reader, parse_chat
+from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat
 from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import Json, Reply, usage
 from notes_cli.text.messages import BETWEEN
@@ -174,6 +174,8 @@ def _request(
     chats = []
     for question, place in zip(questions, places, strict=True):
         choices = [option.text for option in question.options]
+        if not 1 < len(choices) <= MOST_ANSWERS:
+            raise Refused(400, f"{place} must have 2 to {MOST_ANSWERS} options", param=place, code="invalid_value")
         if not (question.text and all(choices)):
             what = "an option without a text" if question.text else "no instructions"
             raise Refused(400, f"{place} has {what}", param=place, code="invalid_value")

@@ -64,6 +64,7 @@ MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
 LONGEST_STOP = 1000  # characters, as each is searched for after every token
+MOST_ANSWERS = 256  # choices of notes.ask
 MOST_BIASES = 1024  # logit_bias
 MOST_LIKELY = 20  # top_logprobs
 
@@ -449,7 +450,7 @@ def parse_notes(data: Any) -> NotesParams:
 
 def _ask(reader: Reader) -> dict[str, Any]:
     """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
-    fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", 256) or None
+    fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", MOST_ANSWERS) or None
     with _refusing("notes.choices"):
         if choices is not None:
             check_choices(choices)

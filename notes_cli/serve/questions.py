@@ -130,8 +130,8 @@ def _session_tokens(workspace: Workspace, state: State, request: Request) -> int
     texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
     tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
     tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
-    if request.memory is not None:  # a new copy, with the session's values in place
-        tokens += 2 * sum(len(workspace.model.tokenize(value)) for value in state.fields.values())
+    if request.memory is not None:  # a new copy, with the session's values in place, and their errata
+        tokens += sum(3 * len(workspace.model.tokenize(value)) + SENTENCE for value in state.fields.values())
     segments = (*request.splice, *request.images, request.memory)
     return tokens + sum(len(item) for item in segments if isinstance(item, Segment))
 

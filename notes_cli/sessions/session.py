@@ -38,7 +38,7 @@ from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import Memory, SkillText, State, unheard
 from notes_cli.sessions.tool_results import Result, as_question, results_turn
-from notes_cli.text.erratum import Erratum, Known, Reference, read_errata, word
+from notes_cli.text.erratum import Erratum, Known, Reference, of_fields, read_errata, word
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
@@ -273,14 +273,19 @@ class Session:
         """Append the prompt of the next turn, with pending errata before those given; new values of fields are computed
         in place, too, unless `method` leaves the K/V, and superseded errata are cut out. `think`: end it where
         reasoning begins. `segments`: skills in the user message of this turn. `memory`: is placed after them, with its
-        current values, and its earlier copy is cut out. Raises SessionError for a skill that is in the session already;
-        with `strict`, UnsupportedError for one that cannot be spliced, and always for a memory that cannot be moved."""
+        current values and their errata, and its earlier copy is cut out. Raises SessionError for a skill that is in the
+        session already; with `strict`, UnsupportedError for one that cannot be spliced, and always for a memory that
+        cannot be moved."""
         self._check_new(segments)
         kept, outdated = self._memory_values(memory)
         segments = [*segments, memory] if memory else segments
         skills = {segment.name: segment for segment in segments}
         known = known_fields(*(self._others if memory else self.state.skills), *segments)
-        parsed = _latest(read_errata(errata, known))
+        written = {span.name: span.value for span in memory.fields} if memory else {}
+        restated = of_fields(  # errata of the memory follow its copy
+            {key: value for (_, name, key), value in kept if key in self.state.stated and value != written[name]}
+        )
+        parsed = _latest(read_errata([*restated, *errata], known))
         self._question, self._errata = question, _values_of(parsed)
         pending = self._pending(known, wording, outdated)
         pending = {key: text for key, text in pending.items() if key not in self._errata}

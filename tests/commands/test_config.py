@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -145,6 +146,18 @@ def test_precedence(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert row["name"] == "notes-tiny"
 
 
+@pytest.mark.parametrize("command", ["ask", "chat", "serve"])
+def test_errata_belong_to_skills(project: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Without them if others are named, which may have no such fields. A file without skills corrects any."""
+    assert run_here("config", "allow").code == 0
+    assert shown(command)["erratum"][0] == ["date=2026-07-01"]
+    monkeypatch.setenv(f"NOTES_{command.upper()}_SPLICE", "support")
+    assert "erratum" not in shown(command)
+    project.write_text("errata: {date: 2026-07-01}\n")
+    assert run_here("config", "allow").code == 0
+    assert shown(command)["erratum"][0] == ["date=2026-07-01"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -159,6 +172,9 @@ def test_precedence(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) 
         ("splice: ../other.md", "splice in {}: ../other.md is outside of"),
         ("splice: /etc/hosts", "splice in {}: /etc/hosts is outside of"),
         ("splice: link.md", "splice in {}: link.md is outside of"),
+        ('splice: "a\\0b"', "splice in {} has a zero character"),
+        ("ctx-size: many", "ctx-size in {}: 'many' is not a whole number"),
+        ("model: [a, b]", "model in {} must be one value"),
     ],
 )
 def test_what_a_project_cannot_set(project: Path, text: str, message: str) -> None:
@@ -168,13 +184,6 @@ def test_what_a_project_cannot_set(project: Path, text: str, message: str) -> No
     outcome = run_here("config", "allow")
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
     assert message.format(project) in outcome.err
-
-
-def test_values_are_those_of_options(project: Path) -> None:
-    """A number that is none names key and file, where the setting is used."""
-    project.write_text("ctx-size: many\n")
-    assert run_here("config", "allow").code == 0
-    assert f"ctx-size in {project}: 'many' is not a whole number" in run_here("config", "show").err
 
 
 @pytest.mark.model
@@ -190,6 +199,9 @@ def test_an_answer_has_the_skills_of_the_project(notes: Notes, project: Path, mo
     found = notes("ask", "Why?", "--json", "--system", "").json
     assert [piece["kind"] for piece in given["pieces"]].count("erratum") == 1
     assert (found["answer"], found["pieces"], found["tokens"]) == (given["answer"], given["pieces"], given["tokens"])
+    batch = notes("ask", "--batch", "-", stdin='{"question": "Why?", "splice": []}\n"Why?"\n')
+    answers = [json.loads(line) for line in batch.out.splitlines()]
+    assert [[piece["kind"] for piece in one["pieces"]].count("erratum") for one in answers] == [0, 1]
     for _ in range(2):
         assert notes("chat", "mine", stdin="Why?").code == 0
     session = notes("ask", "Why?", "--session", "mine", "--json").json

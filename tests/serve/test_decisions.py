@@ -152,6 +152,9 @@ def test_confidences() -> None:
         ({"questions": []}, "questions", "1 to 128 questions"),
         ({"questions": [{"type": "box", "instructions": "x"}]}, "questions[0].type", "predicate, choice or score"),
         ({"questions": [{**CHOICE, "choices": OPTIONS[:1]}]}, "questions[0].choices", "two or more"),
+        ({"questions": [{**CHOICE, "choices": None}]}, "questions[0]", "2 to 256 options"),
+        ({"questions": [{**CHOICE, "choices": [{"value": str(n)} for n in range(257)]}]}, "questions[0]", "2 to 256"),
+        ({"questions": [{"type": "score", "instructions": "x"}]}, "questions[0]", "2 to 256 options"),
         ({"questions": [{**CHOICE, "choices": [OPTIONS[0]] * 2}]}, "questions[0]", "two or more different"),
         (
             {"questions": [{**CHOICE, "choices": [{"value": 1}, OPTIONS[0]]}]},
@@ -183,6 +186,8 @@ def test_what_is_refused(served: Served, body: Json, param: str, words: str) -> 
         ({"questions": {"a": {"type": "choice", "instructions": "x", "criteria": ["y"]}}}, "questions.a.criteria"),
         ({"questions": {"a": {"type": "choice", "criteria": {"y": None, "z": None}}}}, "questions.a"),
         ({"questions": {"a": {"type": "score", "instructions": "x", "criteria": ["y"]}}}, "questions.a"),
+        ({"questions": {"a": {"type": "score", "instructions": "x", "criteria": []}}}, "questions.a"),
+        ({"questions": {"a": {"type": "choice", "instructions": "x", "criteria": {}}}}, "questions.a"),
     ],
 )
 def test_what_the_system_one_api_refuses(served: Served, body: Json, param: str) -> None:

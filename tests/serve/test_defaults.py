@@ -49,6 +49,30 @@ def test_they_are_as_if_the_request_had_named_them(served: Served) -> None:
     assert again.count("erratum") == again.count("splice") == 1
 
 
+def test_decisions_have_them_too(served: Served) -> None:
+    """The probabilities are those of a request that names the skills and corrections; not so with its own skills."""
+    options = ["accepted", "refused"]
+    question = {"type": "choice", "instructions": QUESTION, "choices": [{"value": option} for option in options]}
+    named = {"type": "choice", "instructions": QUESTION, "criteria": dict.fromkeys(options, "")}
+
+    def answer(**more: Any) -> Any:
+        reply = served.http.post("/v1/decisions", json={"input": "", "questions": [question], **more}).json()
+        return reply["answers"][0], reply["usage"]["input_tokens"]
+
+    given = answer(notes={"splice": ["returns"], "errata": ["date=2026-07-01"]})
+    assert answer() == given and given[0]["choice"] == "refused"
+    assert answer(notes={"splice": []})[1] < given[1] and answer(notes={"errata": []})[0]["choice"] == "accepted"
+    other = served.http.post("/v1/systemone", json={"state": "", "questions": {"late": named}}).json()
+    assert other["usage"]["input_tokens"] == given[1]
+
+
+def test_a_default_that_is_the_memory_is_there_once(served: Served) -> None:
+    """A request that names it as its memory has it in that place, with the corrections."""
+    given = served.ask(ask=True, memory="returns", splice=[], errata=["date=2026-07-01"])
+    reply = served.ask(ask=True, memory="Returns")
+    assert pieces(reply) == pieces(given) and told(reply) == told(given) == "refused"
+
+
 def test_they_are_listed(served: Served) -> None:
     """For the page, which ticks the skills; a text is listed by its name."""
     listed = served.http.get("/v1/notes").json()
