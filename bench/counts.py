@@ -43,7 +43,7 @@ LIMITS = {
     "stored results in KB": Bound(200, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
-    "functions entered by ask": Bound(560, 300),
+    "functions entered by ask": Bound(562, 300),
     "files entered by ask": Bound(63, 40),
     "modules imported by ask": Bound(76, 60),
 }
