@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check faults faults-slice clients serving images race reference site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check faults faults-slice clients agents serving upstream-cache images race reference site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -163,9 +163,16 @@ faults-slice: $(DEV) ## Two minutes of the same
 clients: $(DEV) ## 10,000 requests against notes serve, many of clients that vanish, stall or send garbage (docs/serving.md, some minutes)
 	@nice $(BIN)/python -m bench.clients --write docs/results/clients.json
 
+agents: $(DEV) ## Install fourteen real clients, run each against notes serve, record their requests (npm; a gigabyte)
+	@nice $(BIN)/python -m bench.agents --record
+
 serving: $(DEV) ## notes serve against llama.cpp's own server, by load (docs/serving.md, 20 minutes on two quiet cores); ONLY='shipped/ours ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.serving $(ONLY) --write docs
+
+upstream-cache: $(DEV) ## The prefix cache of llama-server, with `notes serve --upstream` in front and without (docs/serving.md, hours; COUNT=60 for a part)
+	@$(BIN)/python -m pip install -q cmake ninja
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.upstream_cache $(if $(COUNT),--count $(COUNT))
 
 race: $(DEV) ## notes beside llama-server and llama-completion on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
 	@$(BIN)/python -m pip install -q cmake ninja

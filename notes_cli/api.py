@@ -1,4 +1,4 @@
-"""The Python API, on which the commands are built: open a model, compile skills, ask, keep sessions, measure.
+"""The Python API, on which most commands are built: open a model, compile skills, ask, keep sessions, measure.
 
     import notes_cli as notes
 
@@ -27,12 +27,11 @@ from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.answering import Plan, ask, ask_stream, explain
-from notes_cli.runtime.keywords import check_keywords, checked
 from notes_cli.runtime.naming import chosen_model, model_file, projector_of
 from notes_cli.runtime.open_skills import SkillRef, open_segments
 from notes_cli.runtime.request import NO_CALLBACKS, PARALLEL, Answer, Asking, Callbacks, Request, Stream
 from notes_cli.runtime.settings import parse_method
-from notes_cli.runtime.synchronized import Computing, synchronized, synchronized_steps
+from notes_cli.runtime.synchronized import Computing, check_keywords, checked, synchronized, synchronized_steps
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:

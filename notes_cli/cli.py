@@ -1,6 +1,6 @@
 """The command `notes`: loads subcommands on demand, applies settings, prints errors and sets the exit status.
 
-Precedence of settings: flags, NOTES_* variables, config.yaml, defaults.
+Precedence of settings: flags, NOTES_* variables, the project's file if it is allowed, config.yaml, defaults.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any, NoReturn
 import click
 
 from notes_cli import __version__, output, signals
-from notes_cli.commands.terminal import add_common_options
+from notes_cli.commands.terminal import add_common_options, defaults_of, keys_of, settings_for
 from notes_cli.errors import NotesError, OutputError, UnreadError
 
 FAILED, USAGE, UNREAD = 1, 2, 141
+SECTIONS = ("models", "cache")  # of config.yaml, that are not settings of commands
 
 # name -> line in the list of commands; the module is imported only when the command runs or shows its help
 COMMANDS = {
@@ -46,6 +47,7 @@ COMMANDS = {
     "pull": "Download a model from Hugging Face.",
     "init": "Copy the sample skills and a commented config.yaml to begin with.",
     "paths": "Show where config.yaml, the library and the samples are.",
+    "config": "Show where settings come from, and allow those of a project.",
     "completion": "Let a shell complete commands, skills, models and fields.",
     "doctor": "Show versions, devices, CPU features and what is wrong.",
 }
@@ -67,7 +69,8 @@ SYNONYMS = {
     **dict.fromkeys(("remove", "delete", "del", "uninstall"), "rm"),
     **dict.fromkeys(("install", "download", "fetch"), "pull"),
     **dict.fromkeys(("show", "info", "cat"), "inspect"),
-    **dict.fromkeys(("config", "cache", "where", "dir"), "paths"),
+    **dict.fromkeys(("cache", "where", "dir"), "paths"),
+    **dict.fromkeys(("settings", "allow"), "config"),
     **dict.fromkeys(("check", "repair"), "fsck"),
     **dict.fromkeys(("gc", "clean"), "prune"),
     **dict.fromkeys(("new", "start", "samples"), "init"),
@@ -149,21 +152,40 @@ def cli(ctx: click.Context) -> None:
     command = cli.get_command(ctx, name) if name else None
     if not name or not command or {"-h", "--help"} & set(arguments):  # help works with broken settings
         return
-    settings = load_config()
-    aliases(settings)
-    if "cache" in settings:
-        from notes_cli.runtime.naming import max_size
-
-        max_size(settings)
-    for section in ("models", "cache"):  # not settings of commands
-        settings.pop(section, None)
-    _check_settings(settings, name)
-    defaults = _defaults(command, settings, name)
-    ctx.default_map = {name: defaults}
+    subcommand = ""
     if isinstance(command, click.Group):
-        defaults = defaults.get(next((word for word in arguments if word in command.commands), ""), {})
+        subcommand = next((word for word in arguments if word in command.commands), "")
+        command = command.commands.get(subcommand, command)
+    defaults: dict[str, Any] = {}
+    if settings := load_config():
+        aliases(settings)
+        if "cache" in settings:
+            from notes_cli.runtime.naming import max_size
+
+            max_size(settings)
+        for section in SECTIONS:
+            settings.pop(section, None)
+        _check_settings(settings, name)
+        defaults = defaults_of(command, settings_for(name, settings, COMMANDS), "config.yaml")
+    defaults |= _project_defaults(command, name, arguments)
+    ctx.default_map = {name: {subcommand: defaults} if subcommand else defaults}
     if defaults.get("json_"):
         output.want_json()
+
+
+def _project_defaults(command: click.Command, name: str, arguments: Collection[str]) -> dict[str, Any]:
+    """Return the settings of the project file for a command, by parameter; a line on stderr if the user has not allowed
+    the file."""
+    from notes_cli.commands.config import OPTIONS, current_project
+
+    found = current_project()
+    if found is None or not keys_of(command) & OPTIONS:
+        return {}
+    if found.allowed:
+        return defaults_of(command, found.flags(name), str(found.path))
+    if not {"-q", "--quiet"} & {*arguments}:
+        output.say(found.refusal)
+    return {}
 
 
 def _check_settings(settings: dict[str, Any], running: str) -> None:
@@ -175,14 +197,14 @@ def _check_settings(settings: dict[str, Any], running: str) -> None:
                 raise NotesError(f"{key} in config.yaml must hold settings of notes {key}, a line each")
             for subkey in value:
                 if not _is_known(subkey, key, others=()):
-                    raise _unknown_setting(subkey, _keys(command_named(key)), f" for notes {key}")
+                    raise _unknown_setting(subkey, keys_of(command_named(key)), f" for notes {key}")
         elif key not in COMMANDS and not _is_known(key, running):
-            known = {subkey for name in COMMANDS for subkey in _keys(command_named(name))}
+            known = {subkey for name in COMMANDS for subkey in keys_of(command_named(name))}
             raise _unknown_setting(key, known | COMMANDS.keys(), "")
 
 
 def _is_known(key: object, running: str, others: Iterable[str] = COMMANDS) -> bool:
-    return any(_as_flag(key) in _keys(command_named(name)) for name in (running, *others))
+    return any(_as_flag(key) in keys_of(command_named(name)) for name in (running, *others))
 
 
 def _as_flag(key: object) -> str:
@@ -195,48 +217,6 @@ def _unknown_setting(key: object, known: Collection[str], where: str) -> NotesEr
     near = difflib.get_close_matches(_as_flag(key), known, n=1)
     hint = f"Did you mean {near[0]}?" if near else "Settings are named like the flags, without --"
     return NotesError(f"there is no setting {key!r}{where} in config.yaml", hint)
-
-
-def _keys(command: click.Command) -> set[str]:
-    """Return the names of a command's settings: its long and short flags without dashes."""
-    if isinstance(command, click.Group):
-        return set().union(*map(_keys, command.commands.values()))
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    return {flag.lstrip("-") for option in options for flag in option.opts}
-
-
-def _defaults(command: click.Command, config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the settings of config.yaml for one command, by parameter. Settings are named like flags: `ctx-size:
-    8192`; those under the command's name override those for all commands."""
-    if isinstance(command, click.Group):
-        return {sub: _defaults(part, config, name) for sub, part in command.commands.items()}
-    specific = config.get(name)
-    common = {key: value for key, value in config.items() if not (key in COMMANDS and isinstance(value, dict))}
-    settings = {**common, **(specific if isinstance(specific, dict) else {})}
-    settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
-    defaults = {}
-    for parameter in command.params:
-        for flag in parameter.opts:
-            key = flag.lstrip("-").replace("-", "_")
-            if key in settings and parameter.name and isinstance(parameter, click.Option):
-                defaults[parameter.name] = _default(parameter, flag.lstrip("-"), settings[key])
-    return defaults
-
-
-def _default(option: click.Option, key: str, value: Any) -> Any:
-    """Return a setting as the default of an option: a list if it is repeatable. Raises NotesError for an invalid
-    value."""
-    values = value if option.multiple and isinstance(value, list) else [value]
-    if not all(isinstance(item, str) for item in values):
-        raise NotesError(f"{key} in config.yaml must be {'a list of values' if option.multiple else 'one value'}")
-    if not all(values):
-        raise NotesError(f"{key} in config.yaml has no value", "Give it one, or remove the line")
-    try:
-        for item in values:
-            option.type.convert(item, None, None)
-    except click.BadParameter as error:
-        raise NotesError(f"{key} in config.yaml: {error.message}") from error
-    return values if option.multiple else value
 
 
 def main() -> NoReturn:

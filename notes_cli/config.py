@@ -35,11 +35,13 @@ class Paths:
     models: Path  # downloaded models, and cached facts of others, such as digests
     profiles: Path  # calibrated settings of models
     servers: Path  # running servers, a small file each
+    allowed: Path  # project files that the user has allowed, a digest each
 
     @classmethod
     def under(cls, home: Path) -> Paths:
         """Return paths in one folder, as for NOTES_HOME."""
-        return cls(*(home / name for name in ("library", "sessions", "config.yaml", "models", "profiles", "servers")))
+        names = ("library", "sessions", "config.yaml", "models", "profiles", "servers", "allowed")
+        return cls(*(home / name for name in names))
 
 
 # keyword of `notes.open` -> variable, least and greatest value
@@ -87,6 +89,7 @@ def paths() -> Paths:
         models=cache / "models",
         profiles=state / "profiles",
         servers=state / "servers",
+        allowed=state / "allowed",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 
-from notes_cli.errors import NotesError
+from notes_cli.errors import NotesError, reason
 
 MAX_BYTES = 1 << 20  # of a file: 5,000 decisions of a battery
 MAX_DEPTH = 50
@@ -78,17 +78,26 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 
 def read_yaml(path: Path) -> Any:
     """Return the value in a YAML file. Raises NotesError, in one line, for a file that is missing or cannot be read."""
+    return yaml_in(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a YAML file, at most one more than MAX_BYTES. Raises NotesError."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        text = data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise NotesError(f"cannot read {path}: {reason}") from error
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise NotesError(f"cannot read {path}: {reason(error)}") from error
+
+
+def yaml_in(data: bytes, path: Path) -> Any:
+    """Return the value in the bytes of a YAML file. Raises NotesError."""
     if len(data) > MAX_BYTES:
         raise NotesError(f"{path} is larger than {MAX_BYTES >> 20} MiB", "Is it the file that you meant?")
     try:
-        return parse_yaml(text)
+        return parse_yaml(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise NotesError(f"cannot read {path}: it is not UTF-8 text") from error
     except ValueError as error:
         raise NotesError(f"{path} is not valid YAML: {error}") from error
 

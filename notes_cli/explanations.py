@@ -41,6 +41,7 @@ _WHY = {
     "chosen": "chosen",
     "again": "decoded again",
     "live": "reused from an earlier prompt that begins alike",
+    "near": "reused from {source}, after another text there, keys rotated by {moved:+d} positions",
 }
 
 
@@ -55,9 +56,12 @@ _DIFFERENCES = {
 def why(piece: Piece | Origin) -> str:
     """Describe the origin of a piece's KV entries; empty for a plain piece."""
     reason = piece.reason.value
-    text = _WHY[reason].format(detail=piece.detail, moved=piece.moved, blocks=piece.blocks, passed=piece.passed)
+    facts = {name: getattr(piece, name) for name in ("detail", "moved", "blocks", "passed")}
+    text = _WHY[reason].format(**facts, source=piece.detail or "an earlier prompt")
     if reason == "thought_end" and piece.detail:
         text += f", cut after {piece.detail} tokens"
+    if reason == "live" and piece.detail:
+        text += f"; {piece.detail} of them were computed after another text"
     parts = [text] if text else []
     if reason != "block":
         if piece.blocks:
@@ -171,9 +175,8 @@ def turn_as_json(
     }
 
 
-def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, Any]:
-    """Return the keys of docs/json.md that all answers share."""
-    thought, decision = answer.thought, answer.decision
+def figures_as_json(answer: Answer, started: float) -> dict[str, Any]:
+    """Return tokens and times of an answer as in docs/json.md."""
     times = {
         "load": answer.begun + answer.load - started,
         "splice": answer.splice,
@@ -183,6 +186,17 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
     }
     ms: dict[str, float | None] = {name: round(1000 * seconds, 3) for name, seconds in times.items()}
     ms["saved"] = None if answer.saved is None else round(1000 * answer.saved, 3)
+    counts = {
+        **asdict(answer.counts),
+        "reasoning": answer.thought.tokens if answer.thought else 0,
+        "answer": answer.tokens,
+    }
+    return {"tokens": counts, "ms": ms}
+
+
+def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dict[str, Any]:
+    """Return the keys of docs/json.md that all answers share."""
+    thought, decision = answer.thought, answer.decision
     return {
         "answer": answer.text,
         "reasoning": thought.text if thought else None,
@@ -191,12 +205,7 @@ def answer_as_json(answer: Answer, started: float, goes_on: bool = False) -> dic
         "stopped": answer.stopped,
         "choice": decision.choice if decision else None,
         "probabilities": decision.probabilities if decision else None,
-        "tokens": {
-            **asdict(answer.counts),
-            "reasoning": thought.tokens if thought else 0,
-            "answer": answer.tokens,
-        },
-        "ms": ms,
+        **figures_as_json(answer, started),
         **_settings_as_json(answer.settings, goes_on),
         "pieces": [as_json(piece) for piece in answer.pieces],
     }

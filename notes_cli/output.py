@@ -280,17 +280,11 @@ def styled(parts: Iterable[tuple[str, str]]) -> None:
 
 
 def aside(text: str) -> None:
-    """Print a part of the reasoning on stderr, dimmed on a terminal."""
+    """Print a part of the reasoning, or a remark, on stderr, dimmed on a terminal."""
     if _run.quiet:
         return
     with suppress(OSError):
         _console(err=True).out(clean(text), style="dim", highlight=False, end="")
-
-
-def remark(text: str, *, always: bool = False) -> None:
-    """Print a line about a result on stderr, dimmed; only if both streams are terminals, unless `always`."""
-    if always or (terminal() and watched()):
-        aside(text + "\n")
 
 
 def sentence(text: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from markers import MARKERS, QUICK, markers_of, skipped_when_quick, unmarked
 from samples import ABSENT
 
@@ -36,6 +37,10 @@ for number, handler in (
 # installed.
 sys.path.insert(0, str(ABSENT))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ABSENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# No generated test fails because the machine is busy.
+settings.register_profile("notes", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("notes")
 
 os.umask(0o022)  # folders that tests make are not for others to write in, which notes would refuse
 

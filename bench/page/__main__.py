@@ -30,9 +30,7 @@ def run(browser: Browser, home: Path, checks: Sequence[Check]) -> int:
     failed = 0
     for check in checks:
         problem = tried(browser, home, check)
-        print(
-            f"{'FAILED' if problem else 'ok':6}  {check.what}" + (f"\n        {problem}" if problem else ""), flush=True
-        )
+        print(f"FAILED  {check.what}\n        {problem}" if problem else f"ok      {check.what}", flush=True)
         failed += bool(problem)
     print(f"{failed} of {len(checks)} fail" if failed else f"all {len(checks)} pass")
     return failed

@@ -83,12 +83,12 @@ class Corrected:
         """Count the answers to `questions_of` the correction; `before`: those without it. Return whether the new value
         is in the first one."""
         texts = [one.text for one in found]
-        new, old = _marks(correction, texts[0])
+        new, old = marks(correction, texts[0])
         self.asked += 1
         self.new += new
         self.old += old
         if correction.follows:
-            follows = _marks(correction.follows, texts[1])
+            follows = marks(correction.follows, texts[1])
             self.follows_asked += 1
             self.follows_new += follows[0]
             self.follows_old += follows[1]
@@ -99,7 +99,7 @@ class Corrected:
         return new
 
 
-def _marks(correction: Correction, answer: str) -> tuple[bool, bool]:
+def marks(correction: Correction, answer: str) -> tuple[bool, bool]:
     """Two flags of an answer: it has the new value and not the old one; it has the old one."""
     old = contains(answer, correction.old)
     return contains(answer, correction.new) and not old, old

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -55,7 +56,7 @@ def _model(race: Race, done: Measured) -> str:
     )
     if unit := mine.get(Phase(race, UNEDITED, None)):
         title += f" A load of {TENTHS} is {unit.answers:.2f} requests a second."
-    lines = [title, "", f"| | {loads} |", f"| --- |{' --- |' * len(RATES)}"]
+    lines = [textwrap.fill(title, 120), "", f"| | {loads} |", f"| --- |{' --- |' * len(RATES)}"]
     compared = [f"| p90 of the first token, times ours | {loads} |", f"| --- |{' ---: |' * len(RATES)}"]
     for system in SYSTEMS.values():
         row = [Phase(race, system, rate) for rate in RATES]

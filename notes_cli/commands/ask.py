@@ -18,13 +18,14 @@ from notes_cli.commands.options import (
     ServerName,
     SessionName,
     SkillName,
+    errata_of_skills,
     model_options,
     named,
-    open_model,
+    open_workspace,
 )
 from notes_cli.commands.request import AnswerPrinter, AskCommand, parse_command, request_of
 from notes_cli.commands.terminal import EXPERT, MODEL, GroupedCommand, SingleOption
-from notes_cli.explanations import plan_as_json, turn_as_json
+from notes_cli.explanations import figures_as_json, plan_as_json, turn_as_json
 
 GROUPS = {
     "Question": ("prompt", "file", "splice", "memory", "images", "system", "session", "results", "batch"),
@@ -84,6 +85,7 @@ REQUEST = [
     "errata",
     type=FieldValue(),
     multiple=True,
+    callback=errata_of_skills,
     metavar="FIELD=VALUE",
     help="A correction: the KV entries of the field are computed again, and a sentence after the skills states it. "
     "Or free text, before the question. Repeatable; of a field the last one wins.",
@@ -271,44 +273,48 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
         raise click.UsageError("--parallel is for the questions of --batch FILE")
     started = time.perf_counter()
     ask = parse_command(question[0] if question else None, prompt, file, given, REQUEST)
-    document = _ask_server(ask, started, given) or _ask_here(ask, started, given)
+    document: Mapping[str, Any] | None = None
+    if given["server"] != OFF:
+        from notes_cli.commands.ask_server import ask_server
+
+        document = ask_server(ask, started, given)
+    document = document or _ask_here(ask, started, given)
     if ask.verbose and not ask.explain:
         output.say(_times(document))
     if ask.json:
         output.as_json(document)
     elif ask.explain:
         _print_plan(document)
-    elif given["gain"] and document["tokens"]["spliced"] and not ask.verbose:
-        output.remark(_gain(document), always=named("gain"))
-
-
-def _ask_server(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the JSON document of a server's answer, None to answer in this process."""
-    if given["server"] == OFF:
-        return None
-    from notes_cli.commands.ask_server import ask_server
-
-    return ask_server(ask, started, given)
+    gain = given["gain"] and document["tokens"]["spliced"] and not (ask.json or ask.explain or ask.verbose)
+    if gain and (named("gain") or (output.terminal() and output.watched())):
+        output.aside(_gain(document) + "\n")
 
 
 def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer in this process and return the JSON document of the answer, or of the plan for --explain."""
+    """Answer in this process. Return tokens and times as in docs/json.md, for --json the whole document, for --explain
+    that of the plan."""
+    from notes_cli.runtime import answering
+
     request = request_of(ask.options)
-    with open_model(quiet=ask.json, begins=True, **given) as model, AnswerPrinter(ask) as printer:
-        workspace, callbacks, goes_on = model.workspace, printer.callbacks(model.workspace), False
+    with open_workspace(quiet=ask.json, begins=True, **given) as workspace, AnswerPrinter(ask) as printer:
+        callbacks, goes_on = printer.callbacks(workspace), False
         memory: str | None = None
         if ask.explain:
-            return plan_as_json(model.explain(request, callbacks=callbacks))
+            return plan_as_json(answering.explain(workspace, request, callbacks))
         if ask.session is None:
-            answer = model.ask(request, callbacks=callbacks)
+            answer = answering.ask(workspace, request, callbacks)
         else:
-            with model.session(ask.session) as session:
+            from notes_cli.api import Model
+
+            with Model(workspace).session(ask.session) as session:
                 goes_on = not session.empty
                 if goes_on:
                     if ask.following is None:
                         raise ask.first_turn_error()
                     request = request_of(ask.following)
                 answer, memory = session.ask(request, callbacks=callbacks), session.memory
+        if not ask.json:
+            return figures_as_json(answer, started)
         return turn_as_json(workspace, request, answer, started, ask.session, goes_on, memory)
 
 

@@ -116,12 +116,12 @@ def _body(ask: AskCommand, options: Options) -> Json:
     """Return the body of the request to /v1/chat/completions. Raises Declined for options that cannot be sent."""
     if options["results"]:
         raise Declined("--result is answered by this process alone")
-    if options["memory"] is not None:
-        raise Declined("--memory is answered by this process alone")
     if options["max_tokens"] < 0:
         raise Declined("-n -1 has no limit, and an answer of a server has one")
     named = _skills(options["splice"])
     options = {**options, "splice": [*named.values()], "decode": [named.get(word, word) for word in options["decode"]]}
+    if memory := options["memory"]:
+        options["memory"] = _skills([memory])[memory]
     system = [{"role": "system", "content": options["system"]}] if options["system"] else []
     content = [*map(_image, options["images"]), {"type": "text", "text": options["question"]}]
     form: Json = {}
@@ -247,7 +247,6 @@ def _document(summary: Json, server: Server, before: float, started: float) -> J
     document = {name: value for name, value in summary.items() if name not in ("counts", "notices")}
     document["server"] = server.url
     if "ms" in document:
-        document["memory"] = None
         document["ms"]["load"] = round(document["ms"]["load"] + 1000 * before, 3)
         document["ms"]["total"] = round(1000 * (time.perf_counter() - started), 3)
     return document

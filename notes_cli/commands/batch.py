@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, answers_of, named, open_model
+from notes_cli.commands.options import Number, answers_of, errata_with_skills, named, open_model
 from notes_cli.commands.remedies import print_notice, worded
 from notes_cli.commands.request import options_of, read_constraints, request_of, watch
 from notes_cli.commands.terminal import standard_input
@@ -187,6 +187,8 @@ def _request(line: Mapping[str, Any], given: Mapping[str, Any], names: Collectio
         if key in options:
             raise NotesError(f"the key {key!r} is there twice")
         options[key] = value if key == "id" else _value(key, value)
+    if "splice" in options and errata_with_skills(click.get_current_context()):
+        options.setdefault("errata", ())
     question = (options.pop("question", None) or "").strip()
     if not question:
         raise NotesError("the line has no question", 'Give it one: {"question": "..."}')

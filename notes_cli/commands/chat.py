@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, model_options, open_model
+from notes_cli.commands.options import (
+    FieldValue,
+    Number,
+    SessionName,
+    SkillName,
+    errata_of_skills,
+    model_options,
+    named,
+    open_model,
+)
 from notes_cli.commands.request import AnswerPrinter, AskCommand
 from notes_cli.commands.terminal import SingleOption, standard_input
 from notes_cli.errors import NotesError
@@ -43,6 +52,7 @@ A line that ends with \\ goes on in the next one."""
     "errata",
     type=FieldValue(),
     multiple=True,
+    callback=errata_of_skills,
     metavar="FIELD=VALUE",
     help="A correction, as in notes ask. Repeatable.",
 )
@@ -66,7 +76,8 @@ A line that ends with \\ goes on in the next one."""
 def command(name: str | None, **given: Any) -> None:
     """Talk with a model. The conversation is the session NAME, which begins or goes on; without NAME it gets one.
 
-    Type /help for commands, such as /erratum and /undo.
+    Type /help for commands, such as /erratum and /undo. With input from a pipe or a file, as in the last example, the
+    exit status is 1 if a line failed.
 
     \b
     Examples:
@@ -85,6 +96,8 @@ def command(name: str | None, **given: Any) -> None:
         for line in _lines():
             if not chat.handle(line):
                 break
+        if chat.failed and not _interactive():
+            raise NotesError(f"{chat.failed} of the lines failed", "The messages above say why")
 
 
 class Chat:
@@ -92,8 +105,12 @@ class Chat:
 
     def __init__(self, model: Model, session: Session, options: dict[str, Any]) -> None:
         self._model, self._session = model, session
-        self._splice = [name for name in options.pop("splice") if name not in self._used]
-        self._errata, self._system = [*options.pop("errata")], options.pop("system")
+        self.failed = 0  # lines
+        for option in ("splice", "errata", "system"):  # as settings of files and variables they are for the first turn
+            if not session.empty and not named(option):
+                options[option] = None
+        self._splice = [name for name in options.pop("splice") or () if name not in self._used]
+        self._errata, self._system = [*(options.pop("errata") or ())], options.pop("system")
         if self._system is not None and not session.empty:
             raise NotesError(f"session {session.name} has begun: its system text belongs to its first turn")
         self._options = options
@@ -112,6 +129,7 @@ class Chat:
                 return self._run(*line[1:].split(maxsplit=1))
             self._ask(line)
         except NotesError as error:
+            self.failed += 1
             output.say(worded(error))
         return True
 
@@ -176,9 +194,13 @@ class Chat:
         output.say(f"took back: {output.line(str(undone.get('question') or undone['op']), 60)}")
 
 
+def _interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty() and output.terminal()
+
+
 def _lines() -> Iterator[str]:
     """Yield lines of standard input, without blank ones; on a terminal with a prompt, history and editing."""
-    interactive = sys.stdin is not None and sys.stdin.isatty() and output.terminal()
+    interactive = _interactive()
     parts: list[str] = []
     while True:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from notes_cli import output
+from notes_cli.commands.config import project_model
 
 if TYPE_CHECKING:
     from notes_cli.engine.architectures import Skills
@@ -46,11 +48,12 @@ def models_command(quiet: bool, json_: bool) -> None:
     from notes_cli.commands.remedies import advice, worded
     from notes_cli.config import SHIPPED_TINY
     from notes_cli.errors import Help, NotesError
-    from notes_cli.runtime.naming import chosen_model, models
+    from notes_cli.runtime.naming import chosen_model, model_file, models
 
     known, default = models(), None
     try:
-        default = chosen_model()
+        word = None if os.environ.get("NOTES_MODEL") else project_model()
+        default = model_file(word) if word else chosen_model()
     except NotesError as error:
         known.trouble.append(f"the default model: {worded(error)}")
     rows = _rows(known, default)

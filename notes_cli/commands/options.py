@@ -440,7 +440,7 @@ def open_workspace(
 
     Raises SessionError, and all errors of Workspace.
     """
-    from notes_cli import config, output
+    from notes_cli import output
     from notes_cli.commands.terminal import end_when_late
     from notes_cli.engine.options import ContextOptions
     from notes_cli.engine.process import log
@@ -462,8 +462,6 @@ def open_workspace(
             workspace = Workspace(
                 path,
                 ContextOptions(**{"n_ctx": DEFAULT_CONTEXT, **choice.context}),
-                paths=config.paths(),
-                library=library(),
                 fixed_size=choice.fixed_size,
                 beyond_trained=choice.beyond_trained,
                 gpu_layers=choice.gpu_layers,
@@ -496,10 +494,22 @@ def open_model(**given: Any) -> Iterator[Model]:
         yield model
 
 
-def named(parameter: str) -> bool:
-    """True if a parameter was given on the command line."""
-    source = click.get_current_context().get_parameter_source(parameter)
-    return source is click.core.ParameterSource.COMMANDLINE
+def named(*parameters: str) -> bool:
+    """True if one of these parameters was given on the command line, not in config.yaml."""
+    source = click.get_current_context().get_parameter_source
+    return any(source(name) is click.core.ParameterSource.COMMANDLINE for name in parameters)
+
+
+def errata_of_skills(context: click.Context, _: click.Parameter, errata: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the values of --erratum: none of a file whose skills are replaced by those of a flag or a variable."""
+    others = context.get_parameter_source("splice") is not click.core.ParameterSource.DEFAULT_MAP
+    return () if others and errata_with_skills(context) else errata
+
+
+def errata_with_skills(context: click.Context) -> bool:
+    """True if the errata are those of a file that has skills, too: they belong to these."""
+    setting = context.get_parameter_source("errata") is click.core.ParameterSource.DEFAULT_MAP
+    return setting and "splice" in (context.default_map or {})
 
 
 def _session_header(session: str | None, begins: bool) -> Header | None:

@@ -26,8 +26,7 @@ from notes_cli.text.fields import parse_values
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
     from notes_cli.errors import Notice, Progress
-    from notes_cli.runtime.generate import ReasoningTrace
-    from notes_cli.runtime.request import Answer, Callbacks, Request
+    from notes_cli.runtime.request import Callbacks, Request
     from notes_cli.runtime.workspace import Workspace
 
 # Options for the first turn of a session only.
@@ -81,15 +80,15 @@ def parse_command(
     text = "" if results else _question(question, prompt, file)
     given = {**given, "choices": answers_of(given["choices"]), "results": _results(results)}
     options = options_of(text, given, names)
-    if _typed("method") and not options["fields"] and not options["errata"]:
+    if named("method") and not options["fields"] and not options["errata"]:
         raise click.UsageError("--method is how a new value changes the cache: give --erratum or --field, too")
     if given["session"] and given["explain"]:
         raise click.UsageError("--explain does not go with --session. See what is in it: notes session show NAME")
     return AskCommand(
         options,
-        typed_splice=given["splice"] if _typed("splice") else (),
-        typed_errata=given["errata"] if _typed("errata") else (),
-        first_turn=_typed(*_FIRST_TURN),
+        typed_splice=given["splice"] if named("splice") else (),
+        typed_errata=given["errata"] if named("errata") else (),
+        first_turn=named(*_FIRST_TURN),
         session=given["session"],
         explain=given["explain"],
         json=given["json_"],
@@ -145,11 +144,6 @@ def _inline_or_file(value: str, sign: str) -> str:
     return value if sign in value else read_text(Path(value))
 
 
-def _typed(*names: str) -> bool:
-    """True if one of these parameters is on the command line, not in config.yaml."""
-    return any(map(named, names))
-
-
 def _question(argument: str | None, prompt: str | None, file: Path | None) -> str:
     """Join the piped text, the file's and the argument; "-" for one of these is the piped text. Raises UsageError if
     all are missing."""
@@ -157,7 +151,10 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
         raise click.UsageError(f"there are two questions, {argument!r} and --prompt. Leave one out")
     argument = prompt if argument is None else argument
     name = None if file is None else str(file)
-    piping = _reads_stdin(requested="-" in (argument, name))
+    requested = "-" in (argument, name)
+    if requested and sys.stdin is not None and sys.stdin.isatty():
+        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
+    piping = requested or (sys.stdin is not None and not sys.stdin.isatty())  # closed if None; reading it is an error
     argument = None if argument == "-" else argument
     text = read_text(file) if file is not None and name != "-" else ""
     if argument is None and not piping and not text:
@@ -170,15 +167,6 @@ def _question(argument: str | None, prompt: str | None, file: Path | None) -> st
         raise click.UsageError('the question is empty. Write: notes ask "QUESTION", or pipe it in')
     question.encode()  # raises UnicodeEncodeError, a usage error (cli.py), unless the argument is UTF-8
     return question
-
-
-def _reads_stdin(*, requested: bool) -> bool:
-    """True if stdin is part of the question: a pipe always, a terminal if `requested`."""
-    if sys.stdin is None:  # closed; reading it is an error
-        return requested
-    if requested and sys.stdin.isatty():
-        output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
-    return requested or not sys.stdin.isatty()
 
 
 def _results(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -226,8 +214,9 @@ class _StreamedText:
             self._open = True  # before writing, which an interrupt may cut short
             self._write_text(stripped)
 
-    def end(self) -> None:
-        if self._open:
+    def end(self, *, always: bool = False) -> None:
+        """End the line, if there is text on it or `always`."""
+        if self._open or always:
             self._open = False
             self._write_text("\n")
 
@@ -253,19 +242,15 @@ class AnswerPrinter:
         """Return the callbacks for an answer of this process."""
         from notes_cli.runtime.request import Callbacks
 
-        def on_reasoning_end(trace: ReasoningTrace, requested: bool) -> None:
-            self.end_reasoning(trace.text, trace.stopped, requested, ContextSize.of(workspace))
-
-        def on_answer(answer: Answer) -> None:
-            self.end_answer(answer.text, answer.stopped, ContextSize.of(workspace))
-
         return Callbacks(
             on_notice=_print_notice,
             progress=partial(watch, hidden=self._command.json),
             on_reasoning=self.reasoning if self._streams else None,
-            on_reasoning_end=on_reasoning_end,
+            on_reasoning_end=lambda trace, requested: self.end_reasoning(
+                trace.text, trace.stopped, requested, ContextSize.of(workspace)
+            ),
             on_text=self.answer if self._streams else None,
-            on_answer=on_answer,
+            on_answer=lambda answer: self.end_answer(answer.text, answer.stopped, ContextSize.of(workspace)),
         )
 
     def reasoning(self, text: str) -> None:
@@ -292,8 +277,7 @@ class AnswerPrinter:
             if not self._command.json:
                 output.data(text)
         else:
-            self._answer = _StreamedText(lambda text: None)
-            output.data("")
+            self._answer.end(always=True)
         self._warn_cut("answer", stopped, "-n", self._command.options["max_tokens"], context)
 
     def _warn_cut(

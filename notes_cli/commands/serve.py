@@ -1,25 +1,40 @@
-"""`notes serve`: serve one model over HTTP, with OpenAI's endpoints and skills."""
+"""`notes serve`: serve one model, or another server's, over HTTP, with OpenAI's endpoints and skills."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import Number, choose_model, model_options, named, open_workspace
+from notes_cli.commands.options import (
+    FieldValue,
+    Number,
+    SkillName,
+    choose_model,
+    errata_of_skills,
+    model_options,
+    named,
+    open_workspace,
+)
 from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, reason
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from notes_cli.runtime.prefix_cache import Reuse
     from notes_cli.runtime.workspace import Workspace
+    from notes_cli.serve.app import Options
     from notes_cli.serve.scheduler import DecodeThread
+    from notes_cli.serve.upstream import Target
 
+# Options that need no model of this server.
+WITH_UPSTREAM = ("host", "port", "max_body", "keys", "origins", "drain", "verbose", "upstream", "upstream_key", "texts")
 NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client"
 
 
@@ -32,6 +47,19 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
 @click.option("--queue", type=Number(0), default=128, show_default=True, help="Requests that may wait; others get 429.")
 @click.option("--max-tokens", type=Number(1), help="Tokens of an answer at most.  [default: until the context ends]")
 @click.option("--chunk", type=Number(1), default=256, show_default=True, help="Tokens of prompts to decode in a step.")
+@click.option(
+    "--cache-ram",
+    type=Number(0),
+    help="MiB of memory for prompts for which the context has no room, 0: none.  [default: a quarter of what is free, "
+    "at most 8192]",
+)
+@click.option(
+    "--reuse",
+    type=click.Choice(("exact", "compiled", "near")),
+    default="compiled",
+    show_default=True,
+    help="Reuse only equal prefixes; also parts of compiled texts, anywhere in prompts; also parts of earlier prompts.",
+)
 @click.option("--max-body", type=Number(1), default=16, show_default=True, help="MiB of a request at most.")
 @click.option(
     "--api-key",
@@ -54,6 +82,22 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     default=True,
     help="Let requests restrict answers to a grammar or a JSON schema.  [default: --forms]",
 )
+@click.option(
+    "--splice",
+    type=SkillName(),
+    multiple=True,
+    metavar="NAME",
+    help="A skill for each request that names none and no session: a compiled one, or a text. Repeatable.",
+)
+@click.option(
+    "--erratum",
+    "errata",
+    type=FieldValue(),
+    multiple=True,
+    callback=errata_of_skills,
+    metavar="FIELD=VALUE",
+    help="A correction for these requests, as in notes ask, where they have none. Repeatable.",
+)
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")
 @click.option(
     "--drain",
@@ -61,6 +105,24 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     default=30,
     show_default=True,
     help="Seconds that running answers get when the server ends.",
+)
+@click.option(
+    "--upstream",
+    metavar="URL",
+    help="Load no model, and pass requests on to another server of OpenAI's API, with skills as text.",
+)
+@click.option(
+    "--upstream-key",
+    envvar="NOTES_UPSTREAM_KEY",
+    metavar="KEY",
+    help="The key of that server; better in NOTES_UPSTREAM_KEY, which others cannot see.",
+)
+@click.option(
+    "--skills",
+    "texts",
+    multiple=True,
+    metavar="PATH",
+    help="A text, a skill or a folder of them that requests to --upstream may name, besides compiled ones. Repeatable.",
 )
 @model_options
 def command(
@@ -70,13 +132,20 @@ def command(
     queue: int,
     max_tokens: int | None,
     chunk: int,
+    cache_ram: int | None,
+    reuse: Reuse,
     max_body: int,
     keys: tuple[str, ...],
     origins: tuple[str, ...],
     page: bool,
     forms: bool,
+    splice: tuple[str, ...],
+    errata: tuple[str, ...],
     aliases: tuple[str, ...],
     drain: float,
+    upstream: str | None,
+    upstream_key: str | None,
+    texts: tuple[str, ...],
     **model: Any,
 ) -> None:
     """Serve a model over HTTP: OpenAI's endpoints, with skills spliced in (docs/serving.md).
@@ -87,7 +156,9 @@ def command(
     Examples:
       notes serve
       notes serve -m model.gguf -c 32768
+      notes serve --splice returns --erratum date=2026-07-01
       notes serve --api-key secret --host 0.0.0.0 --parallel 32
+      notes serve --upstream http://127.0.0.1:8000 --skills skills/
     """
     from notes_cli.library.safe_files import raise_file_limit
     from notes_cli.runtime.naming import own_name
@@ -96,8 +167,8 @@ def command(
         from notes_cli.serve.app import Options, Service
         from notes_cli.serve.jobs import Limits
         from notes_cli.serve.scheduler import DecodeThread
-        from notes_cli.serve.security import is_loopback
         from notes_cli.serve.server import listen, serve
+        from notes_cli.serve.upstream import Target
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):
             raise NotesError(f"notes serve: {error.name} is not installed", NEEDED) from error
@@ -107,6 +178,14 @@ def command(
     if named("keys") and os.environ.get("NOTES_API_KEY", "").strip():
         output.say("warning: --api-key is given, so NOTES_API_KEY is ignored")
     raise_file_limit()
+    options = Options(
+        host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, bool(model["verbose"])
+    )
+    if upstream is not None:
+        _serve_upstream(Target.parse(upstream, (upstream_key or "").strip()), texts, options, port, drain)
+        return
+    if texts or named("upstream_key"):
+        raise click.UsageError(f"{'--skills' if texts else '--upstream-key'} goes with --upstream URL")
     context = click.get_current_context()
     choice = choose_model(**model)
 
@@ -116,23 +195,48 @@ def command(
 
     word = model["model"] if model["model"] and not os.path.exists(model["model"]) else own_name(choice.path)
     names = [*aliases, *([word] if word else [])]
-    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk), names)
+    ram = None if cache_ram is None else cache_ram << 20
+    scheduler = DecodeThread(workspace, Limits(parallel, queue, max_tokens, chunk, ram), names, splice, reuse)
     token = os.urandom(32).hex()
-    verbose = bool(model["verbose"])
-    options = Options(host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, verbose, token)
+    options = replace(options, token=token, errata=errata)
     with listen(host, port) as listening, ExitStack() as ending:
         port = listening.getsockname()[1]
 
         def on_ready() -> None:
             ending.enter_context(_registered(scheduler, host, port, token, choice.settings))
-            output.say(f"serving {scheduler.names[0]} on http://{f'[{host}]' if ':' in host else host}:{port}")
-            if not keys and not is_loopback(host):
-                output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
+            _say_serving(scheduler.names[0], options, port)
 
         serve(Service(scheduler, options), listening, on_ready, drain)
     output.say("ended")
     if scheduler.loading:  # llama.cpp is loading the model in another thread
         os._exit(0)
+
+
+def _say_serving(name: str, options: Options, port: int) -> None:
+    from notes_cli.serve.security import is_loopback
+
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    output.say(f"serving {name} on http://{host}:{port}")
+    if not options.keys and not is_loopback(options.host):
+        output.say("warning: anyone who can reach this address can use it: no key is required (NOTES_API_KEY)")
+
+
+def _serve_upstream(target: Target, texts: Sequence[str], options: Options, port: int, drain: float) -> None:
+    """Serve in front of another server. Raises UsageError for an option that needs a model."""
+    from notes_cli import config
+    from notes_cli.library.store import Library
+    from notes_cli.serve.server import listen, serve
+    from notes_cli.serve.skill_texts import Placer, SkillTexts
+    from notes_cli.serve.upstream import Upstream
+
+    for parameter in click.get_current_context().command.params:
+        if parameter.name and parameter.name not in WITH_UPSTREAM and named(parameter.name):
+            raise click.UsageError(f"{max(parameter.opts, key=len)} does not go with --upstream, which loads no model")
+    service = Upstream(target, Placer(SkillTexts(Library(config.paths().library), texts)), options)
+    with listen(options.host, port) as listening:
+        port = listening.getsockname()[1]
+        serve(service, listening, lambda: _say_serving(target.url, options, port), drain)
+    output.say("ended")
 
 
 @contextmanager

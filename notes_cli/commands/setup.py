@@ -118,6 +118,7 @@ PATHS = {
     "profiles": "what notes calibrate measured",
     "models": "models that notes pull smollm2 downloaded, and what is remembered of others",
     "servers": "your running servers, for notes ask --server",
+    "allowed": "digests of the project files that you have allowed: notes config allow",
     "skills": "samples that came with notes: notes compile returns",
     "prompts": "wordings of errata and of reasoning",
 }
@@ -153,7 +154,8 @@ def _places() -> dict[str, Path]:
     from notes_cli import config
 
     paths = config.paths()
-    places = {name: getattr(paths, name) for name in ("config", "library", "sessions", "profiles", "models", "servers")}
+    names = ("config", "library", "sessions", "profiles", "models", "servers", "allowed")
+    places = {name: getattr(paths, name) for name in names}
     return {**places, **{name: config.resource(name) for name in ("skills", "prompts")}}
 
 
@@ -259,13 +261,15 @@ def _private(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
 
 def _files(_model: str | None, _rpc: tuple[str, ...]) -> dict[str, str]:
     from notes_cli import config
+    from notes_cli.commands.config import current_project
 
-    paths = config.paths()
+    paths, found = config.paths(), current_project()
     settings = config.load_config()
     return {
         "library": str(paths.library),
         "sessions": str(paths.sessions),
         "config": f"{paths.config}" + ("" if settings else " (not there or empty; notes init writes one)"),
+        **({"project": f"{found.path} ({'' if found.allowed else 'not '}allowed)"} if found else {}),
     }
 
 

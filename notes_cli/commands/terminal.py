@@ -1,4 +1,4 @@
-"""Shared by all commands: common options, grouped help, texts from stdin and files, forced exit after Ctrl-C."""
+"""Shared by all commands: common options, settings of files, grouped help, texts from stdin and files, forced exit."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 
 from notes_cli import output, signals
-from notes_cli.errors import reason
+from notes_cli.errors import NotesError, reason
 
 MAY_BE_EMPTY = ("question", "prompt", "system")  # ask has its own error for an empty question
 
@@ -98,6 +98,50 @@ def _set_colour(ctx: click.Context, parameter: click.Parameter, value: Any) -> N
 def _set_quiet(_ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         output.set_quiet()
+
+
+def keys_of(command: click.Command) -> set[str]:
+    """Return the names of a command's settings: its long and short flags without dashes."""
+    if isinstance(command, click.Group):
+        return set().union(*map(keys_of, command.commands.values()))
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {flag.lstrip("-") for option in options for flag in option.opts}
+
+
+def settings_for(name: str, config: Mapping[str, Any], commands: Collection[str]) -> dict[str, Any]:
+    """Return the settings of config.yaml for the command `name`: those under its name override those for all
+    `commands`."""
+    specific = config.get(name)
+    common = {key: value for key, value in config.items() if not (key in commands and isinstance(value, dict))}
+    return {**common, **(specific if isinstance(specific, dict) else {})}
+
+
+def defaults_of(command: click.Command, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return settings by parameter of the command. They are named like flags: `ctx-size: 8192`. `where`: the file that
+    has them. Raises NotesError for an invalid value."""
+    settings = {str(key).replace("-", "_"): value for key, value in settings.items()}
+    defaults = {}
+    for parameter in command.params:
+        for flag in parameter.opts:
+            key = flag.lstrip("-").replace("-", "_")
+            if key in settings and parameter.name and isinstance(parameter, click.Option):
+                defaults[parameter.name] = _default(parameter, flag.lstrip("-"), settings[key], where)
+    return defaults
+
+
+def _default(option: click.Option, key: str, value: Any, where: str) -> Any:
+    """Return a setting as the default of an option: a list if it is repeatable."""
+    values = value if option.multiple and isinstance(value, list) else [value]
+    if not all(isinstance(item, str) for item in values):
+        raise NotesError(f"{key} in {where} must be {'a list of values' if option.multiple else 'one value'}")
+    if not all(values):
+        raise NotesError(f"{key} in {where} has no value", "Give it one, or remove the line")
+    try:
+        for item in values:
+            option.type.convert(item, None, None)
+    except click.BadParameter as error:
+        raise NotesError(f"{key} in {where}: {error.message}") from error
+    return values if option.multiple else value
 
 
 MODEL = ("model", "ctx_size", "threads", "gpu_layers", "mmproj")

@@ -5,16 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from notes_cli.engine.model import Model
 from notes_cli.engine.patches import Patch, position_map
 from notes_cli.engine.segment import FieldSpan, Segment, Tokens
 from notes_cli.errors import UnsupportedError
-from notes_cli.text.fields import Field, clean_value
-
-if TYPE_CHECKING:
-    from notes_cli.text.skill import Skill
+from notes_cli.text.blocks import token_spans
+from notes_cli.text.fields import Field, Hole, clean_value, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +60,22 @@ def stretches(segment: Segment, change: Change) -> list[Stretch]:
 
 
 def change(model: Model, segment: Segment, values: Mapping[str, str]) -> Change | None:
-    """Return the change that new values make in this segment, None if none. Ignores fields that it does not have."""
+    """Return the change that new values make in this segment, None if none. Ignores fields that it does not have.
+    Raises UnsupportedError for a segment with images."""
     current = {span.name: span.value for span in segment.fields}
     clean = {name: clean_value(name, value) for name, value in values.items() if name in current}
     changed = {name: value for name, value in clean.items() if value != current[name]}
     if not changed:
         return None
-    from notes_cli.text.skill import with_values  # an erratum changes no text
-
-    skill = with_values(skill_of(segment), changed)
-    tokens = model.tokenize(skill.text)
-    spans = field_spans(model, skill, tokens)
+    if segment.media:
+        message = f"{segment.name} has an image, and its text cannot be edited"
+        raise UnsupportedError(message, "Correct it by an erratum")
+    holes = [Hole(span.start, span.end, span.name) for span in segment.fields]
+    text, fields = fill(segment.text, holes, current | changed)
+    tokens = model.tokenize(text)
+    spans = field_spans(model, text, fields, tokens)
     patches = _patches(segment.tokens, tokens, segment.fields, spans, changed)
-    return Change(tuple(changed), skill.text, tokens, patches, spans)
+    return Change(tuple(changed), text, tokens, patches, spans)
 
 
 def same(segment: Segment, name: str) -> Change:
@@ -85,24 +85,11 @@ def same(segment: Segment, name: str) -> Change:
     return Change((name,), segment.text, segment.tokens, (patch,), segment.fields)
 
 
-def skill_of(segment: Segment) -> Skill:
-    """Return the skill that a segment was compiled from. Raises UnsupportedError for a segment with images."""
-    if segment.media:
-        message = f"{segment.name} has an image, and its text cannot be edited"
-        raise UnsupportedError(message, "Correct it by an erratum")
-    from notes_cli.text.skill import Skill
-
-    fields = tuple(Field(span.name, span.value, span.start, span.end) for span in segment.fields)
-    return Skill(segment.name, segment.description, segment.text, fields, "")
-
-
-def field_spans(model: Model, skill: Skill, tokens: Tokens) -> tuple[FieldSpan, ...]:
+def field_spans(model: Model, text: str, fields: Sequence[Field], tokens: Tokens) -> tuple[FieldSpan, ...]:
     """Return each field with the tokens that hold its value. Raises SkillError if the tokens do not spell the text."""
-    from notes_cli.text.blocks import token_spans
-
     pieces = [model.token_bytes(int(token)) for token in tokens]
-    places = token_spans(skill.text, pieces, [(field.start, field.end) for field in skill.fields])
-    return tuple(FieldSpan(*field, *place) for field, place in zip(skill.fields, places, strict=True))
+    places = token_spans(text, pieces, [(field.start, field.end) for field in fields])
+    return tuple(FieldSpan(*field, *place) for field, place in zip(fields, places, strict=True))
 
 
 def _patches(

@@ -52,7 +52,7 @@ class Edit:
         return start
 
 
-EditOperation = Callable[[Edit], Sequence[Range]]  # returns the positions whose K/V changed
+EditOperation = Callable[[Edit], Sequence[Range]]  # returns the positions whose K/V changed; () for a skill it appends
 
 
 def unchanged(edit: Edit) -> Sequence[Range]:
@@ -68,7 +68,7 @@ def in_place(edit: Edit) -> Sequence[Range]:
     patches, also = offset(edit.change.patches, start), [start + position for position in edit.prepared.also]
     length = len(sequence)
     sequence.replace(patches, also)
-    return changed_ranges(patches, length, also)
+    return () if edit.placer else changed_ranges(patches, length, also)
 
 
 def from_change_on(edit: Edit) -> Sequence[Range]:
@@ -78,22 +78,20 @@ def from_change_on(edit: Edit) -> Sequence[Range]:
     first = edit.change.patches[0].first
     if first:
         edit.placer(edit.sequence, edit.segment.slice(0, first))
-    start = len(edit.sequence)
     edit.sequence.append(edit.change.tokens[first:], "splice", edit.segment.name, reason=Reason.FROM_CHANGE)
-    return [(start, len(edit.sequence))]
+    return ()
 
 
 def corrected_text(edit: Edit) -> Sequence[Range]:
     """Decode the corrected text."""
     assert edit.placer is not None  # in a session, from_change_on has the same result
-    start = len(edit.sequence)
     edit.sequence.append(edit.change.tokens, "splice", edit.segment.name, reason=Reason.NEW_VALUE)
-    return [(start, len(edit.sequence))]
+    return ()
 
 
 def by_blocks(edit: Edit) -> Sequence[Range]:
     """Splice the skill with recompiled blocks in place of the changed ones."""
-    sequence, segment, start, done = edit.sequence, edit.segment, len(edit.sequence), 0
+    sequence, segment, done = edit.sequence, edit.segment, 0
     for part, block in edit.prepared.blocks:
         _place_part(edit, segment.slice(done, part.first), done)
         before = len(sequence.pieces)
@@ -110,7 +108,7 @@ def by_blocks(edit: Edit) -> Sequence[Range]:
                 )
         done = part.last
     _place_part(edit, segment.slice(done, len(segment)), done)
-    return [(start, len(sequence))]
+    return ()
 
 
 def _place_part(edit: Edit, part: Segment, first: int) -> None:

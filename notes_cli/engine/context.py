@@ -73,7 +73,7 @@ class Context:
                 Help.SMALLER_CONTEXT(tokens=model.n_ctx_train),
             )
         limits.check_memory(model, options)
-        reason, handle = native.can_keep(model.handle, params.type_k, params.type_v), None
+        reason, handle = native.refusal("notes_can_keep", model.handle, params.type_k, params.type_v), None
         if reason is None:
             with process.log.collected() as lines:
                 handle = llama.llama_init_from_model(model.handle, params)
@@ -132,7 +132,8 @@ class Context:
     def supports(self, operation: str) -> str | None:
         """Return None if this context can `splice`, `rewrite`, `append`, `read` or `restore`, else the reason why
         not."""
-        return native.supports(self.handle, operation) or (self.unmovable if operation == "splice" else None)
+        refusal = native.refusal("notes_supports", self.handle, native.OPERATIONS[operation])
+        return refusal or (self.unmovable if operation == "splice" else None)
 
     @property
     def backend(self) -> str:

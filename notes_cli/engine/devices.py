@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import socket
 
 MAX_DEVICES = 16  # devices that llama.cpp accepts (GGML_RPC_MAX_SERVERS)
-_GPUS = 1, 2  # device kinds: discrete and integrated
+GPUS = 1, 2  # device kinds: discrete and integrated
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,13 @@ def remote_devices(addresses: Sequence[str]) -> list[Device]:
     return devices
 
 
-def offloading() -> bool:
-    """True if this machine has a GPU, to which all layers go that fit."""
-    return any(device.kind in _GPUS for device in local_devices())
-
-
 def device_handles(addresses: Sequence[str]) -> Any:
     """Return the device list for a model on these servers and local GPUs; None: llama.cpp's choice."""
     if not addresses:
         return None
     remotes = remote_devices(addresses)
-    gpus = [device for device in local_devices() if device.kind == _GPUS[0]]
-    chosen = remotes + (gpus or [device for device in local_devices() if device.kind in _GPUS])
+    gpus = [device for device in local_devices() if device.kind == GPUS[0]]
+    chosen = remotes + (gpus or [device for device in local_devices() if device.kind in GPUS])
     return (ctypes.c_void_p * (len(chosen) + 1))(*(device.handle for device in chosen), None)
 
 

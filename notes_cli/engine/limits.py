@@ -95,10 +95,10 @@ class Memory:
 def estimate_memory(model: Model, options: ContextOptions) -> Memory:
     """Estimate a context's memory: K/V within a few percent, compute buffers roughly. Recurrent state, which does not
     grow with the context, is left out."""
-    tokens = _padded(options.n_ctx or model.n_ctx_train)
+    tokens = padded(options.n_ctx or model.n_ctx_train)
     batch = min(options.n_batch, options.n_ubatch, tokens)
     window = 0 if options.swa_full else int(llama.llama_model_n_swa(model.handle))
-    windowed = min(tokens, _padded(window * options.n_sequences + batch))
+    windowed = min(tokens, padded(window * options.n_sequences + batch))
     kv = 0.0
     for full, k, v in _layers(model):
         cells = tokens if full or not window else windowed
@@ -242,5 +242,6 @@ def _integers(model: Model, key: str) -> list[int]:
     return read_integers(model.path, f"{model.architecture}.{key}")  # llama.cpp does not return arrays
 
 
-def _padded(tokens: int) -> int:
+def padded(tokens: int) -> int:
+    """Round up as llama.cpp does."""
     return -(-tokens // PAD) * PAD

@@ -48,14 +48,14 @@ class Model:
         self.users: WeakSet[Any] = WeakSet()  # objects that compute with its weights and have a `close`
         self.path = path
         self._devices = devices.device_handles(rpc)  # resolved before anything is loaded
-        self.offloads = bool(rpc) or devices.offloading()  # whether layers are in memory other than this machine's
+        # True if layers are not in this machine's main memory: all that fit go to a GPU.
+        self.offloads = bool(rpc) or any(device.kind in devices.GPUS for device in devices.local_devices())
         self.placed = gpu_layers, main_gpu, tuple(rpc)  # placement of the layers
         self.sources = open_sources(path)  # all files of the model
         try:
             self._load(gpu_layers, main_gpu, mmap, loading)
             self.n_vocab = int(llama.llama_vocab_n_tokens(self.vocab))
-            self._check_tokenizer()
-            self._check_rope()
+            self._check_endless()
         except BaseException:
             self.close()
             raise
@@ -77,7 +77,7 @@ class Model:
         params.progress_callback = progress
         names = [source.loadable for source in self.sources]
         paths = (ctypes.c_char_p * len(names))(*map(os.fsencode, names))
-        process.guard.add(str(self.path))
+        process.guard(str(self.path))
         with process.log.collected() as lines:
             self._handle = llama.llama_model_load_from_splits(paths, len(names), params)
         process.interrupts.raise_kept()
@@ -92,17 +92,14 @@ class Model:
             if source.changed:
                 raise ModelError(f"{source.path} changed while it was being loaded", "Try again when it is complete")
 
-    def _check_tokenizer(self) -> None:
-        """Refuse a vocabulary in which llama.cpp's greedy tokenizer (RWKV) never ends: a byte begins tokens and is no
-        token itself."""
+    def _check_endless(self) -> None:
+        """Refuse files with which llama.cpp never ends: its greedy tokenizer (RWKV) where a byte begins tokens and is
+        no token itself, and the CPU kernel of RoPE where no dimension is rotated, over which its loop does not
+        advance."""
         if llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_RWKV:
             pieces = {self.token_bytes(token, special=True) for token in range(self.n_vocab)}
             if any(piece[:1] not in pieces for piece in pieces if piece):
                 raise ModelError(f"{self.path}: its tokenizer is damaged (no token for some single bytes)")
-
-    def _check_rope(self) -> None:
-        """Refuse RoPE with no dimensions, for which ggml's CPU kernel never ends: its loop over the dimensions that are
-        not rotated does not advance."""
         if llama.llama_model_rope_type(self.handle) == llama.LLAMA_ROPE_TYPE_NONE:
             return
         for name in ("rope.dimension_count", "rope.dimension_count_swa"):
@@ -124,7 +121,7 @@ class Model:
             user.close()
         native.free_once(self, "_handle", llama.llama_model_free)
         if self.sources:
-            process.guard.remove(str(self.path))
+            process.unguard(str(self.path))
         for source in self.sources:
             source.close()
         self.sources = []

@@ -288,24 +288,9 @@ def staged(*, lines: bool, late: bool) -> Iterator[None]:
         _library.notes_force_staging(0)
 
 
-def set_guard(before: str | None, after: str | None) -> None:
-    """A crash of llama.cpp ends the process with a line that begins and ends so; None: as the system does it."""
-    _library.notes_guard(*(text if text is None else text.encode(errors="replace") for text in (before, after)))
-
-
-def supports(context: Any, operation: str) -> str | None:
-    """None if the context can do the operation (a key of OPERATIONS), else the reason it cannot."""
-    return None if _library.notes_supports(context, OPERATIONS[operation]) else last_error()
-
-
 def refusal(name: str, *arguments: Any) -> str | None:
     """Call a hook that returns a bool. None if it is true, else the reason it is not."""
     return None if _hook(name, arguments) else last_error()
-
-
-def can_keep(model: Any, type_k: int, type_v: int) -> str | None:
-    """None if a cache of these types can keep rows of the model, as far as its heads tell, else why it cannot."""
-    return refusal("notes_can_keep", model, type_k, type_v)
 
 
 # Arguments of hooks: token arrays, K/V rows, ranges of files.

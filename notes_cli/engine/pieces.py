@@ -1,4 +1,4 @@
-"""Defines Piece: an entry of a sequence, how its K/V came about and why, as plain data.
+"""Defines Piece: a part of a sequence, how its K/V was made and why, as plain data.
 
 Commands turn reasons into text.
 """
@@ -13,7 +13,7 @@ How = Literal["decoded", "spliced", "seam", "live"]
 
 
 class Reason(str, Enum):
-    """Why the K/V of a piece came about as it did. In brackets: the content of `detail`."""
+    """Why the K/V of a piece was made in this way. In brackets: the content of `detail`."""
 
     PLAIN = ""
     # Spliced.
@@ -24,7 +24,9 @@ class Reason(str, Enum):
     RESTORED_CONTEXT = "restored_context"  # the left context of a restored skill [its name]
     RESTORED_SESSION = "restored_session"  # restored from disk [name of the session]
     CARRIED = "carried"  # reused, keys rotated by `moved` positions, recurrent state carried through
-    LIVE = "live"  # left in the context by an earlier prompt with the same prefix
+    LIVE = "live"  # left in the context by an earlier prompt with the same prefix [its tokens of NEAR, if any]
+    # reused from a text with another left context, keys rotated by `moved` positions [the skill; "": a cached prompt]
+    NEAR = "near"
     # Decoded.
     OTHER_CONTEXT = "other_context"  # a seam: preceded by a different context than at compile time
     NOT_SPLICED = "not_spliced"  # a compiled skill for which splicing is off
@@ -41,7 +43,7 @@ class Reason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`tokens` tokens from `position` on, and how their K/V came about."""
+    """`tokens` tokens from `position` on, and how their K/V was made."""
 
     kind: str  # text, splice, erratum, question, answer
     name: str

@@ -22,19 +22,15 @@ class Interrupts:
     """Keeps exceptions that a signal handler raises in a function called from C, where nothing can be raised."""
 
     def __init__(self) -> None:
-        self._kept: tuple[int, BaseException] | None = None  # (thread, exception)
-
-    @property
-    def came(self) -> bool:
-        return self._kept is not None
+        self.kept: tuple[int, BaseException] | None = None  # (thread, exception)
 
     def keep(self, error: BaseException) -> None:
-        self._kept = get_ident(), error
+        self.kept = get_ident(), error
 
     def raise_kept(self) -> None:
         """Raise the exception kept for this thread, if any."""
-        if self._kept and self._kept[0] == get_ident():
-            error, self._kept = self._kept[1], None
+        if self.kept and self.kept[0] == get_ident():
+            error, self.kept = self.kept[1], None
             raise error
 
     @contextmanager
@@ -87,31 +83,31 @@ class Log:
                     lines.append(part.rstrip())
 
 
-class Guard:
-    """Ends the process with one line about the current work and status 1 when llama.cpp crashes: a damaged model makes
-    it run into assertions and bad memory. Existing signal handlers are kept; off with NOTES_DEBUG."""
-
-    def __init__(self) -> None:
-        self._working: list[str] = []  # latest last
-
-    def add(self, work: str) -> None:
-        """Register `work` as current work."""
-        self._working.append(work)
-        self._set()
-
-    def remove(self, work: str) -> None:
-        if work in self._working:
-            self._working.remove(work)
-            self._set()
-
-    def _set(self) -> None:
-        if not self._working or os.environ.get("NOTES_DEBUG"):
-            native.set_guard(None, None)
-        else:
-            native.set_guard(f"notes: {self._working[-1]}: llama.cpp failed on this model", _CRASHED)
+interrupts, log = Interrupts(), Log()
+_working: list[str] = []  # latest last
 
 
-interrupts, log, guard = Interrupts(), Log(), Guard()
+def guard(work: str) -> None:
+    """Until `unguard`, end the process with one line about this work and status 1 when llama.cpp crashes: a damaged
+    model makes it run into assertions and bad memory. Existing signal handlers are kept; off with NOTES_DEBUG."""
+    _working.append(work)
+    _set_guard()
+
+
+def unguard(work: str) -> None:
+    """End the guard of this work, if there is one."""
+    if work in _working:
+        _working.remove(work)
+        _set_guard()
+
+
+def _set_guard() -> None:
+    """Hand the beginning and the end of the line to the native library; None leaves crashes to the system."""
+    if not _working or os.environ.get("NOTES_DEBUG"):
+        native.call("notes_guard", None, None)
+    else:
+        line = f"notes: {_working[-1]}: llama.cpp failed on this model"
+        native.call("notes_guard", line.encode(errors="replace"), _CRASHED.encode())
 
 
 def _on_log(_level: int, text: bytes, _data: object) -> None:
@@ -136,6 +132,6 @@ def loading(on_progress: Callable[[float], object] | None) -> Any:
                 on_progress(part)
         except KeyboardInterrupt as error:
             interrupts.keep(error)
-        return not interrupts.came
+        return interrupts.kept is None
 
     return step

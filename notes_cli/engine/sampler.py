@@ -121,10 +121,10 @@ class SamplerOptions:
             raise EngineError(f"dry_sequence_breakers must be {VALID_BREAKERS}")
 
     @property
-    def penalizes(self) -> bool:
-        """True if earlier tokens change the logits."""
+    def greedy(self) -> bool:
+        """True if the likeliest token is always taken: the temperature is 0, and earlier tokens change no logits."""
         penalties = self.repeat_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
-        return bool(penalties or self.dry_multiplier)
+        return self.temperature <= 0 and not penalties and not self.dry_multiplier
 
 
 def valid_breakers(texts: Any) -> bool:
@@ -216,7 +216,7 @@ class Sampler:
             raise EngineError("this sampler is closed")
         logits = self._biased(logits)
         tokens = None if self._constraint is None else self._constraint.allowed(logits)
-        if self.options.temperature <= 0 and not self.options.penalizes:  # the chain would choose the same
+        if self.options.greedy:  # the chain would choose the same
             token = _likeliest(logits, tokens)
         else:
             token = self._drawn(logits, tokens)

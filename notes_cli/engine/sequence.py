@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,21 +183,39 @@ class KVSequence:
         self.flush()
         at, position = len(self), self.position(len(self))
         started = time.perf_counter()
-        if not self.dry:
-            try:
-                tokens, base = segment.tokens[seam:], segment.base + seam
-                axes = None if segment.axes is None else segment.axes[seam:] + segment.base
-                target = self.seq_id, position, tokens, segment.layers, base
-                self.context.splice(*target, first=seam, rotate=rotate, axes=axes)
-            except BaseException:  # an interrupt is raised after the call, with the entries in place
-                self.context.truncate(self.seq_id, position)
-                raise
+        axes = None if segment.axes is None else segment.axes[seam:] + segment.base
+        self._place(segment.tokens[seam:], segment.layers, segment.base + seam, first=seam, rotate=rotate, axes=axes)
         moved = position - segment.base - seam
         self._add_spliced(
             segment, segment.tokens[seam:], started, Reason.MOVED if moved else Reason.UNMOVED, moved, rotate
         )
         self.pieces[-1] = replace(self.pieces[-1], blocks=len(segment.blocks))
         self._images += images_of(segment.media, at - seam, segment.axes)
+
+    def place(
+        self, tokens: Tokens, rows: Sequence[LayerRows], base: int, kind: str, name: str, detail: str = ""
+    ) -> None:
+        """Append tokens as a piece whose K/V was computed at position `base` after another left context. `detail`: the
+        skill that it is from. The caller has compared identities."""
+        self._check_room(len(tokens))
+        self.flush()
+        started, moved = time.perf_counter(), self.position(len(self)) - base
+        self._place(tokens, rows, base)
+        self.pieces.append(Piece(kind, name, len(self), len(tokens), "spliced", Reason.NEAR, detail, moved))
+        self.seconds["splice"] += time.perf_counter() - started
+        self._tokens += [int(token) for token in tokens]
+        self._done, self._logits = len(self), None
+
+    def _place(self, tokens: Tokens, rows: Sequence[LayerRows], base: int, **how: Any) -> None:
+        """Place K/V at the end. On failure the sequence is unchanged."""
+        position = self.position(len(self))
+        if self.dry:
+            return
+        try:
+            self.context.splice(self.seq_id, position, tokens, rows, base, **how)
+        except BaseException:  # an interrupt is raised after the call, with the entries in place
+            self.context.truncate(self.seq_id, position)
+            raise
 
     def _add_spliced(
         self, segment: Segment, tokens: Tokens, started: float, reason: Reason, moved: int = 0, rotate: bool = True
@@ -321,15 +339,17 @@ class KVSequence:
         """True if all tokens before the division are decoded."""
         return self._done >= self._divided
 
-    def advance(self, count: int, logits: Sequence[Logits] | EngineError) -> None:
-        """Record that the first `count` pending tokens are decoded; `logits`: those that were computed, or an error."""
+    def advance(self, count: int, outputs: range) -> None:
+        """Record that the first `count` pending tokens are decoded. `outputs`: indices of their logits in the batch."""
         self._done += count
-        if isinstance(logits, EngineError):
-            self._logits = logits
-        else:
-            self._logits = logits[-1] if logits and not self.pending else None
-            if self.every is not None:
-                self.every += logits
+        try:
+            logits = [self.context.logits(index) for index in outputs]
+        except EngineError as error:
+            self._logits = error
+            return
+        self._logits = logits[-1] if logits and not self.pending else None
+        if self.every is not None:
+            self.every += logits
 
     def resync(self) -> None:
         """Resynchronise after a failed or interrupted decode: decoded tokens count, the rest stays pending."""
@@ -415,7 +435,8 @@ class KVSequence:
                 for tail in tails:
                     moved = np.array(self._tokens[tail.start : tail.end], np.int32)
                     self.context.splice(self.seq_id, tail.to, moved, tail.rows, tail.at, axes=tail.axes)
-            self._done = len(tokens) if self.dry else row(images, self.context.length(self.seq_id))
+            length = len(tokens) if self.dry else self.context.length(self.seq_id)
+            self._done = row(images, length) if images and not self.dry else length
             ready = sorted(row_index for row_index in recomputed if row_index < self._done)
             if ready and not self.dry:  # the rest is at the end and stays pending
                 at = [position(images, row_index) for row_index in ready] if images else ready
@@ -633,10 +654,7 @@ def _advance(parts: Sequence[tuple[KVSequence, int]], outputs: Sequence[Output])
     numbers = [{"none": 0, "last": 1, "all": count}[out] for (_, count), out in zip(parts, outputs, strict=True)]
     index = -sum(numbers)
     for (sequence, count), number in zip(parts, numbers, strict=True):
-        try:
-            sequence.advance(count, [sequence.context.logits(index + offset) for offset in range(number)])
-        except EngineError as error:
-            sequence.advance(count, error)
+        sequence.advance(count, range(index, index + number))
         index += number
 
 

@@ -141,12 +141,12 @@ class VisionEncoder:
         params.print_timings = params.warmup = False
         params.n_threads = threads
         params.image_min_tokens, params.image_max_tokens = (limit or -1 for limit in self.limits)
-        process.guard.add(str(path))
+        process.guard(str(path))
         try:
             with process.log.collected() as lines:
                 self._handle = self._mtmd.mtmd_init_from_file(os.fsencode(name), self.model.handle, params)
         finally:
-            process.guard.remove(str(path))
+            process.unguard(str(path))
         process.interrupts.raise_kept()
         if not self._handle:
             raise self._load_error(list(lines))
@@ -201,8 +201,8 @@ class VisionEncoder:
         mtmd = self._mtmd
         shown = f"{picture.source} shown to {self.path}"
         with ExitStack() as stack:
-            process.guard.add(shown)
-            stack.callback(process.guard.remove, shown)
+            process.guard(shown)
+            stack.callback(process.unguard, shown)
             data = None if image is None else image.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
             bitmap = mtmd.mtmd_bitmap_init(picture.width, picture.height, data)
             stack.callback(mtmd.mtmd_bitmap_free, bitmap)

@@ -115,11 +115,11 @@ class Library:
 
     def names(self) -> list[str]:
         """Return the names of all compiled skills."""
-        return sorted({name for name, _ in self._files()})
+        return sorted({name for name, _ in segment_files(self.folder)})
 
     def entries(self, name: str | None = None) -> list[SegmentFile]:
         """List the files of the library, or of one name, by name; an unreadable one with its problem."""
-        return [_entry(known, path) for known, path in self._files() if name in (None, known)]
+        return [_entry(known, path) for known, path in segment_files(self.folder) if name in (None, known)]
 
     def find(self, name: str, identity: Identity, remedy: Remedy | None = None) -> Path:
         """Return the file of that name for that identity. Raises SegmentError, with the differences of the nearest file
@@ -153,7 +153,7 @@ class Library:
         """Delete the files of that name, all or the one for the identity; return them. Raises SegmentError without
         any."""
         target = None if identity is None else self.path(name, identity)
-        files = [path for known, path in self._files() if known == name and target in (None, path)]
+        files = [path for known, path in segment_files(self.folder) if known == name and target in (None, path)]
         if not files:
             raise self.unknown(name, files=False)
         for path in files:
@@ -260,9 +260,6 @@ class Library:
             why = "; ".join(dict.fromkeys(f"{file.name}: {why}" for file, why in done.spared))
             more = f" ({why})" if why else ""
             say(Notice(f"the library takes {human_size(done.nbytes)}, more than the {most} it may{more}"))
-
-    def _files(self) -> list[tuple[str, Path]]:
-        return segment_files(self.folder)
 
     def unknown(self, word: str, *, files: bool = True) -> SegmentError:
         """Return the error for an unknown word, with similar names. `files`: a file was possible, too."""

@@ -20,7 +20,7 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.check_rows import RowCheck, check_rows
-from notes_cli.runtime.corrections import known_fields, resolve_values
+from notes_cli.runtime.corrections import known_fields
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.resolve import method_for
 from notes_cli.runtime.settings import DEFAULT_SEAM
@@ -388,7 +388,7 @@ def _measure(
 
 def _missing(prompt: Prompt, answer: Answered, corrected: Answered | None) -> tuple[str, ...]:
     """Return the new values in the corrected text's answer that are not in this one."""
-    values = [value.strip() for _, value in resolve_values(prompt.fields, prompt.segments)]
+    values = [value.strip() for _, value in prompt.values]
     texts = (corrected.text.casefold() if corrected else "", answer.text.casefold())
     return tuple(value for value in values if value.casefold() in texts[0] and value.casefold() not in texts[1])
 
@@ -397,7 +397,7 @@ def _corrected(
     workspace: Workspace, prompt: Prompt, choices: Sequence[str] | None, progress: Progress | None
 ) -> Answered | None:
     """Return the decision of the corrected text without errata; None if no field is corrected."""
-    values = resolve_values(prompt.fields, prompt.segments)
+    values = prompt.values
     with_images = {segment.name for segment in prompt.segments if segment.media}
     if not values or any(target.skill in with_images for target, _ in values):  # texts with images cannot be edited
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, takewhile
@@ -10,18 +11,19 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from notes_cli.editing.amend import amend, free_cells, prepare
+from notes_cli.editing.methods import amend, free_cells, prepare
 from notes_cli.engine.pieces import Piece, Reason
-from notes_cli.engine.segment import Segment, quantized
+from notes_cli.engine.segment import Segment, Tokens, quantized
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import Help, NotesError, Notice, Say, UnsupportedError
 from notes_cli.runtime.prompt import Parts, Prompt, parts_of
-from notes_cli.runtime.settings import DEFAULT_SEAM, repair
+from notes_cli.runtime.settings import DEFAULT_SEAM, RUN_SEAM, repair
 from notes_cli.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from notes_cli.engine.context import Context
     from notes_cli.engine.vision import ImageEmbeddings
+    from notes_cli.runtime.token_runs import PlacedRun
 
 APART = 64  # more pending tokens than this before the question are decoded separately from it, at no extra cost
 _OTHER_LEFT = "preceded by a different context than at compile time"
@@ -85,9 +87,12 @@ def assemble_task(
     exact: bool = False,
     begun: KVSequence | None = None,
     counted: bool = False,
+    runs: list[PlacedRun] | None = None,
 ) -> Task[KVSequence]:
     """As `assemble`, as a task of a loop without growing the context: tokens before a splice are decoded together with
-    those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed on failure."""
+    those of other tasks. `begun`: a sequence with a prefix of the prompt; it is closed on failure. `runs`: of its
+    texts after that prefix; each is taken out once it is placed, as its K/V takes memory."""
+    names = {placed.source.name for placed in runs or ()}
     by_name = {segment.name: segment for segment in prompt.segments}
     if splice:
         for segment in prompt.segments:  # again: a larger context may rotate differently (LongRoPE)
@@ -119,7 +124,7 @@ def assemble_task(
             if not len(ids):
                 continue
             if chunk.kind != "splice":
-                sequence.append(ids, chunk.kind, chunk.name)
+                yield from append_text(workspace, sequence, ids, runs or [], chunk.kind, chunk.name)
                 continue
             segment, changed = by_name[chunk.name], parts.changes.get(chunk.name)
             if segment.media and (not splice or chunk.name in prompt.decoded):
@@ -139,15 +144,54 @@ def assemble_task(
         sequence.close()
         raise
     if splice and not dry:
-        for segment in prompt.segments:
-            pieces = [piece for piece in sequence.pieces if piece.position >= start] if counted else ()
-            workspace.used(segment.name, spliced_tokens(pieces, segment.name), saved_seconds(pieces, [segment]))
+        pieces = [piece for piece in sequence.pieces if piece.position >= start] if counted else ()
+        record_uses(workspace, prompt.segments, pieces)
+        for name in names:  # "" is no skill
+            near = [piece.tokens for piece in sequence.pieces if piece.reason is Reason.NEAR and piece.detail == name]
+            workspace.used(name, sum(near))
     return sequence
 
 
-def spliced_tokens(pieces: Sequence[Piece], name: str) -> int:
-    """Return the number of prompt tokens whose K/V came from this segment, including its left context."""
-    return sum(piece.tokens for piece in _spliced_pieces(pieces, name))
+def append_text(
+    workspace: Workspace,
+    sequence: KVSequence,
+    tokens: Tokens,
+    runs: list[PlacedRun],
+    kind: str = "text",
+    name: str = "",
+) -> Task[None]:
+    """Append a text, as a task of the scheduler. The K/V of its runs is placed, the rest is decoded, and so are the
+    first RUN_SEAM tokens of a run that does not continue the run before. The runs are taken out of the list."""
+    while len(tokens):
+        ahead = len(tokens) if not runs else min(len(tokens), runs[0].run.first - len(sequence))
+        sequence.append(tokens[:ahead], kind, name)
+        tokens = tokens[ahead:]
+        if not len(tokens):
+            return
+        placed = runs.pop(0)
+        count, base, layers = len(placed.run), placed.source.base(placed.run.start), None
+        position = sequence.position(len(sequence))
+        before = sequence.pieces[-1] if sequence.pieces else None
+        continued = before is not None and before.reason is Reason.NEAR and before.moved == position - base
+        seam = 0 if continued else RUN_SEAM
+        if placed.refusal(workspace, position) is None:
+            with suppress(NotesError):  # a damaged file
+                layers = [] if sequence.dry else placed.rows(seam)
+        if layers is None:
+            sequence.append(tokens[:count], kind, name)
+        else:
+            sequence.append(tokens[:seam], kind, name, "seam", Reason.OTHER_CONTEXT)
+            while sequence.pending and not sequence.dry:
+                yield [sequence]
+            sequence.place(tokens[seam:count], layers, base + seam, kind, name, placed.source.name)
+        tokens = tokens[count:]
+
+
+def record_uses(workspace: Workspace, segments: Sequence[Segment], pieces: Sequence[Piece]) -> None:
+    """Record the use of each segment's file, with the tokens whose K/V came from it, its left context included."""
+    for segment in segments:
+        tokens = sum(piece.tokens for piece in _spliced_pieces(pieces, segment.name))
+        workspace.used(segment.name, tokens, saved_seconds(pieces, [segment]))
 
 
 def saved_seconds(pieces: Sequence[Piece], segments: Sequence[Segment]) -> float | None:

@@ -337,7 +337,10 @@ def plan(workspace: Workspace, skill: Skill, blocks: Blocks | None = None, kv: s
             Help.KEEP_IMAGE_AS_COMPUTED(),
         )
     _check_kept(workspace, skill.name, kv)
-    fields = _fields_between_images(workspace, skill) if embeddings else field_spans(workspace.model, skill, tokens)
+    if embeddings:
+        fields = _fields_between_images(workspace, skill)
+    else:
+        fields = field_spans(workspace.model, skill.text, skill.fields, tokens)
     segment = Segment(
         *(skill.name, skill.description, skill.text, tokens, len(left), left, fields, workspace.identity),
         layers=(),
@@ -373,9 +376,8 @@ def _fields_between_images(workspace: Workspace, skill: Skill) -> tuple[FieldSpa
     for start, end, part in workspace.image_encoding.split(skill):
         if not part.media:
             inside = (field_ for field_ in skill.fields if start <= field_.start < end)
-            fields = tuple(field_._replace(start=field_.start - start, end=field_.end - start) for field_ in inside)
-            text = replace(skill, text=skill.text[start:end], fields=fields, pictures=())
-            for span in field_spans(workspace.model, text, part.tokens):
+            fields = [field_._replace(start=field_.start - start, end=field_.end - start) for field_ in inside]
+            for span in field_spans(workspace.model, skill.text[start:end], fields, part.tokens):
                 where = span.start + start, span.end + start, span.first + row, span.last + row
                 spans.append(FieldSpan(span.name, span.value, *where))
         row += len(part.tokens)

@@ -1,28 +1,37 @@
-"""Owns a model and its context: creates it on demand, enlarges it, and provides scratch sequences.
+"""Owns a model and its context: creates it on demand, enlarges it, identifies it, and provides scratch sequences.
 
-It has no knowledge of users or prompts.
+The identity goes with measurements: whether K/V may be moved and recurrent state carried. It has no knowledge of
+prompts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from functools import cached_property
 
 import numpy as np
 
-from notes_cli.engine import limits
+from notes_cli.config import Paths
+from notes_cli.engine import devices, limits
 from notes_cli.engine.context import Context
+from notes_cli.engine.header import Source
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import Tokens
+from notes_cli.engine.rotation import RotationCheck, measure_rotation
+from notes_cli.engine.segment import Identity, Tokens
 from notes_cli.engine.sequence import KVSequence
-from notes_cli.errors import ContextLengthError, EngineError, Help
+from notes_cli.errors import ContextLengthError, EngineError, Help, ModelError, NotesError
+from notes_cli.library.facts import Memory, file_sha256
+from notes_cli.library.profiles import Profiles
 
 DEFAULT_CONTEXT = 4096
 SEQUENCES = 4  # initial number of sequences
+REMEMBERED = 256  # rotation checks
 MOST_SEQUENCES = 255  # of llama.cpp's 256 one holds old entries during a rewrite (native/notes_decode.cpp)
 
 
@@ -34,13 +43,19 @@ class Contexts:
         model: Model,
         options: ContextOptions | None,
         *,
+        paths: Paths,
         fixed_size: bool,
         beyond_trained: bool,
+        carry: bool | None,
+        hashing: Callable[[int, int], None] | None,
         log: Callable[[str], None] | None,
     ) -> None:
         """Take over the model. The options are those of Workspace. Raises EngineError for a fixed n_ctx beyond the
         trained length."""
-        self.model = model
+        self.model, self.paths = model, paths
+        self._carry, self._hashing = carry, hashing
+        self._measured: dict[str, bool] = {}  # key of a profile -> whether it allows carrying state
+        self._weights: str | None = None
         self._lock = os.getpid(), threading.RLock()
         self._options = options = options or ContextOptions(n_ctx=DEFAULT_CONTEXT)
         self._fixed_size, self._beyond_trained, self._log = fixed_size, beyond_trained, log
@@ -106,7 +121,7 @@ class Contexts:
         else:
             size = context.options.n_ctx  # not less: LongRoPE depends on it
             if not self._fixed_size:
-                size = max(size, _padded(tokens))
+                size = max(size, limits.padded(tokens))
             options = replace(context.compile_options, n_ctx=size, n_sequences=1, unified=False)
             with Context(self.model, options) as scratch_context:
                 scratch_context.unmovable, scratch_context.carries = context.unmovable, context.carries
@@ -168,7 +183,7 @@ class Contexts:
         size = max(needed, used + needed - held)
         if size <= self.options.n_ctx or self._fixed_size:
             return
-        size = _padded(size)
+        size = limits.padded(size)
         if self.longest is not None and not used:
             size = min(size, self.longest)
         if self._context:
@@ -185,7 +200,7 @@ class Contexts:
         needed = tokens + spare if self.longest is None else min(tokens + spare, self.longest)
         if self._fixed_size and tokens > (n_ctx := self.context.n_ctx):
             text = f"the context is too small: {tokens} tokens do not fit {n_ctx}"
-            remedy = Help.LARGER_CONTEXT(tokens=_padded(needed))
+            remedy = Help.LARGER_CONTEXT(tokens=limits.padded(needed))
             raise ContextLengthError(text, remedy, tokens=tokens, longest=n_ctx)
         return needed
 
@@ -207,7 +222,7 @@ class Contexts:
             raise EngineError(
                 f"{context.n_leased + sequences} sequences are more than the {MOST_SEQUENCES} of a context"
             )
-        size = _padded(cells) if cells > context.cells else 0
+        size = limits.padded(cells) if cells > context.cells else 0
         context.resize(n_ctx=size, n_sequences=context.n_leased + sequences, rotated_alike=True)
         self._log_size()
 
@@ -231,7 +246,107 @@ class Contexts:
         """Lease an empty sequence. Close it afterwards."""
         return KVSequence(self.context, dry=dry)
 
+    # Identity of the model in its context.
 
-def _padded(tokens: int) -> int:
-    """Round up as llama.cpp does."""
-    return -(-tokens // 256) * 256
+    @property
+    def weights(self) -> str:
+        """SHA-256 of the model's file (of the digests of its files, if it is split), cached between runs. Raises
+        ModelError if a loaded file has changed."""
+        sources, known = self.model.sources, self._weights
+        changed_sources = [source for source in sources if source.changed]
+        if known is not None and not changed_sources:
+            return known
+        digests = [self.digest(source) for source in sources]
+        digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        if known is None:
+            changed_sources = [source for source in sources if source.changed]
+        if changed_sources and digest != known:
+            raise changed(changed_sources[0])
+        for source in changed_sources:  # moved, linked or touched
+            source.accept_content()
+        self._weights = digest
+        return digest
+
+    def digest(self, source: Source) -> str:
+        """Return the SHA-256 of an open file."""
+        return file_sha256(source.path, source.file, self.paths.models / "digests.json", self._hashing)
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of this model in this context. Raises UnsupportedError where its K/V cannot be read."""
+        return self.refresh_capabilities()
+
+    def refresh_capabilities(self) -> Identity:
+        """Set in the context whether K/V may be moved and recurrent state carried, as measured for this identity, which
+        is returned. The property `identity` calls it, so that nothing uses a stale setting. Any thread may call it."""
+        weights, context = self.weights, self.context
+        with context.remaking:
+            identity = context.identity(weights)
+            turned = self._rotations.get(self._rotation_key(identity))
+            context.unmovable = None if turned is None or turned.right else turned.reason
+            if self.model.recurrent:
+                context.carries = self._carries(identity)
+        return identity
+
+    def _carries(self, identity: Identity) -> bool:
+        """True if state may be carried through skills: as configured, else as measured."""
+        if self._carry is not None:
+            return self._carry
+        cache = self.context.options.cache
+        key = f"{identity.key} {cache}"
+        if key not in self._measured:
+            self._measured[key] = False
+            with suppress(NotesError):  # an unusable profile is reported where it is used
+                profile = Profiles(self.paths.profiles).find(identity, cache)
+                self._measured[key] = profile is not None and profile.carries
+        return self._measured[key]
+
+    @contextmanager
+    def with_carry(self, carry: bool) -> Iterator[None]:
+        """Turn carrying of state on or off during the block, to measure it."""
+        before, self._carry = self._carry, carry
+        try:
+            self.refresh_capabilities()
+            yield
+        finally:
+            self._carry = before
+            self.refresh_capabilities()
+
+    def measure_rotation(self) -> None:
+        """Check once per identity that keys rotate as expected; if not, K/V will not be moved."""
+        key = self._rotation_key(self.identity)
+        if key in self._rotations:
+            return
+        with self.scratch() as sequence:
+            self._rotations[key] = measure_rotation(sequence.context, sequence.seq_id)
+        self._checks.add({key: self._rotations[key]})
+        self.refresh_capabilities()
+
+    @cached_property
+    def _rotations(self) -> dict[str, RotationCheck | None]:
+        return self._checks.load()
+
+    @property
+    def _checks(self) -> Memory[RotationCheck | None]:
+        """Values are None where there was nothing to measure."""
+        return Memory(self.paths.models / "turns.json", REMEMBERED, _check_of, lambda check: check and asdict(check))
+
+    def _rotation_key(self, identity: Identity) -> str:
+        """Return a key for the model, its rotation and the build of the native library, whose graphs may change."""
+        return f"{identity.key} {devices.build()}"
+
+
+def changed(source: Source) -> ModelError:
+    """Make the error for a changed file."""
+    text = f"{source.path} was changed after it was loaded: what was computed belongs to no file"
+    return ModelError(text, "Run this again")
+
+
+def _check_of(entry: dict[str, int | float] | None) -> RotationCheck | None:
+    if entry is None:
+        return None
+    check = RotationCheck(**{name: entry[name] for name in ("distance", "layer", "error", "bound")})  # type: ignore[arg-type]
+    kinds = [type(value) for value in asdict(check).values()]
+    if kinds != [int, int, float, float] or not check.bound < 1:
+        raise ValueError(entry)
+    return check

@@ -7,8 +7,7 @@ from typing import Protocol, TypeVar
 
 from notes_cli.engine.segment import FieldSpan, Segment
 from notes_cli.errors import Help, SkillError
-from notes_cli.text.erratum import Erratum, read_errata
-from notes_cli.text.keys import ALL, Known, Reference
+from notes_cli.text.erratum import ALL, Erratum, Known, Reference, read_errata
 
 T = TypeVar("T")
 
@@ -63,29 +62,18 @@ def as_new_values(
     errata: Iterable[str], fields: Mapping[str, str], segments: Sequence[Segment]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Combine field values and errata: the new value of each field (the last erratum counts), and the free-text errata.
-    Raises SkillError as `parse_errata` and `check_values` do."""
-    check_values(fields, errata := tuple(errata), segments)
-    values, free = dict(fields), []
-    known = known_fields(*segments)
-    replaced = {reference for name in fields for reference in known.resolve(name)}
+    Raises SkillError as `parse_errata` and `resolve_values` do, and where an erratum and a new value of a field differ:
+    neither is the later one."""
+    known, stated, free = known_fields(*segments), dict[Reference, str](), []
     for text in errata:
         for erratum in read_errata([text], known):
             if erratum.field is None or erratum.value is None:
                 free.append(text)
-            elif (reference := known.find(erratum.key)[0]) not in replaced:
-                values[reference.key] = erratum.value
-    return values, tuple(free)
-
-
-def check_values(values: Mapping[str, str], errata: Sequence[str], segments: Sequence[Segment]) -> None:
-    """Raise SkillError where an erratum and a new value of a field differ: neither is the later one. Among errata the
-    last counts."""
-    if not values:
-        return
-    known = known_fields(*segments)
-    parsed = [erratum for erratum in read_errata(errata, known) if erratum.field]
-    stated = {known.find(erratum.key)[0]: erratum.value or "" for erratum in parsed}
-    for field, value in resolve_values(values, segments):
-        if stated.get(field, value).strip() != value.strip():
-            text = f"{field.key} is given the new value {value!r}, and {stated[field]!r} by an erratum"
+            else:
+                stated[known.find(erratum.key)[0]] = erratum.value
+    for field, value in resolve_values(fields, segments):
+        other = stated.pop(field, value)
+        if other.strip() != value.strip():
+            text = f"{field.key} is given the new value {value!r}, and {other!r} by an erratum"
             raise SkillError(text, Help.ONE_VALUE())
+    return {**fields, **{field.key: value for field, value in stated.items()}}, tuple(free)

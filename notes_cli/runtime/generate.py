@@ -48,12 +48,14 @@ class ReasoningTrace:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A generated answer: text, number of tokens, reasoning if any, and why generation ended."""
+    """A generated answer: text, number of tokens, reasoning if any, why generation ended, and the stop sequence that
+    ended it, if one did."""
 
     text: str
     tokens: int
     thought: ReasoningTrace | None = None
     stopped: Stopped = "end"
+    stop: str = ""
 
 
 def ignore_text(text: str) -> None:
@@ -81,7 +83,10 @@ class ReplyGenerator:
     and `on_reasoning` get their texts as they are generated, `on_token` each token of an answer with its logits, before
     its text. `stops`: stop sequences. `grammar`: constraint of the answer, not of the reasoning; the answer is not
     stripped then. `calls`: tools that it may call, unconstrained. `opened`: the prompt has the mark that opens an
-    answer, if the model has one; with tools it is left out, as a call begins otherwise."""
+    answer, if the model has one; with tools it is left out, as a call begins otherwise. `prefilled`: the prompt has the
+    beginning of the answer, so that no reasoning precedes the rest, and blanks before it count. `call_begins`: where a
+    call begins in the answer's text, or -1; it is asked after each token. There the answer is cut, also in the
+    sequence, and a call by `call_grammar` follows."""
 
     workspace: Workspace
     sampling: SamplerOptions = field(default_factory=SamplerOptions)
@@ -94,6 +99,9 @@ class ReplyGenerator:
     grammar: str | None = None
     calls: Calls | None = None
     opened: bool = True
+    prefilled: bool = False
+    call_begins: Callable[[], int] | None = None
+    call_grammar: str | None = None
 
     def reason(self, sequence: KVSequence, *, begun: str = "") -> Task[ReasoningTrace]:
         """Generate reasoning up to the start of the answer. `begun`: reasoning text that is already generated. Raises
@@ -146,20 +154,24 @@ class ReplyGenerator:
         if self.grammar is not None:
             return (yield from self._generate_formed(sequence, thought))
         if thought and thought.answer:
-            text, stopped = self._answer_in_reasoning(thought.answer)
-            if text:
-                self.on_text(text)
-            return Reply(text, 0, thought, stopped)
+            return self._answer_in_reasoning(thought.answer, thought)
         return (yield from self._generate_free(sequence, thought))
 
     def _generate_free(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an unconstrained answer."""
-        reasoning, start, stream = self.workspace.reasoning, len(sequence), _TextStream(self.on_text)
-        begins, end = LeadingMark("" if thought else reasoning.open), MarkSplitter(reasoning.end, self.stops)
+        reasoning, start = self.workspace.reasoning, len(sequence)
+        stream = _TextStream(self.on_text, strip=not self.prefilled)
+        begins = LeadingMark("" if thought or self.prefilled else reasoning.open)
+        end = MarkSplitter(reasoning.end, self.stops)
+        places: list[tuple[int, int]] = []  # of tokens: in the text and in the sequence
+        cut = -1  # place in the text
 
         def on_text(text: str) -> bool:
+            nonlocal cut
+            places.append((len(stream.text), len(sequence) - 1))
             stream.add(end.feed(begins.feed(text)))
-            return begins.found or end.found
+            cut = self.call_begins() if self.call_begins else -1
+            return begins.found or end.found or cut >= 0
 
         stream.add(end.feed(thought.rest if thought else ""))
         marks = self.calls.form.marks if self.calls else ""
@@ -167,19 +179,34 @@ class ReplyGenerator:
         if begins.found:
             thought = yield from self.reason(sequence, begun=begins.rest)
             return (yield from self.reply(sequence, replace(thought, tokens=len(sequence) - start)))
+        if cut >= 0:
+            sequence.truncate(next((token for place, token in reversed(places) if place <= cut), start))
+            left = self.max_tokens - (len(sequence) - start)
+            return (
+                yield from replace(self, grammar=self.call_grammar, max_tokens=left)._generate_constrained(
+                    sequence, thought
+                )
+            )
         stream.add(end.feed(begins.flush()))
         stream.add(end.flush())
-        return Reply(stream.text.strip(), len(sequence) - start, thought, "end" if end.found else sequence.stopped)
+        stopped: Stopped = "end" if end.found else sequence.stopped
+        return Reply(stream.text.strip(), len(sequence) - start, thought, stopped, self._stop(end))
 
-    def _answer_in_reasoning(self, answer: str) -> tuple[str, Stopped]:
-        """Return an answer from the reasoning, truncated to the limits, and why it ended."""
+    def _stop(self, end: MarkSplitter) -> str:
+        """Return the stop sequence that was found, if any."""
+        return end.mark if end.mark in self.stops else ""
+
+    def _answer_in_reasoning(self, answer: str, thought: ReasoningTrace) -> Reply:
+        """Return an answer from the reasoning, truncated to the limits."""
         model, end = self.workspace.model, MarkSplitter("", self.stops)
         tokens = model.tokenize(answer)
         whole = len(tokens) <= self.max_tokens
         if not whole:
             answer = b"".join(map(model.token_bytes, tokens[: self.max_tokens].tolist())).decode(errors="ignore")
         text = end.feed(answer) + end.flush()
-        return text, "end" if end.found or whole else "length"
+        if text:
+            self.on_text(text)
+        return Reply(text, 0, thought, "end" if end.found or whole else "length", self._stop(end))
 
     def _generate_formed(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate tool calls, if allowed, or a constrained answer."""
@@ -235,7 +262,7 @@ class ReplyGenerator:
 
         yield from self._generate(sequence, self.max_tokens, on_text, marks=calls.form.marks)
         answer += end.flush()
-        stopped = "end" if end.found else sequence.stopped
+        stopped: Stopped = "end" if end.found else sequence.stopped
         if not calls.may_be(answer) or (stopped == "end" and not calls.are(answer)):
             if self.workspace.model.recurrent and len(sequence) > start:
                 text_ = "this model cannot take back what was no call: send tools, or a form of the answer"
@@ -244,7 +271,7 @@ class ReplyGenerator:
             return None
         if answer:
             self.on_text(answer)
-        return Reply(answer.strip(), len(sequence) - start, thought, stopped)
+        return Reply(answer.strip(), len(sequence) - start, thought, stopped, self._stop(end))
 
     def _generate_constrained(self, sequence: KVSequence, thought: ReasoningTrace | None) -> Task[Reply]:
         """Generate an answer constrained by the grammar."""
@@ -256,7 +283,8 @@ class ReplyGenerator:
 
         yield from self._generate(sequence, self.max_tokens, on_text, on_token=self.on_token, grammar=self.grammar)
         stream.add(end.flush())
-        return Reply(stream.text, len(sequence) - start, thought, "end" if end.found else sequence.stopped)
+        stopped: Stopped = "end" if end.found else sequence.stopped
+        return Reply(stream.text, len(sequence) - start, thought, stopped, self._stop(end))
 
     def _generate(
         self,

@@ -12,7 +12,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.vision import ImageEmbeddings, VisionEncoder, join_parts, text_part
 from notes_cli.errors import Help, ModelError, Remedy, SegmentError
 from notes_cli.images import read_picture
-from notes_cli.runtime.identity import IdentifiedContexts, changed
+from notes_cli.runtime.contexts import Contexts, changed
 from notes_cli.text.pictures import Shown
 from notes_cli.text.skill import Skill
 
@@ -20,9 +20,7 @@ from notes_cli.text.skill import Skill
 class ImageEncoding:
     """The vision encoder of one workspace, loaded on demand."""
 
-    def __init__(
-        self, contexts: IdentifiedContexts, projector: Path | None, tokens: tuple[int | None, int | None]
-    ) -> None:
+    def __init__(self, contexts: Contexts, projector: Path | None, tokens: tuple[int | None, int | None]) -> None:
         """`tokens`: minimum and maximum per image, where the projector leaves that open."""
         self._contexts, self._model = contexts, contexts.model
         self._path, self._tokens = projector, tokens

@@ -78,7 +78,9 @@ def import_segment(
         if not force and _is_in_library(path, segment):
             return Imported(skill.name, path, len(segment), "kept")
         check = RowCheck(0, 0, 0.0) if trust else _verify(workspace, source, segment, progress)
-        spans = segment.fields if segment.media else field_spans(workspace.model, skill, segment.tokens)
+        spans = (
+            segment.fields if segment.media else field_spans(workspace.model, skill.text, skill.fields, segment.tokens)
+        )
         influence = segment.influence if trust else {}
         anonymous = replace(segment, source="", stamp=(), prefill=None, backend="")
         imported = replace(anonymous, name=skill.name, fields=spans, influence=influence)

@@ -98,4 +98,5 @@ def library(paths: config.Paths | None = None) -> Library:
     from notes_cli.library.store import Library  # slow to import, and not needed for names
 
     paths = paths or config.paths()
-    return Library(paths.library, max_size(config.load_config(paths.config)), config.sample_names)
+    settings = config.load_config(paths.config)
+    return Library(paths.library, max_size(settings) if "cache" in settings else None, config.sample_names)

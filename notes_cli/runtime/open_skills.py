@@ -75,7 +75,7 @@ def _open(workspace: Workspace, reference: str, say: Say, watch: Watch, *, image
 
 def warn_edited(workspace: Workspace, segment: Segment, say: Say) -> None:
     """Warn if the text was edited after it was compiled: the old text is spliced."""
-    path = workspace.file_of(segment.name)
+    path = workspace.files.get(segment.name)
     if path is None or is_unmodified(segment.source, segment.stamp, path):
         return
     from notes_cli.runtime.freshness import Stale, text_changed

@@ -1,17 +1,19 @@
 """Keeps live sequences as a prefix cache, and finds the longest reusable prefix for a new prompt.
 
-K/V is reusable only if all tokens from the start are equal and came about in the same way: decoded, spliced from the
-same segment with the same seam, or reused only where exact. A skill that begins to differ is not reused in part. A few
-tokens before the first question are not reused either where decoding starts a batch anyway, so that another question
-about the same skill has bit-identical results to a separate run. A salt separates tenants.
+K/V is reusable only if all tokens from the start are equal and their K/V was made in the same way: decoded, spliced
+from the same segment with the same seam, or reused only where exact. A skill that begins to differ is not reused in
+part. A few tokens before the first question are not reused either where decoding starts a batch anyway, so that another
+question about the same skill has bit-identical results to a separate run. A salt separates tenants. Evicted prefixes go
+to host memory (prefix_store.py), with which a prompt may go on where it has more of its tokens than any live sequence.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -19,10 +21,19 @@ from notes_cli.engine.pieces import Piece, Reason
 from notes_cli.engine.segment import Segment, Stored, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.runtime.assemble import APART, temporary_cells
+from notes_cli.runtime.compile import MOVES
+from notes_cli.runtime.prefix_store import WORTH, Block, PrefixStore
 from notes_cli.runtime.prompt import Parts, Prompt
+from notes_cli.runtime.token_runs import COMPILED_RUN, PlacedRun, Source, find_runs
+from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.prompt import Chunk
 
 _DECODED, _EXACT = -1, -2  # instead of a seam: origin of a segment's K/V
+# How much a request may reuse: "exact": equal prefixes; "compiled": also runs of compiled texts
+# (runtime/token_runs.py); "near": also runs of cached prompts. With the lowest origin of K/V that it continues.
+Reuse = Literal["exact", "compiled", "near"]
+REUSES: tuple[Reuse, ...] = get_args(Reuse)
+LOWEST_ORIGIN: dict[Reuse, int] = {"exact": 0, "compiled": COMPILED_RUN, "near": -MOVES}
 REMEMBERED = 4096  # numbered origins kept
 
 
@@ -36,9 +47,11 @@ class Layout:
     splice: bool  # skills are spliced, not decoded
     exact: bool  # K/V of skills only where it equals a prefill's (runtime/assemble.py)
     tokens: Tokens
-    origins: Tokens  # 0: decoded; else the number of the splice's origin
+    origins: Tokens  # 0: decoded; above: the number of the splice's origin; below: of a run, with another left context
     splices: tuple[tuple[int, int], ...]  # [first, last) of each skill
     prefix_only: int  # tokens up to the end of the last prefix-only skill; 0 without one
+    reuse: Reuse = "exact"
+    compiled: tuple[Segment, ...] = ()  # compiled texts with runs of its tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,6 +60,14 @@ class Layout:
     def temporary(self) -> int:
         """Number of cells that its prefill needs temporarily."""
         return temporary_cells(self.prompt, self.parts)
+
+    @property
+    def texts(self) -> list[tuple[int, int]]:
+        """Tokens [first, last) of each text that is decoded, without the prompt's last token, whose logits are
+        needed."""
+        ends = list(accumulate(len(ids) for _, ids in self.parts.all_chunks))
+        spans = zip([0, *ends], ends, self.parts.all_chunks, strict=False)
+        return [(first, min(last, len(self) - 1)) for first, last, (chunk, _) in spans if chunk.kind != "splice"]
 
     def begin(self, length: int) -> int:
         """Return where to continue with a cached prefix of this length: after it, or in a first turn at the start of
@@ -70,7 +91,9 @@ class Layout:
         pieces, place = [], 0
         for chunk, ids in self.parts.all_chunks:
             if (count := min(len(ids), length - place)) > 0:
-                pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE))
+                near = np.count_nonzero(self.origins[place : place + count] < 0)
+                detail = str(near) if near else ""
+                pieces.append(Piece(chunk.kind, chunk.name, place, count, "live", Reason.LIVE, detail))
             place += count
         return pieces
 
@@ -89,10 +112,11 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """The reusable sequences of a context."""
+    """The reusable sequences of a context, and the store for evicted ones, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: PrefixStore | None = None) -> None:
         self.entries: list[CachedPrefix] = []
+        self.store = store
         self._numbers: dict[object, int] = {}  # the latest used are last
         self._numbering = threading.Lock()  # layouts may be made in several threads
         self._unused = count(1)
@@ -146,7 +170,8 @@ class PrefixCache:
 
     def find(self, layout: Layout, salt: str) -> tuple[CachedPrefix | None, int, int]:
         """Return the sequence with the longest reusable prefix, its length, and the length once running prefills are
-        done. The last token is always left to decode."""
+        done, or what `restore` reaches from there if that is about as much. A recurrent state that is stored for a
+        longer prefix is restored without one. The last token is always left to decode."""
         best, length, coming = None, 0, 0
         for cached in self.entries:
             if cached.salt != salt or not cached.sequence.intact:
@@ -155,29 +180,98 @@ class PrefixCache:
             if cached.coming:
                 coming = max(coming, common if common == len(cached.tokens) else 0)
                 continue
-            usable = self._usable_length(cached, layout, min(common, cached.sequence.rows))
-            if cached.sequence.rows < common:
-                coming = max(coming, self._usable_length(cached, layout, common))
+            rows, state = cached.sequence.rows, None
+            context = cached.sequence.context
+            if context.model.recurrent or context.drops:  # a window may lack rows before the last one
+                state = rows if rows == len(cached.sequence) else -1
+            usable = self._usable_length(layout, min(common, rows), state)
+            if rows < common:
+                coming = max(coming, self._usable_length(layout, common, state))
             if usable > length:
                 best, length = cached, usable
-        return best, length, max(coming, length)
+        _, stored = self._stored(layout, salt)
+        if self.store and self.store.recurrent and stored > length + WORTH:
+            best, length = None, 0
+        return best, length, length if coming <= stored + WORTH else max(coming, length)
+
+    def _stored(self, layout: Layout, salt: str) -> tuple[list[tuple[Block, int]], int]:
+        """Return the blocks of the store that a prompt begins with, and how many of their tokens are reusable."""
+        if self.store is None:
+            return [], 0
+        most = len(layout) - 1
+        path = self.store.find(layout.tokens[:most], layout.origins[:most], salt)
+        length = sum(count for _, count in path)
+        return path, self._usable_length(layout, length, length if self.store.recurrent else None)
+
+    def restore(self, sequence: KVSequence, layout: Layout, salt: str) -> int:
+        """Append to the sequence the K/V that the store has of its prompt beyond its live prefix. Returns the length of
+        the sequence."""
+        path, length = self._stored(layout, salt)
+        if self.store and length > len(sequence) + WORTH:
+            self.store.restore(sequence, path, length)
+            sequence.pieces = layout.live(len(sequence))
+        return len(sequence)
 
     def _common_length(self, cached: CachedPrefix, layout: Layout) -> int:
-        """Return the number of leading tokens with equal ids and origins."""
+        """Return the number of leading tokens with equal ids, and with equal origins or those of runs that the layout
+        may reuse."""
         most = min(len(cached.tokens), len(layout) - 1)
-        same = (cached.tokens[:most] == layout.tokens[:most]) & (cached.origins[:most] == layout.origins[:most])
+        theirs, ours = cached.origins[:most], layout.origins[:most]
+        near = (ours == 0) & (theirs < 0) & (theirs >= LOWEST_ORIGIN[layout.reuse])
+        same = (cached.tokens[:most] == layout.tokens[:most]) & ((theirs == ours) | near)
         return most if same.all() else int(same.argmin())
 
-    def _usable_length(self, cached: CachedPrefix, layout: Layout, length: int) -> int:
-        """Reduce a common length to one at which the prompt can continue."""
-        if cached.sequence.context.model.recurrent:  # state exists for the last token only
-            whole = length == len(cached.sequence) == cached.sequence.rows and length >= layout.prefix_only
-            return length if whole and not any(first < length < last for first, last in layout.splices) else 0
+    def _usable_length(self, layout: Layout, length: int, state: int | None) -> int:
+        """Reduce a common length to one at which the prompt can continue. `state`: the only length at which a recurrent
+        state exists; None for other models."""
+        if state is not None:
+            inside = any(first < length < last for first, last in layout.splices)
+            return length if length == state and length >= layout.prefix_only and not inside else 0
         for first, last in layout.splices:
             if first < length < last:
                 length = first
         length = layout.begin(length)
         return 0 if length < layout.prefix_only else length
+
+    def plan(
+        self,
+        workspace: Workspace,
+        layout: Layout,
+        salt: str,
+        cached: CachedPrefix | None,
+        length: int,
+        earlier: Sequence[PlacedRun] = (),
+        *,
+        dry: bool = False,
+    ) -> tuple[Layout, list[PlacedRun]]:
+        """Plan a prompt that continues the first `length` tokens of `cached`, or a longer prefix in the store.
+        Returns its layout, with the final origins of its K/V, and the runs after that prefix (`find_runs`).
+        `earlier`: those of an earlier plan for it, which are in memory."""
+        _, stored = self._stored(layout, salt)
+        begin = stored if stored > length + WORTH else length
+        origins = layout.origins.copy()
+        if cached is not None:
+            origins[:length] = cached.origins[:length]
+        context, runs = workspace.context, list[PlacedRun]()
+        cuttable = not (context.model.recurrent or context.drops or context.supports("splice"))
+        if layout.reuse != "exact" and cuttable:
+            sources = [placed.source for placed in earlier if not placed.source.name]
+            sources += map(Source.of_compiled, layout.compiled)
+            alike = [one for one in self.entries if one.salt == salt and not one.coming and one.sequence.intact]
+            alike.sort(key=lambda one: (bool((one.origins < 0).any()), -one.used))  # those without moved rows first
+            live: dict[CachedPrefix, Source] = {}
+            for one in alike if layout.reuse == "near" else ():
+                rows, type_k = min(one.sequence.rows, len(one.tokens)), context.options.type_k
+                live[one] = Source.of_prompt(one.tokens[:rows], one.origins, one.sequence, type_k)
+            sources += live.values()
+            if self.store and layout.reuse == "near":
+                sources += self.store.sources(salt)
+            spans = [(max(first, begin), last) for first, last in layout.texts]
+            near, runs = find_runs(workspace, sources, layout.tokens, spans, dry=dry)
+            origins = np.where(near < 0, near, origins)
+            for one, source in live.items():
+                one.used = next(self._clock) if source.used else one.used
+        return replace(layout, origins=origins), runs
 
     def begin(
         self, cached: CachedPrefix, length: int, layout: Layout, *, dry: bool = False, fork: bool = False
@@ -243,17 +337,23 @@ class PrefixCache:
         yield from sorted((cached for cached in self.entries if cached.idle), key=lambda cached: cached.used)
 
     def evict(self) -> bool:
-        """Drop the least recently used idle sequence. Returns False if there is none."""
+        """Move the least recently used idle sequence to the store. Returns False if there is none."""
         for cached in self.idle_prefixes():
-            self.drop(cached)
+            try:
+                if self.store:
+                    self.store.save(cached.sequence, cached.tokens, cached.origins, cached.salt)
+            finally:
+                self.drop(cached)
             return True
         return False
 
     def evict_beyond(self, number: int) -> None:
-        """Drop idle sequences until so many are left."""
+        """Evict idle sequences until so many are left."""
         while sum(cached.idle for cached in self.entries) > number:
             self.evict()
 
     def close(self) -> None:
         for cached in list(self.entries):
             self.drop(cached)
+        if self.store:
+            self.store.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from notes_cli.errors import Help, NotesError, UnsupportedError
 from notes_cli.library.info import SegmentInfo
 from notes_cli.runtime.corrections import resolve_values
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, word
+from notes_cli.text.erratum import Erratum, Reference, word
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Conversation, SkillPart, asking, check_once
 from notes_cli.text.prompt import Chunk, build
@@ -22,7 +23,7 @@ from notes_cli.text.prompt import Chunk, build
 _OPENING = Chunk("text")  # BOS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prompt:
     """Contents of a prompt: question, spliced segments, errata in order, and system text."""
 
@@ -43,40 +44,43 @@ class Prompt:
     # Replaces question, system text, turns, place and errata: messages with parts, tools, calls and results.
     conversation: Conversation | None = None
 
+    @cached_property
+    def values(self) -> list[tuple[Reference, str]]:
+        """The field of one skill for each of `fields`, with its value. Raises SkillError as `resolve_values` does."""
+        return resolve_values(self.fields, self.segments)
+
     @property
     def after_skills(self) -> list[str]:
         """Errata after the skills: those of a method that also edits K/V, unless the skill is in the user's message."""
-        return [word(erratum, self.wording) for erratum, skill in self._method_errata if self._is_first(skill)]
+        return [word(erratum, self.wording) for erratum, first in self._method_errata if first]
 
     @property
     def before_question(self) -> list[str]:
         """Errata before the question: those of fields whose K/V is left, or whose skill is in the user's message, then
         free text."""
-        before = [erratum for erratum, skill in self._method_errata if not self._is_first(skill)]
+        before = [erratum for erratum, first in self._method_errata if not first]
         return [word(erratum, self.wording) for erratum in (*before, *self.errata)]
 
     @property
     def method_errata(self) -> list[Erratum]:
         """The method's errata in the order of the prompt: one for each value, if it appends any."""
-        errata = sorted(self._method_errata, key=lambda pair: not self._is_first(pair[1]))
-        return [erratum for erratum, _ in errata]
+        return [erratum for erratum, _ in sorted(self._method_errata, key=lambda pair: not pair[1])]
 
     @property
-    def _method_errata(self) -> list[tuple[Erratum, str]]:
-        """The method's errata, each with its skill."""
-        if not self.method.record.appends_erratum:
+    def _method_errata(self) -> list[tuple[Erratum, bool]]:
+        """The method's errata, and whether each follows the skills: the method changes the K/V of its skill, which it
+        leaves for images and texts with them, and the skill is not in the user's message."""
+        record = self.method.record
+        if not self.fields or not record.appends_erratum:
             return []
+        edited = {segment.name for segment in self.segments if record.edits_rows and not segment.media} - self.shown
         return [
-            (Erratum(field.field, value, f"{field.key}={value}", field.skill if field.shared else ""), field.skill)
-            for field, value in resolve_values(self.fields, self.segments)
+            (
+                Erratum(field.field, value, f"{field.key}={value}", field.skill if field.shared else ""),
+                field.skill in edited,
+            )
+            for field, value in self.values
         ]
-
-    def _is_first(self, skill: str) -> bool:
-        """Return True if the method's erratum follows the skills: it changes the K/V of the skill, which it leaves for
-        images and texts with them, and the skill is not in the user's message."""
-        if skill in self.shown or not self.method.record.edits_rows:
-            return False
-        return not any(segment.media for segment in self.segments if segment.name == skill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,9 @@ def with_tools(
 def changes_of(workspace: Workspace, prompt: Prompt) -> dict[str, Change]:
     """Return the changes of new values by skill. Raises SkillError for a field that no skill has, UnsupportedError if
     the method would edit a skill with an image: next to another one an erratum is enough."""
-    values, record = resolve_values(prompt.fields, prompt.segments), prompt.method.record
+    if not prompt.fields:
+        return {}
+    values, record = prompt.values, prompt.method.record
     corrected = {reference.skill for reference, _ in values}
     with_images = [segment.name for segment in prompt.segments if segment.media and segment.name in corrected]
     stated = record.appends_erratum and len(with_images) < len(corrected)

@@ -23,12 +23,11 @@ from notes_cli.runtime.corrections import (
     describe_wildcards,
     known_fields,
     parse_errata,
-    resolve_values,
 )
 from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.request import Callbacks, Request, Settings
-from notes_cli.runtime.settings import UNMEASURED, choose, composition_warning, defaults
+from notes_cli.runtime.settings import UNMEASURED, Defaults, choose, composition_warning, defaults
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_wordings, word
 from notes_cli.text.keys import listed
@@ -87,7 +86,8 @@ def resolve_request(
 ) -> ResolvedRequest:
     """Open the skills of a request outside sessions, and resolve it. `dry`: do not compile texts."""
     begun = time.perf_counter()
-    check_no_results(request)
+    if request.results:
+        raise SessionError("results of tools go with a session, whose last answer has called them")
     grammar = constraint_of(workspace, request)
     segments = open_requested(workspace, request, callbacks, dry=dry)
     return resolve(workspace, request, segments, callbacks, grammar=grammar, begun=begun)
@@ -111,21 +111,18 @@ def resolve(
     _ = workspace.context  # creating it counts as opening
     ready, before = time.perf_counter(), had or ()
     segments = with_unique_names(segments, [skill.name for skill in before])
-    request = _add_global_errata(workspace, request, segments, callbacks.on_notice, before, unheard or {})
-    _notify_fields(request, [*before, *segments], callbacks.on_notice)
+    for_all = global_errata(workspace) if segments else ()
+    if for_all or unheard:
+        request = _add_global_errata(request, segments, for_all, callbacks.on_notice, before, unheard or {})
     stated = False
-    if not goes_on:
-        fields, errata = as_new_values(request.errata, request.fields, segments)
-        stated = len(errata) < len(request.errata)
-        request = replace(request, fields=fields, errata=errata)
+    if request.errata or request.fields:
+        _notify_fields(request, [*before, *segments], callbacks.on_notice)
+        if not goes_on:
+            fields, errata = as_new_values(request.errata, request.fields, segments)
+            stated = len(errata) < len(request.errata)
+            request = replace(request, fields=fields, errata=errata)
     settings = _settings(workspace, request, segments, callbacks.on_notice, had is not None, goes_on, stated)
     return ResolvedRequest(request, segments, settings, ready if begun is None else begun, ready, grammar)
-
-
-def check_no_results(request: Request) -> None:
-    """Raise SessionError for tool results: the calls that they answer are in a session."""
-    if request.results:
-        raise SessionError("results of tools go with a session, whose last answer has called them")
 
 
 def constraint_of(workspace: Workspace, request: Request) -> str | None:
@@ -186,18 +183,15 @@ def global_errata(workspace: Workspace) -> Sequence[GlobalErratum]:
 
 
 def _add_global_errata(
-    workspace: Workspace,
     request: Request,
     segments: Sequence[Segment],
+    errata: Sequence[GlobalErratum],
     say: Say,
     had: Sequence[Fielded],
     unheard: Mapping[str, str],
 ) -> Request:
     """Add the global errata of the request's skills, except for fields that the request itself corrects. `had`: earlier
     skills, with `unheard` global errata."""
-    errata = global_errata(workspace) if segments else ()
-    if not errata and not unheard:
-        return request
     from notes_cli.library.global_errata import holding, marks_of
 
     known = known_fields(*had, *segments)
@@ -227,7 +221,8 @@ def _settings(
     stated: bool,
 ) -> Settings:
     """`session`: use the profile also without skills. `stated`: a new value comes from an erratum."""
-    _check_seam(request.seam or 0, segments)
+    if request.seam:
+        _check_seam(request.seam, segments)
     if request.wording:
         word(Erratum("", "", ""), request.wording)  # raises for an unknown wording even where it is not used
     think = requests_reasoning(workspace, request.think, request.max_think)
@@ -242,7 +237,7 @@ def _settings(
     )
     if notice and not request.recompute and not think:  # measured without reasoning
         say(notice)
-    method, why = (None, None) if goes_on else _method(workspace, request, segments, think, stated)
+    method, why = (None, None) if goes_on else _method(workspace, request, segments, profile, think, stated)
     return Settings(think, wording, request.place or profile.place, seam, method, why)
 
 
@@ -260,7 +255,7 @@ def _check_seam(seam: int, segments: Sequence[Segment]) -> None:
 
 
 def _method(
-    workspace: Workspace, request: Request, segments: Sequence[Segment], think: bool, stated: bool
+    workspace: Workspace, request: Request, segments: Sequence[Segment], profile: Defaults, think: bool, stated: bool
 ) -> tuple[Method | None, str | None]:
     """Return the explicit or best edit method and the reason; None without new values. `stated`: it must append an
     erratum."""
@@ -275,22 +270,25 @@ def _method(
     if request.recompute and not stated:
         return RECOMPUTE, f"{RECOMPUTE}: nothing is spliced"
     prompt = Prompt(request.question, segments, fields=request.fields, think=think)
-    method, why = method_for(workspace, prompt, stated=stated)
+    method, why = method_for(workspace, prompt, profile, stated=stated)
     if request.exact and not method.record.exact:
         return ERRATUM, f"{ERRATUM}: exact rows were asked for, and {method} leaves some of the old value"
     return method, why
 
 
-def method_for(workspace: Workspace, prompt: Prompt, *, stated: bool = False) -> tuple[Method, str]:
-    """Return the edit method for the prompt's values where none is given, and the reason; `stated`: it must append an
-    erratum."""
+def method_for(
+    workspace: Workspace, prompt: Prompt, profile: Defaults | None = None, *, stated: bool = False
+) -> tuple[Method, str]:
+    """Return the edit method for the prompt's values where none is given, and the reason. `profile`: the defaults of
+    the model, if they were read already. `stated`: it must append an erratum."""
     with_images = {segment.name for segment in prompt.segments if segment.media}
-    corrected = {reference.skill for reference, _ in resolve_values(prompt.fields, prompt.segments)}
+    corrected = {reference.skill for reference, _ in prompt.values}
     if corrected & with_images:
         if corrected <= with_images:
             return ERRATUM, f"{ERRATUM}: the skills that it corrects have images, and no rows of such skills are edited"
         stated = True
-    return choose(workspace, list(changes_of(workspace, prompt).values()), think=prompt.think, stated=stated)
+    changes = list(changes_of(workspace, prompt).values())
+    return choose(workspace, changes, profile, think=prompt.think, stated=stated)
 
 
 def _notify_fields(request: Request, skills: Sequence[Fielded], say: Say) -> None:

@@ -20,6 +20,7 @@ from notes_cli.runtime.workspace import Workspace
 if TYPE_CHECKING:
     from notes_cli.runtime.kv_budget import Reservation
     from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
+    from notes_cli.runtime.token_runs import PlacedRun
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Job(Generic[T]):
     cancelled: bool = False
     # Set by the scheduler:
     sequence: KVSequence | None = None  # begins with a cached prefix of `live` tokens
+    runs: list[PlacedRun] = field(default_factory=list)  # of its prompt after that prefix
     live: int = 0
     prefix: CachedPrefix | None = None
     reservations: list[Reservation] = field(default_factory=list)
@@ -86,16 +88,18 @@ class Scheduler:
         chunk: int | None = None,
         idle: int = 0,
         grow_first: bool = False,
+        cache_ram: int = 0,
     ) -> None:
         """`parallel`: most sequences in prefill or decode; None: a single request, which has the context to itself.
         `chunk`: most prompt tokens in a step with several sequences. `idle`: idle prefixes that are kept. `grow_first`:
-        enlarge the context before idle prefixes are evicted."""
+        enlarge the context before idle prefixes are evicted. `cache_ram`: bytes for the K/V of evicted ones."""
         self.workspace, self.parallel, self.idle = workspace, parallel, idle
         if parallel:
             from notes_cli.runtime.kv_budget import KVBudget  # a single question needs neither
             from notes_cli.runtime.prefix_cache import PrefixCache
+            from notes_cli.runtime.prefix_store import PrefixStore
 
-            self.prefixes = PrefixCache()
+            self.prefixes = PrefixCache(PrefixStore(workspace, cache_ram) if cache_ram else None)
             self.budget = KVBudget(workspace, self.prefixes)
         self.waiting: list[Job[Any]] = []  # by arrival
         self.running: list[Job[Any]] = []
@@ -147,6 +151,8 @@ class Scheduler:
         try:
             if job.running is not None:
                 job.running.close()
+            elif job.sequence is not None:  # its admission failed
+                job.sequence.close()
         except Exception as error:  # must not end other jobs
             outcome = error
         if self.parallel:
@@ -208,6 +214,7 @@ class Scheduler:
             cached, length, coming = self.prefixes.find(layout, job.salt)
             if coming > length + SOON:
                 return False
+            layout, job.runs = self.prefixes.plan(self.workspace, layout, job.salt, cached, length, job.runs)
             if cached and length:
                 job.sequence = self.prefixes.begin(cached, length, layout, fork=job.boundary is not None)
         if job.sequence is None and not job.own:
@@ -222,9 +229,12 @@ class Scheduler:
             tokens, cells = job.tokens + job.lookahead + job.answers * job.least, self.budget.cells
             message = f"the context is too small: {tokens} tokens do not fit {cells}"
             raise ContextLengthError(message, Help.LARGER_CONTEXT(tokens=tokens), tokens=tokens, longest=cells)
-        job.first, job.live = first, length
+        job.first, job.live, job.layout = first, length, layout
         if job.sequence is not None:
             self.reserve(job, job.sequence)
+            if layout is not None:
+                job.live = self.prefixes.restore(job.sequence, layout, job.salt)
+                job.runs = [placed for placed in job.runs if placed.run.first >= job.live]
             if layout is not None and (job.boundary is None or length < job.boundary):
                 job.prefix = self.prefixes.add(job.sequence, layout, job.salt, job.boundary)
         return True

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from notes_cli.editing.amend import refusal
 from notes_cli.editing.change import Change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, SUFFIX, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, SUFFIX, Method, refusal
 from notes_cli.errors import Help, NotesError, Notice, OutdatedError, Remedy, UnsupportedError
 from notes_cli.library.profiles import Composition, Profile, Profiles, damaged
 from notes_cli.runtime.workspace import Workspace
@@ -17,6 +16,7 @@ from notes_cli.text.names import name_of
 
 # Measured on tiny models (docs/findings.md).
 DEFAULT_SEAM = 1  # tokens recomputed at the start of a skill that follows another context than at compile time
+RUN_SEAM = 16  # likewise at the start of a run (runtime/token_runs.py; docs/serving.md)
 DEFAULT_PLACE = "early"
 NEAR = 32  # with at most so many tokens after a change all are decoded, which is exact and costs as much as an erratum
 
@@ -50,8 +50,14 @@ def parse_method(name: Method | str | None) -> Method | None:
 def defaults(workspace: Workspace, *, think: bool = False) -> Defaults:
     """Return the defaults of the model's profile. `think`: for decisions after reasoning. Raises NotesError for a
     damaged profile."""
+    profiles, cache = Profiles(workspace.paths.profiles), workspace.context.options.cache
     try:
-        profile = _profile(workspace)
+        identity = workspace.identity
+        profile = profiles.find(identity, cache)
+        if profile:
+            check_names(profile, profiles.path(identity, cache))
+    except UnsupportedError:  # its K/V cannot be read, so nothing was measured
+        return UNMEASURED
     except OutdatedError as error:
         return replace(UNMEASURED, note=error)
     if profile is None:
@@ -94,11 +100,16 @@ def few_tokens_follow(change: Change) -> bool:
 
 
 def choose(
-    workspace: Workspace, changes: Sequence[Change], *, think: bool = False, stated: bool = False
+    workspace: Workspace,
+    changes: Sequence[Change],
+    default: Defaults | None = None,
+    *,
+    think: bool = False,
+    stated: bool = False,
 ) -> tuple[Method, str]:
-    """Return a method that this model supports for these changes, and the reason. `stated`: an erratum was requested,
-    so it must append one."""
-    default = defaults(workspace, think=think)
+    """Return a method that this model supports for these changes, and the reason. `default`: the model's defaults, if
+    they were read already. `stated`: an erratum was requested, so it must append one."""
+    default = default or defaults(workspace, think=think)
     if stated and not default.method.record.appends_erratum:
         default = replace(default, method=FIELD_ERRATUM, why=f"{FIELD_ERRATUM}: an erratum was asked for")
     method, why = default.method, default.why
@@ -110,18 +121,6 @@ def choose(
     if default.method.record.edits_rows and refusal(workspace.context, default.method, changes=changes) is None:
         return default.method, default.why
     return ERRATUM, f"{ERRATUM}: {method} is not possible: {reason}"
-
-
-def _profile(workspace: Workspace) -> Profile | None:
-    try:
-        identity = workspace.identity
-    except UnsupportedError:  # its K/V cannot be read, so nothing was measured
-        return None
-    profiles, cache = Profiles(workspace.paths.profiles), workspace.context.options.cache
-    profile = profiles.find(identity, cache)
-    if profile:
-        check_names(profile, profiles.path(identity, cache))
-    return profile
 
 
 def check_names(profile: Profile, path: Path) -> None:

@@ -19,8 +19,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, ModelError, NotesError, Remedy, SegmentError
 from notes_cli.library.container import open_stored
 from notes_cli.library.store import Library, Store, check_name
-from notes_cli.runtime.contexts import DEFAULT_CONTEXT
-from notes_cli.runtime.identity import IdentifiedContexts
+from notes_cli.runtime.contexts import DEFAULT_CONTEXT, Contexts
 from notes_cli.runtime.naming import library as own_library
 from notes_cli.text.prompt import Chunk, left_context
 from notes_cli.text.reasoning import Reasoning, reasoning_of
@@ -40,7 +39,7 @@ _COMPILED = (
 )
 
 
-class Workspace(IdentifiedContexts):
+class Workspace(Contexts):
     """A loaded model with its context, template and library. Close it, or use it as a context manager."""
 
     def __init__(
@@ -83,21 +82,31 @@ class Workspace(IdentifiedContexts):
         """
         if projector is not None and not projector.is_file():  # report it before an image is encoded
             raise ModelError(f"{projector}: no such projector", "Name the file that was published with the model")
-        self.paths = paths or default_paths()
-        self.library: Store = library or own_library(self.paths)
-        self._carry, self._hashing, self._measured = carry, hashing, {}
-        self._chat_template = chat_template
+        paths = paths or default_paths()
+        self.library: Store = library or own_library(paths)
         self._projector, self._image_tokens = projector, image_tokens
         self._image_encoding: ImageEncoding | None = None
-        self._files: dict[str, Path] = {}  # segment name -> file it was opened from
+        self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
         start_rendering()  # prepares in the background while the model loads
         loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
-            super().__init__(loaded, options, fixed_size=fixed_size, beyond_trained=beyond_trained, log=log)
+            super().__init__(
+                *(loaded, options),
+                paths=paths,
+                fixed_size=fixed_size,
+                beyond_trained=beyond_trained,
+                carry=carry,
+                hashing=hashing,
+                log=log,
+            )
         except BaseException:
             loaded.close()
             raise
+        own = f"the chat template of {loaded.path.name}"
+        self._template_name = own if chat_template is None else "the chat template"
+        # The Jinja text, "" for a model without one.
+        self.chat_template = (loaded.chat_template or "") if chat_template is None else chat_template
 
     def close(self) -> None:
         if self._image_encoding is not None:
@@ -138,11 +147,6 @@ class Workspace(IdentifiedContexts):
         """The model's form of reasoning."""
         return reasoning_of(self.chat_template, self.model.name)
 
-    @property
-    def chat_template(self) -> str:
-        """The Jinja text of the chat template, "" for a model without one."""
-        return (self.model.chat_template or "") if self._chat_template is None else self._chat_template
-
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template for direct answers."""
@@ -162,8 +166,7 @@ class Workspace(IdentifiedContexts):
 
     def _template(self, *, now: datetime | None = None, think: bool = False) -> ChatTemplate:
         bos, eos = self.model.special_text("bos"), self.model.special_text("eos")
-        name = f"the chat template of {self.model.path.name}" if self._chat_template is None else "the chat template"
-        template = ChatTemplate(self.chat_template, bos, eos, now=now, name=name)
+        template = ChatTemplate(self.chat_template, bos, eos, now=now, name=self._template_name)
         return self.reasoning.template(template, think)
 
     def tokenize(self, chunk: Chunk) -> Tokens:
@@ -195,17 +198,13 @@ class Workspace(IdentifiedContexts):
             check_name(segment, path, word)
         self._words[segment.name] = word or str(path)
         self.check(segment)
-        self._files[segment.name] = path
+        self.files[segment.name] = path
         return segment
 
     def used(self, name: str, spliced: int = 0, saved: float | None = None) -> None:
         """Record the use of an opened segment's file, with the tokens spliced into a prompt and the seconds saved."""
-        if name in self._files:
-            self.library.used(self._files[name], spliced, saved)
-
-    def file_of(self, name: str) -> Path | None:
-        """Return the file that a segment of this name was last opened from."""
-        return self._files.get(name)
+        if name in self.files:
+            self.library.used(self.files[name], spliced, saved)
 
     def check(self, segment: Segment) -> None:
         """Raise SegmentError with the differences unless the segment fits the present context."""

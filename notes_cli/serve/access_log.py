@@ -11,11 +11,11 @@ from notes_cli import output
 from notes_cli.serve.replies import Reply, usage
 
 POLLED = ("/health", "/metrics")  # paths that monitors request all the time
-REPLIES = "replies"  # key of the request's state
+COUNTS = "counts"  # key of the request's state: a function that returns a text about tokens
 
 
 class AccessLog:
-    """ASGI middleware. An endpoint that answers prompts puts its replies into the request's state."""
+    """ASGI middleware. An endpoint that answers prompts puts COUNTS into the request's state."""
 
     def __init__(self, app: ASGIApp, left_out: Sequence[str]) -> None:
         """`left_out`: paths without a line."""
@@ -37,11 +37,11 @@ class AccessLog:
             await self._app(scope, receive, watched)
         finally:
             milliseconds = round(1000 * (time.perf_counter() - began))
-            counts = _counts(scope.get("state", {}).get(REPLIES, ()))
+            counts = scope.get("state", {}).get(COUNTS, str)()
             output.say(f"{scope['method']} {scope['path'][:200]} {status}, {counts}{milliseconds:,} ms")
 
 
-def _counts(replies: Sequence[Reply]) -> str:
+def counts_of(replies: Sequence[Reply]) -> str:
     """Return the token counts of replies, as far as they are known."""
     prefills = [reply.prefill for reply in replies if reply.prefill]
     if not prefills:

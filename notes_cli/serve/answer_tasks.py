@@ -10,15 +10,17 @@ from dataclasses import asdict, dataclass, field, replace
 
 from notes_cli import output
 from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, Task, run
 from notes_cli.errors import NotesError
 from notes_cli.explanations import explanation, plan_as_json, turn_as_json
 from notes_cli.runtime.answering import Plan
-from notes_cli.runtime.assemble import assemble_task, saved_seconds
+from notes_cli.runtime.assemble import append_text, assemble_task, saved_seconds
 from notes_cli.runtime.kv_budget import GRANT
 from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
+from notes_cli.runtime.token_runs import PlacedRun
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.generation import AnswerDone, TextDelta, TokenRecorder, generate_answers
 from notes_cli.serve.jobs import JobEvent, PrefillDone, ServerJob
@@ -68,7 +70,8 @@ class _AnswerEvents:
             self._job.on_event(TextDelta(0, answer.text))
             document = {"choice": answer.choice, "probabilities": answer.probabilities}
         if notes.explain:
-            document = turn_as_json(self._workspace, request, answer, self._job.arrived, session, continued)
+            memory = request.memory.name if session and isinstance(request.memory, Segment) else None
+            document = turn_as_json(self._workspace, request, answer, self._job.arrived, session, continued, memory)
             document["notices"] = self._notices
         reasoning = answer.thought.tokens if answer.thought else 0
         rest = self._tokens.take()
@@ -87,13 +90,15 @@ class AnswerTasks:
         if isinstance(prepared, PreparedQuestion):
             return self._explain_question(prepared)
         layout = prepared.layout
-        cached, length, _ = self._prefixes.find(layout, prepared.request.notes.cache_salt)
-        live = length if cached else 0
-        if cached and live:
-            sequence = self._prefixes.begin(cached, live, layout, dry=True)
+        salt = prepared.request.notes.cache_salt
+        cached, length, _ = self._prefixes.find(layout, salt)
+        layout, runs = self._prefixes.plan(self._workspace, layout, salt, cached, length, dry=True)
+        if cached and length:
+            sequence = self._prefixes.begin(cached, length, layout, dry=True)
         else:
             sequence = self._workspace.sequence(dry=True)
-        run(self._prefill(layout, sequence))
+        live = self._prefixes.restore(sequence, layout, salt)
+        run(self._prefill(layout, sequence, [placed for placed in runs if placed.run.first >= live]))
         counts = replace(Counts.of(sequence), shared=live)
         return explanation(sequence.pieces, asdict(counts), prepared.notices)
 
@@ -132,20 +137,23 @@ class AnswerTasks:
             lambda work: self._question(job, work, asked),
             *(tokens, first, 1),
             lookahead=asked.lookahead,
+            layout=asked.layout,
+            salt=job.request.notes.cache_salt,
+            boundary=asked.boundary,
             arrived=job.arrived,
         )
 
     def _answer(self, job: ServerJob, work: Job[None], prepared: PreparedRequest) -> Task[None]:
         """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
         self._metrics.queued.add(time.perf_counter() - job.arrived)
-        layout, sequence, prefix = prepared.layout, work.sequence, work.prefix
-        assert sequence is not None and prefix is not None
+        layout, sequence, prefix = work.layout, work.sequence, work.prefix
+        assert layout is not None and sequence is not None and prefix is not None
         forks: list[KVSequence] = []
         answers, failed, complete = _AnswerTexts(job.on_event), False, 0
 
         def keep_conversation() -> None:
             if prepared.conversation is not None:
-                texts = [*answers.texts.values()] or [""]
+                texts = [prepared.request.prefill + text for text in answers.texts.values() or [""]]
                 self._state.conversations.keep(prepared.request, prepared.digests, prepared.conversation, texts)
 
         def on_done(answer: AnswerDone) -> None:
@@ -156,7 +164,7 @@ class AnswerTasks:
             self._emit_done(job, answer)
 
         try:
-            yield from self._prefill(layout, sequence)
+            yield from self._prefill(layout, sequence, work.runs)
             yield from sequence.next_logits()
             counts = replace(Counts.of(sequence), shared=work.live)
             gain = saved_seconds(sequence.pieces, layout.prompt.segments)
@@ -185,12 +193,16 @@ class AnswerTasks:
                 self._set_idle(prefix)
 
     def _question(self, job: ServerJob, work: Job[None], asked: PreparedQuestion) -> Task[None]:
-        """Answer a question in a sequence of its own."""
+        """Answer a question in a sequence of its own, which keeps what other questions share."""
         self._metrics.queued.add(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, asked.notices)
+        if asked.layout and work.live and work.sequence is not None:
+            work.sequence.pieces = asked.layout.live(work.live)
         try:
             answer = yield from asked.question.task(
-                *(self._workspace, work, events.callbacks), on_prefill=lambda plan: self._on_prefill(job, plan)
+                *(self._workspace, work, events.callbacks),
+                on_boundary=(lambda: self._scheduler.keep_prefix(work)) if work.prefix else None,
+                on_prefill=lambda plan: self._on_prefill(job, plan, work.live),
             )
         except Exception as error:
             raise client_error(error) from error
@@ -215,8 +227,8 @@ class AnswerTasks:
         # Once the session is closed, as its client may send the next turn at once.
         self._emit_done(job, events.done(turn.request, answer, continued))
 
-    def _on_prefill(self, job: ServerJob, plan: Plan) -> None:
-        live = sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
+    def _on_prefill(self, job: ServerJob, plan: Plan, live: int = 0) -> None:
+        live += sum(piece.tokens for piece in plan.sequence.pieces if piece.reason is Reason.RESTORED_SESSION)
         self._emit_prefill_done(job, plan.counts, live, plan.sequence.pieces, (), plan.saved)
 
     def _explain_question(self, asked: PreparedQuestion) -> dict[str, object]:
@@ -251,9 +263,9 @@ class AnswerTasks:
         self._metrics.generated += answer.tokens
         job.on_event(answer)
 
-    def _prefill(self, layout: Layout, sequence: KVSequence) -> Task[None]:
+    def _prefill(self, layout: Layout, sequence: KVSequence, runs: list[PlacedRun]) -> Task[None]:
         if layout.prompt.conversation is None:
-            sequence.append(layout.tokens[len(sequence) :])
+            yield from append_text(self._workspace, sequence, layout.tokens[len(sequence) :], runs)
             return
         yield from assemble_task(
             *(self._workspace, layout.prompt, layout.parts),
@@ -263,6 +275,7 @@ class AnswerTasks:
             dry=sequence.dry,
             begun=sequence,
             counted=True,
+            runs=runs,
         )
 
     def _set_idle(self, prefix: CachedPrefix) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,18 +23,27 @@ from notes_cli.engine.model import Model
 from notes_cli.errors import NotesError
 from notes_cli.serve import errata, library
 from notes_cli.serve.access_log import POLLED, AccessLog
+from notes_cli.serve.decisions import (
+    DecisionReply,
+    DecisionRequest,
+    join_decisions,
+    join_systemone,
+    parse_decisions,
+    parse_systemone,
+)
 from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
+from notes_cli.serve.metrics import KIND, render_metrics
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, parse_completion
 from notes_cli.serve.prepare import check_messages, check_size, prepare_request, skills_of_alias
-from notes_cli.serve.prometheus import KIND, render_metrics
 from notes_cli.serve.questions import PreparedTurn, prepare
 from notes_cli.serve.refusals import Refused, as_refusal, error_body, renaming
 from notes_cli.serve.replies import Reply
 from notes_cli.serve.responses_api import NAMES, ResponsesReply, ResponseStore, parse_responses
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard, from_browser
+from notes_cli.serve.segment_cache import skill_name
 from notes_cli.serve.webpage import page_routes
 
 BODY = 16 << 20  # bytes of a request
@@ -56,6 +65,7 @@ class Options:
     forms: bool = True  # requests may have a grammar or a schema
     verbose: bool = False  # the access log has also what monitors and pages load
     token: str = ""  # a key for processes of the same user (serve/registry.py)
+    errata: tuple[str, ...] = ()  # of requests that send none
 
 
 class Service:
@@ -71,25 +81,7 @@ class Service:
     @property
     def app(self) -> Starlette:
         """The ASGI application."""
-        routes = self.routes()
-        keys = self.options.keys
-        if keys and self.options.token:
-            keys = (*keys, self.options.token)
-        guard = Middleware(Guard, keys, self.options.host, self.options.origins, pages_of(routes))
-        cors = Middleware(CORSMiddleware, allow_origins=self.options.origins, allow_methods=["*"], allow_headers=["*"])
-        handlers: dict[Any, Any] = {
-            NotesError: _on_notes_error,
-            HTTPException: _on_http_error,
-            ClientDisconnect: _on_disconnect,
-            Exception: _on_fault,
-        }
-        log = Middleware(AccessLog, () if self.options.verbose else (*POLLED, *pages_of(routes)))
-        middleware = [
-            log,
-            *([cors] if self.options.origins else []),
-            guard,
-        ]  # CORS first, so that pages can read refusals
-        return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+        return application(self.routes(), self.options)
 
     def routes(self) -> list[Route]:
         return [
@@ -102,6 +94,8 @@ class Service:
             Route("/v1/responses", self.responses, methods=["POST"]),
             Route("/v1/messages", self.messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/v1/decisions", self.decisions, methods=["POST"]),
+            Route("/v1/systemone", self.systemone, methods=["POST"]),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/v1/notes", self.skills),
             Route("/v1/notes/compile", self.compile, methods=["POST"]),
@@ -177,7 +171,7 @@ class Service:
     # Chats and completions.
 
     async def chat(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_chat)
+        chat = self._with_defaults(await self._parse(request, parse_chat))
         self._log_ignored(chat)
         return await respond(request, self.scheduler, [Reply(chat, chat.model or self.scheduler.names[0])])
 
@@ -190,6 +184,7 @@ class Service:
 
     async def responses(self, request: Request) -> Response:
         parsed = await self._parse(request, partial(parse_responses, store=self._responses))
+        parsed = replace(parsed, chat=self._with_defaults(parsed.chat))
         self._log_ignored(parsed.chat)
         model = parsed.chat.model or self.scheduler.names[0]
         reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
@@ -197,19 +192,35 @@ class Service:
             return await respond(request, self.scheduler, [reply])
 
     async def messages(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_messages)
+        chat = self._with_defaults(await self._parse(request, parse_messages))
         self._log_ignored(chat)
         return await respond(request, self.scheduler, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
 
     async def count_tokens(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_messages)
+        chat = self._with_defaults(await self._parse(request, parse_messages))
         prepared = await self._prepare(lambda: prepare_request(self.scheduler.state, chat, dry=True))
         return JSONResponse({"input_tokens": len(prepared.layout)})
+
+    async def decisions(self, request: Request) -> Response:
+        return await self._decide(request, await self._parse(request, parse_decisions), join_decisions)
+
+    async def systemone(self, request: Request) -> Response:
+        return await self._decide(request, await self._parse(request, parse_systemone), join_systemone)
+
+    async def _decide(
+        self, request: Request, asked: DecisionRequest, join: Callable[[Sequence[Reply]], Any]
+    ) -> Response:
+        model = asked.chats[0].model or self.scheduler.names[0]
+        pairs = zip(map(self._with_defaults, asked.chats), asked.questions, strict=True)
+        with renaming(asked.names):
+            replies = [DecisionReply(chat, model, question=question) for chat, question in pairs]
+            return await respond(request, self.scheduler, replies, join)
 
     # Skills, errata and sessions.
 
     async def skills(self, request: Request) -> Response:
-        return JSONResponse({"skills": await self._prepare(lambda: library.list_skills(self.scheduler))})
+        skills = await self._prepare(lambda: library.list_skills(self.scheduler))
+        return JSONResponse({"skills": skills, "splice": self.scheduler.splice, "errata": self.options.errata})
 
     async def skill(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -222,7 +233,7 @@ class Service:
         return await start_stream(request, CompileStream(progress, compiling))
 
     async def explain(self, request: Request) -> Response:
-        chat = await self._parse(request, parse_chat)
+        chat = self._with_defaults(await self._parse(request, parse_chat))
         if chat.notes.session is not None:
             raise Refused(400, "a turn of a session is not explained before it is asked", param="notes.session")
         prepared = await self._prepare(lambda: prepare(self.scheduler.state, chat, ExitStack(), dry=True))
@@ -252,6 +263,17 @@ class Service:
 
         return await self._prepare(check_and_parse)
 
+    def _with_defaults(self, chat: ChatRequest) -> ChatRequest:
+        """Add the skills of the server's options, but for its memory, to a chat that names no skills and no session,
+        and their errata if it has none."""
+        notes, known = chat.notes, self.scheduler.names
+        if notes.session is not None or "splice" in notes.given or ("@" in chat.model and chat.model not in known):
+            return chat
+        errata = notes.errata if notes.given & {"errata", "fields"} else self.options.errata
+        memory = skill_name(notes.memory or "")
+        splice = tuple(name for name in self.scheduler.splice if name != memory)
+        return replace(chat, notes=replace(notes, splice=splice, errata=errata))
+
     def _log_ignored(self, chat: ChatRequest) -> None:
         """Log the ignored keys of a request, each once."""
         if new := [key for key in chat.ignored if key not in self._ignored]:
@@ -278,27 +300,50 @@ class Service:
     async def _body(self, request: Request) -> Any:
         """Read the JSON of a request. Raises Refused for an invalid, large or slow body."""
         self._check()
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
-            raise Refused(415, "the body must be JSON: send Content-Type: application/json")
-        if (packed := request.headers.get("content-encoding", "identity")) != "identity":
-            raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
-        message = f"the body is larger than {self.options.body:,} bytes"
-        too_large = Refused(413, message, code="too_large", last=True)
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self.options.body:
-            raise too_large  # without reading it
-        data = bytearray()
-        try:
-            with anyio.fail_after(SLOW):
-                async for part in request.stream():
-                    data += part
-                    if len(data) > self.options.body:
-                        raise too_large
-        except TimeoutError:
-            raise Refused(408, "the body did not come in time") from None
+        data = await read_body(request, self.options.body)
         self._check()  # again, as the body may have been slow
         return await self._prepare(lambda: read_json(data))
+
+
+def application(routes: list[Route], options: Options) -> Starlette:
+    """Return the ASGI application of these endpoints, with access log, checks of keys and origins, and errors."""
+    keys = (*options.keys, options.token) if options.keys and options.token else options.keys
+    guard = Middleware(Guard, keys, options.host, options.origins, pages_of(routes))
+    cors = Middleware(CORSMiddleware, allow_origins=options.origins, allow_methods=["*"], allow_headers=["*"])
+    handlers: dict[Any, Any] = {
+        NotesError: _on_notes_error,
+        HTTPException: _on_http_error,
+        ClientDisconnect: _on_disconnect,
+        Exception: _on_fault,
+    }
+    log = Middleware(AccessLog, () if options.verbose else (*POLLED, *pages_of(routes)))
+    # CORS before the guard, so that pages can read refusals
+    middleware = [log, *([cors] if options.origins else []), guard]
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Read a JSON body of at most so many bytes. Raises Refused for another type, or a large or slow one."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind == CURL and not from_browser(request.headers)):
+        raise Refused(415, "the body must be JSON: send Content-Type: application/json")
+    if (packed := request.headers.get("content-encoding", "identity")) != "identity":
+        raise Refused(415, f"the body is packed with {packed[:40]!r}: send it as it is")
+    message = f"the body is larger than {most:,} bytes"
+    too_large = Refused(413, message, code="too_large", last=True)
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise too_large  # without reading it
+    data = bytearray()
+    try:
+        with anyio.fail_after(SLOW):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(408, "the body did not come in time") from None
+    return bytes(data)
 
 
 def _piece(model: Model, token: int) -> dict[str, object]:

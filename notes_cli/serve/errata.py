@@ -15,7 +15,7 @@ from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.global_correction import correcting
-from notes_cli.text.keys import Known
+from notes_cli.text.erratum import Known
 
 VALUE_SHARE, SKILL_SHARE = 16, 4  # a value may have 1/16 of the context's tokens, all errata of a skill 1/4
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.access_log import REPLIES
+from notes_cli.serve.access_log import COUNTS, counts_of
 from notes_cli.serve.jobs import JobEvent, ServerJob
 from notes_cli.serve.refusals import Refused, as_refusal, error_body
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
@@ -72,19 +73,24 @@ class Submission:
             job.cancel()
 
 
-async def respond(request: Request, scheduler: DecodeThread, replies: Sequence[Reply]) -> Response:
+async def respond(
+    request: Request,
+    scheduler: DecodeThread,
+    replies: Sequence[Reply],
+    join: Callable[[Sequence[Reply]], Json] = join_replies,
+) -> Response:
     """Answer a request with one prompt or several. Raises Refused, ClientDisconnect."""
     if len(replies) > scheduler.limits.requests:  # trying again would not help
         message = f"{len(replies):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
         raise Refused(400, message, param="prompt", code="invalid_value")
-    request.scope.setdefault("state", {})[REPLIES] = replies
+    request.scope.setdefault("state", {})[COUNTS] = partial(counts_of, replies)
     submission = Submission(scheduler, replies)
     if not replies[0].request.stream:
         try:
             await while_connected(request.receive, submission.wait())
         finally:
             submission.close()
-        return JSONResponse(join_replies(submission.replies), headers=headers(submission.replies))
+        return JSONResponse(join(submission.replies), headers=headers(submission.replies))
     return await start_stream(request, ReplyStream(submission))
 
 

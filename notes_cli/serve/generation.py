@@ -50,6 +50,7 @@ class AnswerDone:
     rest: tuple[Token, ...] = ()  # tokens after the last delta
     calls: tuple[ToolCall, ...] = ()
     notes: Mapping[str, object] = field(default_factory=dict)  # the key `notes` of the reply
+    stop: str = ""  # the stop sequence that ended it
 
 
 OnDelta = Callable[[TextDelta], object]
@@ -121,7 +122,8 @@ def _chat(
     sampling = replace(params.sampling, seed=seed & 0xFFFFFFFF)
     recorder = TokenRecorder(workspace.model, params.likely)
     form = _call_format(workspace, prepared)
-    call_parser = ToolCallStream(form, prepared.request.tools) if form else None
+    tools = prepared.request.allowed
+    call_parser = ToolCallStream(form, tools) if form else None
 
     def on_text(text: str) -> None:
         text = call_parser.feed(text) if call_parser else text
@@ -131,6 +133,15 @@ def _chat(
     def on_reasoning(text: str) -> None:
         on_delta(TextDelta(index, text, reasoning=True))
 
+    def call_begins() -> int:
+        """Return where a call begins; what follows is one in the form of a required call."""
+        nonlocal call_parser
+        place = call_parser.call_position if call_parser else -1
+        if place >= 0:
+            call_parser = ToolCallStream(FORCED, tools)
+            recorder.take()
+        return place
+
     generator = ReplyGenerator(
         *(workspace, sampling, prepared.max_tokens, params.max_think),
         on_text=on_text,
@@ -138,8 +149,11 @@ def _chat(
         stops=params.stops,
         on_token=recorder.chosen,
         grammar=params.grammar,
-        calls=Calls(form, prepared.request.tools) if form and not params.must_call else None,
+        calls=Calls(form, tools) if form and not params.must_call else None,
         opened=not prepared.request.tools,
+        prefilled=bool(prepared.request.prefill),
+        call_begins=call_begins if params.call_grammar else None,
+        call_grammar=params.call_grammar,
     )
     thought = (yield from generator.reason(sequence)) if prepared.think else None
     reply = yield from generator.reply(sequence, thought)
@@ -149,13 +163,15 @@ def _chat(
         if rest:
             on_delta(TextDelta(index, rest, tokens=recorder.take()))
     reasoning = reply.thought.tokens if reply.thought else 0
-    return AnswerDone(index, reply.stopped, len(sequence) - start, reasoning, recorder.take(), calls)
+    return AnswerDone(index, reply.stopped, len(sequence) - start, reasoning, recorder.take(), calls, stop=reply.stop)
 
 
 def _call_format(workspace: Workspace, prepared: PreparedRequest) -> ToolCallFormat | None:
     """Return the format of tool calls in the answer; None without tools, or if the model's format is unknown."""
     if not prepared.request.tools:
         return None
+    if prepared.request.prefill and (form := form_of(workspace.template.tool_source)):
+        return replace(form, bare="", waits="", prefix="")  # a call does not begin the answer
     return FORCED if prepared.request.params.must_call else form_of(workspace.template.tool_source)
 
 
@@ -186,4 +202,4 @@ def _completion(
     emit(until_stop.feed(decoder.decode(b"", final=True)))
     emit(until_stop.flush())
     stopped: Stopped = "end" if until_stop.found else sequence.stopped
-    return AnswerDone(index, stopped, len(sequence) - start, rest=recorder.take())
+    return AnswerDone(index, stopped, len(sequence) - start, rest=recorder.take(), stop=until_stop.mark)

@@ -27,6 +27,7 @@ class Limits:
     queue: int = 128  # waiting requests
     tokens: int | None = None  # of an answer; None: until the context is full
     chunk: int = CHUNK
+    cache_ram: int | None = None  # bytes for evicted prefixes; None: a share of the free memory
 
     @property
     def requests(self) -> int:

@@ -212,7 +212,7 @@ class MessagesReply(Reply):
             yield {"type": "message_start", "message": self._message([], None)}
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
-        delta = {"stop_reason": self._stop_reason(), "stop_sequence": None}
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self.done[0].stop or None}
         yield {"type": "message_delta", "delta": delta, "usage": _usage(self), **self.explained()}
         yield {"type": "message_stop"}
 
@@ -222,6 +222,8 @@ class MessagesReply(Reply):
 
     def _stop_reason(self) -> str:
         done = self.done[0]
+        if done.stop and not done.calls:
+            return "stop_sequence"
         return "tool_use" if done.calls and done.stopped == "end" else STOPS[done.stopped]
 
     def _message(self, content: list[Json], reason: str | None) -> Json:
@@ -232,7 +234,7 @@ class MessagesReply(Reply):
             "model": self.model,
             "content": content,
             "stop_reason": reason,
-            "stop_sequence": None,
+            "stop_sequence": (self.done[0].stop or None) if reason else None,
             "usage": _usage(self),
             **(self.explained() if reason else {}),
         }

@@ -1,12 +1,18 @@
-"""Counts the server's tokens, request outcomes and latencies."""
+"""Counts the server's tokens, request outcomes and latencies, and renders them in Prometheus' text format."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper, in seconds
+KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(slots=True)
@@ -23,14 +29,64 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters that the decode thread writes, except `outcomes`."""
+    """Counters. The decode thread writes them, except `outcomes`; with --upstream, the event loop writes all."""
 
     decoded: int = 0  # prompt tokens
     spliced: int = 0  # prompt tokens
     live: int = 0  # prompt tokens found in the prefix cache
+    unreported: int = 0  # prompt tokens of another server that does not report how many were cached
     generated: int = 0  # tokens
     steps: int = 0
     preempted: int = 0  # answers
+    restored: int = 0  # evicted prefixes, from memory
+    restored_tokens: int = 0  # of `live`
     outcomes: Counter[str] = field(default_factory=Counter)  # answered, failed, gone, refused
     first_token: Histogram = field(default_factory=Histogram)  # from arrival
     queued: Histogram = field(default_factory=Histogram)
+
+
+class _Snapshot(Collector):
+    """Collects given metrics and gauges."""
+
+    def __init__(self, metrics: Metrics, gauges: dict[str, float]) -> None:
+        self._metrics, self._gauges = metrics, gauges
+
+    def collect(self) -> Iterator[Metric]:
+        metrics = self._metrics
+        requests = CounterMetricFamily("notes_requests", "Requests by how they ended.", labels=["outcome"])
+        for outcome, count in metrics.outcomes.items():
+            requests.add_metric([outcome], count)
+        yield requests
+        prompts = CounterMetricFamily(
+            "notes_prompt_tokens", "Tokens of prompts by how their K/V was made.", labels=["how"]
+        )
+        for how in ("decoded", "spliced", "live", *(["unreported"] if metrics.unreported else [])):
+            prompts.add_metric([how], getattr(metrics, how))
+        yield prompts
+        yield CounterMetricFamily("notes_answer_tokens", "Tokens that were written.", value=metrics.generated)
+        yield CounterMetricFamily("notes_steps", "Calls of llama.cpp.", value=metrics.steps)
+        yield CounterMetricFamily("notes_set_aside", "Answers that made room for others.", value=metrics.preempted)
+        restored, tokens = metrics.restored, metrics.restored_tokens
+        yield CounterMetricFamily("notes_restored_prefixes", "Evicted prefixes restored from memory.", value=restored)
+        yield CounterMetricFamily("notes_restored_tokens", "Tokens of these prefixes.", value=tokens)
+        for name, (help_text, histogram) in {
+            "notes_first_token_seconds": ("From a request to its first token.", metrics.first_token),
+            "notes_queue_seconds": ("From a request to its beginning.", metrics.queued),
+        }.items():
+            yield _histogram_metric(name, help_text, histogram)
+        for name, value in self._gauges.items():
+            yield GaugeMetricFamily(f"notes_{name}", name.replace("_", " "), value=value)
+
+
+def _histogram_metric(name: str, help_text: str, histogram: Histogram) -> Metric:
+    buckets, total = [], 0
+    for bound, count in zip((*map(str, BOUNDS), "+Inf"), histogram.counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=histogram.sum)
+
+
+def render_metrics(metrics: Metrics, gauges: dict[str, float]) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(metrics, gauges))
+    return generate_latest(registry)

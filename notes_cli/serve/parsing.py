@@ -20,6 +20,7 @@ from notes_cli.engine.sampler import RANGES, VALID_BREAKERS, SamplerOptions, val
 from notes_cli.errors import GrammarError, ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK
+from notes_cli.runtime.prefix_cache import REUSES, Reuse
 from notes_cli.runtime.settings import parse_method
 from notes_cli.serve.refusals import Refused
 from notes_cli.text.erratum import of_fields
@@ -63,6 +64,7 @@ MOST_CHOICES = 16  # n
 PROMPTS = 128  # of one request
 MOST_STOPS = 16
 LONGEST_STOP = 1000  # characters, as each is searched for after every token
+MOST_ANSWERS = 256  # choices of notes.ask
 MOST_BIASES = 1024  # logit_bias
 MOST_LIKELY = 20  # top_logprobs
 
@@ -74,12 +76,15 @@ class NotesParams:
     splice: tuple[str, ...] = ()
     errata: tuple[str, ...] = ()
     session: str | None = None
+    memory: str | None = None
     explain: bool = False
     cache_salt: str = ""
     match: bool = True  # match texts in messages with compiled skills
     recompute: bool = False  # decode everything, for comparisons
     exact: bool = False  # splice only K/V that equals that of a prefill
+    reuse: Reuse | None = None  # None: the server's
     ask: Mapping[str, Any] | None = None  # further options of Request, for the prompt of `notes ask`; None: a chat
+    given: frozenset[str] = frozenset()  # its keys that are not null
 
     @property
     def private(self) -> bool:
@@ -100,6 +105,7 @@ class GenerationParams:
     max_think: int = DEFAULT_MAX_THINK
     grammar: str | None = None  # constraint of the answer (engine/sampler.py)
     must_call: bool = False  # the grammar is that of a tool call
+    call_grammar: str | None = None  # constraint of a call that the model may begin; None: calls are unconstrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ class ChatRequest:
     model: str
     messages: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    allowed: tuple[Mapping[str, Any], ...] = ()  # tools that may be called
     prompt: str | tuple[int, ...] | None = None
     echo: bool = False
     params: GenerationParams = field(default_factory=GenerationParams)
@@ -116,6 +123,8 @@ class ChatRequest:
     stream: bool = False
     usage: bool = False  # at the end of the stream
     ignored: tuple[str, ...] = ()  # its keys of NEEDLESS and NEUTRAL
+    prefill: str = ""  # beginning of the answer, the text of a last message of the assistant
+    shared: str = ""  # beginning of the question that other requests have too (decisions.py)
 
 
 class Reader:
@@ -214,17 +223,23 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
     """Parse a request of /v1/chat/completions. `forms`: grammars and schemas are accepted. Raises Refused."""
     reader = Reader(data)
     model, stream, usage = reader.text("model"), reader.flag("stream"), _usage(reader)
-    messages = _messages(reader.any("messages"))
-    tools, forced = _tools(reader, forms)
+    messages, prefill = _messages(reader)
+    choice = _tools(reader, forms)
     params = _generation(reader, ("max_completion_tokens", "max_tokens", "n_predict"), _likely(reader))
-    notes = _notes(reader.any("notes"))
+    notes = parse_notes(reader.any("notes"))
     grammar = _grammar(reader, forms)
-    params = replace(params, grammar=forced or grammar, must_call=forced is not None)
+    params = replace(params, must_call=choice.required)
+    if choice.required:
+        params = replace(params, grammar=choice.grammar)
+    else:
+        params = replace(params, grammar=grammar, call_grammar=choice.grammar)
+    if prefill:
+        _check_prefill(params, notes)
     reader.ignore(IGNORED)
     reader.ignore_needless()
     reader.end()
-    ignored = tuple(reader.ignored)
-    return ChatRequest(model, messages, tools, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
+    chat = ChatRequest(model, messages, choice.tools, choice.allowed, params=params, notes=notes)
+    return replace(chat, stream=stream, usage=usage, prefill=prefill, ignored=tuple(reader.ignored))
 
 
 def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
@@ -239,7 +254,7 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
     if reader.any("suffix"):
         raise Refused(400, "suffix is not supported: give the whole prompt", param="suffix")
     params = replace(params, grammar=_grammar(reader, forms))
-    notes = _notes(reader.any("notes"))
+    notes = parse_notes(reader.any("notes"))
     if notes.splice or notes.errata or notes.session or notes.ask is not None:
         raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="notes")
     if echo and likely is not None and params.max_tokens == 0:
@@ -400,10 +415,12 @@ def _compiled(param: str, compile_grammar: Callable[[], str]) -> str:
         raise Refused(400, str(error), param=param, code="invalid_value") from error
 
 
-def _notes(data: Any) -> NotesParams:
+def parse_notes(data: Any) -> NotesParams:
+    """Parse the key `notes` of a request. Raises Refused."""
     if data is None:
         return NotesParams()
     reader = Reader(data, "notes")
+    given = frozenset(key for key, value in data.items() if value is not None)
     ask = _ask(reader) if reader.flag("ask") else None
     errata, fields = reader.any("errata"), reader.any("fields")
     if isinstance(errata, dict):
@@ -415,20 +432,25 @@ def _notes(data: Any) -> NotesParams:
             *(() if fields is None else of_fields(_values(reader, "fields", fields))),
         ),
         session=reader.text("session") or None,
+        memory=reader.text("memory") or None,
         explain=reader.flag("explain"),
         cache_salt=reader.text("cache_salt"),
         match=reader.take("match", "true or false", lambda value: isinstance(value, bool), True),
         recompute=reader.flag("recompute"),
         exact=reader.flag("exact"),
+        reuse=reader.take("reuse", "exact, compiled or near", lambda value: value in REUSES, None),
         ask=ask,
+        given=given,
     )
     reader.end()
+    if params.memory and params.session is None and ask is None:
+        raise Refused(400, "notes.memory goes with notes.session or notes.ask", param="notes.memory")
     return params
 
 
 def _ask(reader: Reader) -> dict[str, Any]:
     """Parse the options that go with `ask`, by the names of Request. Raises Refused."""
-    fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", 256) or None
+    fields, method, choices = reader.any("fields"), reader.text("method"), reader.texts("choices", MOST_ANSWERS) or None
     with _refusing("notes.choices"):
         if choices is not None:
             check_choices(choices)
@@ -459,34 +481,46 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _tools(reader: Reader, forms: bool) -> tuple[tuple[Mapping[str, Any], ...], str | None]:
-    """Return the tools ordered by name, so that their order does not change the prefix, and the grammar of a required
-    call."""
+@dataclass(frozen=True, slots=True)
+class _ToolChoice:
+    """The tools, those that may be called, and the grammar of a call; None: not constrained."""
+
+    tools: tuple[Mapping[str, Any], ...] = ()
+    allowed: tuple[Mapping[str, Any], ...] = ()
+    grammar: str | None = None
+    required: bool = False
+
+
+def _tools(reader: Reader, forms: bool) -> _ToolChoice:
+    """Parse the tools and their choice. The tools are ordered by name, so that their order does not change the prefix,
+    and all of them are in the prompt, whichever may be called."""
     none: list[Any] = []
     listed = reader.take("tools", "a list of tools", lambda value: isinstance(value, list), none)
     with _refusing("tools"):
         tools = in_order(listed)
         for tool in tools:
             as_given(tool)
-    choice = reader.any("tool_choice")
+    choice, allowed = reader.any("tool_choice"), tools
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        tools, choice = _allowed(choice, tools)
+        allowed, choice = _allowed(choice, tools)
     if choice == "none":
-        return (), None
-    if choice in (None, "auto"):
-        return tools, None
+        return _ToolChoice()
+    required = choice not in (None, "auto")
+    if not required and allowed == tools:
+        return _ToolChoice(tools, tools)
     if not forms:
         raise no_forms()
     name = ""
-    if choice != "required":
+    if required and choice != "required":
         named = Reader(choice if isinstance(choice, dict) else {"type": choice}, "tool_choice")
         if named.any("type") != "function":
             wanted = "none, auto, required, or a function with its name"
             raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
         name = Reader(named.any("function"), "tool_choice.function").text("name")
     with _refusing("tool_choice"):
-        parameters = parameters_of(tools, name)
-    return tools, _compiled("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
+        parameters = parameters_of(allowed, name)
+    grammar = _compiled("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
+    return _ToolChoice(tools, allowed, grammar, required)
 
 
 def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], str]:
@@ -551,17 +585,57 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotations", "audio", "name", "id"}
 
 
-def _messages(data: Any) -> tuple[Message, ...]:
+def _messages(reader: Reader) -> tuple[tuple[Message, ...], str]:
+    """Parse the messages. Returns also the text of a last one of the assistant, which is continued."""
+    data, wanted = reader.any("messages"), _wants_prefill(reader)
     if not isinstance(data, list) or not data:
         raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
     messages = [_message(item, f"messages[{number}]") for number, item in enumerate(data)]
+    prefill = ""
+    if len(messages) > 1 and _is_text(messages[-1]) and wanted is not False:
+        if _is_text(messages[-2]):
+            raise Refused(400, "messages ends with two of the assistant: one can be continued", param="messages")
+        prefill = messages.pop().text
+    elif wanted:
+        raise Refused(400, "the last message is no text of the assistant that can be continued", param="messages")
     with _refusing("messages"):  # checks them as sent, before blank ones are removed and skills added
         Conversation(tuple(map(_without_images, messages)))
     messages = [message for message in messages if message.role != "system" or not message.empty] or messages[:1]
     first = next((number for number, message in enumerate(messages) if message.role != "system"), len(messages))
     if first > 1:  # some clients send several system messages
         messages[:first] = [Message("system", tuple(part for message in messages[:first] for part in message.parts))]
-    return tuple(messages)
+    return tuple(messages), prefill
+
+
+def _wants_prefill(reader: Reader) -> bool | None:
+    """Return whether a last message of the assistant is continued by vLLM's keys; None without them."""
+    goes_on, anew = (
+        reader.take(key, "true or false", lambda value: isinstance(value, bool), None)
+        for key in ("continue_final_message", "add_generation_prompt")
+    )
+    if goes_on is not None and goes_on is anew:
+        message = "continue_final_message and add_generation_prompt must not be equal"
+        raise Refused(400, message, param="add_generation_prompt", code="invalid_value")
+    return goes_on if anew is None else not anew
+
+
+def _is_text(message: Message) -> bool:
+    """Return True for an answer without calls."""
+    return message.role == "assistant" and not message.tool_calls
+
+
+def _check_prefill(params: GenerationParams, notes: NotesParams) -> None:
+    """Raises Refused for parameters that do not go with the beginning of an answer."""
+    does_not_go = {
+        "reasoning_effort": params.think,
+        "tool_choice": params.must_call,
+        "response_format": params.grammar is not None,
+        "notes.session": notes.session is not None,
+        "notes.ask": notes.ask is not None,
+    }
+    if (key := next((key for key, given in does_not_go.items() if given), None)) is not None:
+        message = f"{key} does not go with a last message of the assistant, which is the beginning of the answer"
+        raise Refused(400, message, param=key, code="invalid_value")
 
 
 def _without_images(message: Message) -> Message:

@@ -19,7 +19,7 @@ from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import ModelError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.runtime.generate import ANSWER_RESERVE
-from notes_cli.runtime.prefix_cache import Layout, PrefixCache
+from notes_cli.runtime.prefix_cache import Layout, PrefixCache, Reuse
 from notes_cli.runtime.prompt import Prompt, changes_of, parts_of, with_tools
 from notes_cli.runtime.request import UNLIMITED, Request
 from notes_cli.runtime.resolve import check_usable, requests_reasoning, with_unique_names
@@ -83,6 +83,7 @@ class ServerState:
     names: Sequence[str]  # of the model
     max_tokens: int | None  # of an answer; None: until the context is full
     longest: int | None  # tokens of a prompt with its answer; None: unlimited
+    reuse: Reuse = "compiled"  # of requests that do not name it
 
     @cached_property
     def longest_token(self) -> int | None:
@@ -100,7 +101,7 @@ def prepare_request(state: ServerState, request: ChatRequest, *, dry: bool = Fal
     if request.prompt is not None:
         if alias_skills:
             raise Refused(400, "skills are spliced into messages: use /v1/chat/completions", param="model")
-        layout = state.prefixes.raw(_prompt_tokens(state.workspace, request.prompt))
+        layout = _with_reuse(state, request, state.prefixes.raw(_prompt_tokens(state.workspace, request.prompt)))
         return _with_limits(state, request, layout, False)
     return _prepare_chat(state, request, (*alias_skills, *request.notes.splice), dry=dry)
 
@@ -135,6 +136,7 @@ def check_request(state: ServerState, request: ChatRequest) -> None:
     _check_count(state, len(request.tools), "tools")
     parts = (part for message in request.messages for part in message.parts)
     check_size(state, [part.text for part in parts if isinstance(part, TextPart)], "messages")
+    check_size(state, [request.prefill], "messages")
     if isinstance(request.prompt, str):
         check_size(state, [request.prompt], "prompt")
     for choice in (request.notes.ask or {}).get("choices") or ():
@@ -205,6 +207,7 @@ def single_turn(
         recompute=request.notes.recompute,
         exact=request.notes.exact,
         images=[segment_cache.image(picture, private=request.notes.private, dry=dry) for picture in pictures],
+        memory=segment_cache.segment(request.notes.memory) if request.notes.memory else None,
         **(request.notes.ask or {}),
     )
 
@@ -260,7 +263,7 @@ def _prepare_chat(
     first: list[Part] = [*map(SkillPart, named), *map(ErratumPart, now.after_named)]
     messages = _with_skills(messages, first, settings.place)
     try:
-        conversation = Conversation(tuple(messages), request.tools)
+        conversation = Conversation(tuple(messages), request.tools, request.prefill)
         prompt = replace(prompt, conversation=conversation)
         toolsets = cache.known() if request.tools and not request.notes.private else ()
         prompt, chunks = with_tools(workspace, prompt, toolsets, cache.open)
@@ -273,11 +276,22 @@ def _prepare_chat(
         return _prepare_chat(state, request, names, dry=dry, roles=other_roles)
     notes = request.notes
     layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not notes.recompute, exact=notes.exact)
+    layout = _with_reuse(state, request, layout)
     general = request.tools and workspace.template.generic_tools
     notices = (
         (f"{workspace.template.name} has no tools: the prompt describes them in a general form",) if general else ()
     )
     return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
+
+
+def _with_reuse(state: ServerState, request: ChatRequest, layout: Layout) -> Layout:
+    """Set what a prompt may reuse, and open the compiled texts for that. Like matching, this shows a client which texts
+    are compiled."""
+    notes, reuse = request.notes, request.notes.reuse or state.reuse
+    if notes.exact or notes.recompute or reuse == "exact" or state.workspace.model.recurrent:
+        return layout
+    compiled = () if notes.private else state.segment_cache.with_runs(layout.tokens, layout.texts)
+    return replace(layout, reuse=reuse, compiled=compiled)
 
 
 def _editable(skills: Mapping[str, Segment], copies: Sequence[Copy]) -> frozenset[str]:
@@ -374,6 +388,9 @@ def _with_limits(state: ServerState, request: ChatRequest, layout: Layout, think
         if request.tools and not params.must_call and form_of(workspace.template.tool_source) is None:
             message = "how this model calls tools is not known: with a form of the answer it could call none"
             raise Refused(400, message, param="tools", code="unsupported_value")
+    if params.call_grammar is not None and workspace.model.recurrent:
+        message = "this model cannot take back the beginning of a call: with allowed_tools it needs the mode required"
+        raise Refused(400, message, param="tool_choice", code="unsupported_value")
     max_tokens = _max_tokens(params, state.max_tokens)
     reasons = request.prompt is None and (think or workspace.reasoning.open)
     reasoning_end = ANSWER_RESERVE if reasons else 0

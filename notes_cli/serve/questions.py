@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Notice, SessionError
 from notes_cli.runtime import answering
 from notes_cli.runtime.answering import max_new_tokens, tokens_of_longest
 from notes_cli.runtime.open_skills import warn_edited
+from notes_cli.runtime.prefix_cache import Layout
+from notes_cli.runtime.prompt import parts_of
 from notes_cli.runtime.request import Callbacks, Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.parsing import ChatRequest
@@ -23,6 +25,7 @@ from notes_cli.serve.prepare import (
 )
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.state import State
+from notes_cli.text.names import is_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class PreparedQuestion:
     first_tokens: int  # generated tokens that have cells at admission
     lookahead: int  # cells to score its longest choice
     notices: list[str]
+    layout: Layout | None = None  # if other questions have the same tokens before `boundary`
+    boundary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,9 @@ Prepared = PreparedRequest | PreparedQuestion | PreparedTurn
 def prepare(state: ServerState, chat: ChatRequest, resources: ExitStack, *, dry: bool = False) -> Prepared:
     """Prepare any request. Its session stays open and locked until `resources` are closed. `dry`: for /explain, without
     compiling images. Raises NotesError."""
+    chatting = chat.notes.session is None and chat.notes.ask is None  # else as without a server
+    if (chat.notes.reuse or (chatting and state.reuse)) == "exact":
+        chat = replace(chat, notes=replace(chat.notes, exact=True))
     if chat.notes.session is not None:
         return _prepare_turn(state, chat, chat.notes.session, resources)
     return prepare_request(state, chat, dry=dry) if chat.notes.ask is None else _prepare_question(state, chat, dry)
@@ -66,9 +74,12 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
     check_request(state, chat)
     workspace = state.workspace
     stored = resources.enter_context(Sessions(workspace.paths.sessions).locked(name, new=True))
-    if stored.state.memory:
-        raise SessionError(f"session {name} has a memory, which a server does not move", "Continue it without a server")
     request = single_turn(state.segment_cache, chat, state.names, state.max_tokens, begun=bool(stored.state.live))
+    if request.memory is None and (memory := stored.state.memory):
+        if not is_name(memory.reference):
+            message = f"the memory of session {name} is a file, which a server does not open"
+            raise SessionError(message, "Continue it without a server, or name a compiled skill as its memory")
+        request = replace(request, memory=state.segment_cache.segment(memory.reference))
     check_bias(workspace, chat)
     tokens, max_new = (
         _session_tokens(workspace, stored.state, request),
@@ -88,8 +99,29 @@ def _prepare_question(state: ServerState, chat: ChatRequest, dry: bool) -> Prepa
     callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
     question = answering.prepare(workspace, request, callbacks, dry=dry)
     workspace.check_length(question.tokens + min(question.max_new, 1))
-    lookahead = tokens_of_longest(workspace, request.choices)
-    return PreparedQuestion(question, question.tokens, _first_tokens(request, question.max_new), lookahead, notices)
+    lookahead, layout, boundary = tokens_of_longest(workspace, request.choices), None, None
+    if chat.shared:
+        layout = _layout(state, question)
+        boundary = layout.begin(_common_tokens(layout, _layout(state, question, chat.shared)))
+        layout, boundary = (layout, boundary) if boundary else (None, None)
+    first_tokens = _first_tokens(request, question.max_new)
+    return PreparedQuestion(question, question.tokens, first_tokens, lookahead, notices, layout, boundary)
+
+
+def _layout(state: ServerState, question: answering.Question, text: str | None = None) -> Layout:
+    """Return the layout of a question's prompt, or of one with another text of the question."""
+    how, prompt, parts = question.draft.how, question.prompt, question.parts
+    if text is not None:
+        prompt = replace(prompt, question=text)
+        parts = parts_of(state.workspace, prompt)
+    return state.prefixes.layout(prompt, parts, how["seam"], splice=how["splice"], exact=how["exact"])
+
+
+def _common_tokens(layout: Layout, other: Layout) -> int:
+    """Return the number of leading tokens that two prompts have in common."""
+    shortest = min(len(layout), len(other))
+    same = layout.tokens[:shortest] == other.tokens[:shortest]
+    return shortest if same.all() else int(same.argmin())
 
 
 def _session_tokens(workspace: Workspace, state: State, request: Request) -> int:
@@ -98,7 +130,10 @@ def _session_tokens(workspace: Workspace, state: State, request: Request) -> int
     texts += [*request.errata, *request.fields.values()]  # again: cells to edit in place
     tokens = len(state.tokens) + SPARE + sum(len(workspace.model.tokenize(text)) for text in texts)
     tokens += SENTENCE * (len(request.errata) + len(request.fields) + len(state.pending))
-    return tokens + sum(len(item) for item in (*request.splice, *request.images) if isinstance(item, Segment))
+    if request.memory is not None:  # a new copy, with the session's values in place, and their errata
+        tokens += sum(3 * len(workspace.model.tokenize(value)) + SENTENCE for value in state.fields.values())
+    segments = (*request.splice, *request.images, request.memory)
+    return tokens + sum(len(item) for item in segments if isinstance(item, Segment))
 
 
 def _first_tokens(request: Request, max_new: int) -> int:
@@ -109,7 +144,7 @@ def _first_tokens(request: Request, max_new: int) -> int:
 def _edited_notices(workspace: Workspace, request: Request) -> list[str]:
     """Return a notice for each skill whose text was edited since it was compiled."""
     notices: list[Notice] = []
-    for skill in request.splice:
+    for skill in (*request.splice, request.memory):
         if isinstance(skill, Segment):
             warn_edited(workspace, skill, notices.append)
     return list(map(str, notices))

@@ -65,7 +65,7 @@ class Reply:
         deltas, done = self._deltas.get(index, []), self.done[index]
         text = "".join(delta.text for delta in deltas if not delta.reasoning)
         tokens = [token for delta in deltas for token in delta.tokens] + list(done.rest)
-        shared = {"index": self.first + index, "finish_reason": finish_reason(done)}
+        shared = {"index": self.first + index, **_finished(done)}
         if not self.chat:
             return {**shared, "text": self.echo + text, "logprobs": self._completion_logprobs(index, tokens)}
         message: Json = {"role": "assistant", "content": text, "refusal": None}
@@ -91,7 +91,7 @@ class Reply:
             if event.calls:
                 calls = [{"index": number, **call} for number, call in enumerate(tool_calls(event))]
                 yield self._chunk(event.index, {"tool_calls": calls})
-            last = self._chunk(event.index, {} if self.chat else "", event.rest, finish_reason(event))
+            last = self._chunk(event.index, {} if self.chat else "", event.rest, _finished(event))
             complete = len(self.done) == self.request.params.choices and not self.request.usage
             yield {**last, **self.explained()} if complete else last
         elif isinstance(event, TextDelta) and self.chat:
@@ -110,8 +110,8 @@ class Reply:
             kind = "chat.completion.chunk" if self.chat else "text_completion"
             yield {**self._head(kind), "choices": [], "usage": usage(replies), **self.explained()}
 
-    def _chunk(self, index: int, delta: Json | str, tokens: Sequence[Token] = (), reason: str | None = None) -> Json:
-        shared = {"index": self.first + index, "finish_reason": reason}
+    def _chunk(self, index: int, delta: Json | str, tokens: Sequence[Token] = (), finished: Json | None = None) -> Json:
+        shared = {"index": self.first + index, **(finished or {"finish_reason": None})}
         if self.chat:
             choice = {**shared, "delta": delta, "logprobs": self._logprobs(tokens) if tokens else None}
             return {**self._head("chat.completion.chunk"), "choices": [choice]}
@@ -205,8 +205,10 @@ def _token_key(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def finish_reason(done: AnswerDone) -> str:
-    return "tool_calls" if done.calls and done.stopped == "end" else _REASONS[done.stopped]
+def _finished(done: AnswerDone) -> Json:
+    """Return why an answer ended: also vLLM's `stop_reason`, the stop sequence, if one did it."""
+    reason = "tool_calls" if done.calls and done.stopped == "end" else _REASONS[done.stopped]
+    return {"finish_reason": reason, **({"stop_reason": done.stop} if done.stop else {})}
 
 
 def tool_calls(done: AnswerDone) -> list[Json]:

@@ -92,6 +92,7 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
     reader.ignore(IGNORED)
     first = [{"role": "system", "content": instructions}] if instructions else []
     body = {
+        "add_generation_prompt": True,  # a last message of the assistant is a finished item
         **reader.rest(),
         "messages": [*first, *messages],
         "tools": tools,

@@ -23,6 +23,8 @@ from typing import TypeVar
 from notes_cli.errors import EngineError
 from notes_cli.library.global_errata import GlobalErrata
 from notes_cli.library.store import Library
+from notes_cli.runtime.prefix_cache import Reuse
+from notes_cli.runtime.prefix_store import default_budget
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.answer_tasks import AnswerTasks, client_error
@@ -57,12 +59,17 @@ class DecodeThread:
         workspace: Callable[[], contextlib.AbstractContextManager[Workspace]],
         limits: Limits | None = None,
         names: Sequence[str] = (),
+        splice: Sequence[str] = (),
+        reuse: Reuse = "compiled",
     ) -> None:
-        """`workspace` is opened in the decode thread. `names`: further names of its model."""
+        """`workspace` is opened in the decode thread. `names`: further names of its model. `splice`: skills of requests
+        that name none: names or texts, which are compiled once the model is loaded. `reuse`: what requests that do
+        not name it may reuse."""
         self.limits = limits or Limits()
         self.ready: Future[Workspace] = Future()  # done once the model is loaded
         self.over: Future[None] = Future()  # done once the decode thread has ended
-        self.names = tuple(names)
+        self.names, self._reuse = tuple(names), reuse
+        self.splice = tuple(splice)
         self.started = int(time.time())
         self.metrics = Metrics()
         self._open = workspace
@@ -197,7 +204,7 @@ class DecodeThread:
 
     def gauges(self) -> dict[str, float]:
         """Return the gauges for /metrics."""
-        context = self.workspace.context
+        context, store = self.workspace.context, self.prefixes.store
         return {
             "requests_running": len(self.scheduler.running),
             "requests_waiting": len(self.scheduler.waiting),
@@ -206,6 +213,8 @@ class DecodeThread:
             "cells_promised": self.budget.promised,
             "sequences_free": context.n_free,
             "prefixes_idle": sum(1 for _ in self.prefixes.idle_prefixes()),
+            "cache_ram_bytes": store.nbytes if store else 0,
+            "cache_ram_blocks": store.count if store else 0,
         }
 
     def _run(self) -> None:
@@ -240,7 +249,8 @@ class DecodeThread:
         idle = 2 if workspace.model.recurrent else IDLE  # each recurrent state takes memory
         with contextlib.suppress(EngineError):  # then fewer run at a time
             workspace.reserve(0, limits.parallel + idle)
-        self.scheduler = Scheduler(workspace, limits.parallel, chunk=limits.chunk, idle=IDLE)
+        cache_ram = default_budget() if limits.cache_ram is None else limits.cache_ram
+        self.scheduler = Scheduler(workspace, limits.parallel, chunk=limits.chunk, idle=IDLE, cache_ram=cache_ram)
         self.prefixes, self.budget = self.scheduler.prefixes, self.scheduler.budget
         self.segment_cache = SegmentCache(workspace, self.compute)
         errata = GlobalErrata(workspace.library.folder) if isinstance(workspace.library, Library) else None
@@ -248,9 +258,11 @@ class DecodeThread:
         longest = min((limit for limit in (workspace.longest, cells) if limit is not None), default=None)
         conversations, max_tokens = Conversations(), limits.tokens
         self.state = ServerState(
-            *(workspace, self.segment_cache, self.prefixes, conversations, errata, self.names, max_tokens, longest)
+            *(workspace, self.segment_cache, self.prefixes, conversations, errata, self.names, max_tokens, longest),
+            self._reuse,
         )
         self.tasks = AnswerTasks(self.state, self.scheduler, self.metrics)
+        self.splice = tuple(map(self.segment_cache.compiled, self.splice))
 
     def _end(self) -> None:
         with self._lock:
@@ -289,6 +301,8 @@ class DecodeThread:
     def _serve(self) -> None:
         self.metrics.steps += self.scheduler.step()
         self.metrics.preempted = self.scheduler.preempted
+        if store := self.prefixes.store:
+            self.metrics.restored, self.metrics.restored_tokens = store.hits, store.restored
 
     def _take_arrivals(self, *, wait: bool) -> None:
         """Take the arrivals so far; `wait` for at least one. Later ones have to wait for the next step, so that many

@@ -6,6 +6,7 @@ is a new segment; requests and conversations that have the old one keep it, with
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from notes_cli import output
-from notes_cli.engine.segment import Segment
+from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import (
     CompilingError,
     Help,
@@ -36,6 +37,7 @@ from notes_cli.library.store import modified_ns
 from notes_cli.runtime.compile import compile_skill, plan
 from notes_cli.runtime.open_skills import warn_edited
 from notes_cli.runtime.recompile import compile_to_library
+from notes_cli.runtime.token_runs import TokenIndex
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text import names
 from notes_cli.text.messages import BETWEEN, Part, SkillPart, TextPart
@@ -67,6 +69,7 @@ class SegmentCache:
         self._in_use: WeakValueDictionary[tuple[Path, _Stamp], Segment] = WeakValueDictionary()
         self._infos: dict[Path, tuple[_Stamp, SegmentInfo]] = {}
         self._paths: list[Path] = []  # of skills for this model
+        self._index: tuple[list[SegmentInfo], TokenIndex] = [], TokenIndex(())  # of the skills whose K/V can be moved
         self._listed_at: object = None  # the library folder's time of change when `_paths` was listed
         self._warned: dict[Path, int] = {}  # time of change of a skill's source when it was last checked for edits
 
@@ -78,6 +81,22 @@ class SegmentCache:
             raise SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
         path = store.find(skill, workspace.identity, workspace.compile_again(skill))
         return self._at(path, skill)
+
+    def compiled(self, word: str) -> str:
+        """Return the name of a compiled skill, or of a text, which is compiled now if it is not yet. For the server's
+        own options, in the decode thread. Raises NotesError."""
+        from notes_cli.text.skill import load_skill
+
+        target = self._workspace.library.resolve(word)
+        if target.kind == "name":
+            return self.segment(target.name).name
+        if target.kind == "segment" or word == "-":
+            raise SegmentError(f"{word} is no text and no skill of the library, which a server needs", Help.COMPILE())
+        skill = load_skill(word)
+        compiled = compile_to_library(self._workspace, skill, say=lambda notice: output.say(str(notice)))
+        if compiled.reasons:
+            output.say(f"compiled {word} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
+        return skill.name
 
     def known(self) -> list[SegmentInfo]:
         """Return the metadata of the skills of this model, without opening segments."""
@@ -102,6 +121,17 @@ class SegmentCache:
         except (NotesError, OSError):
             return None
         return segment if segment.text == info.text and np.array_equal(segment.tokens, info.tokens) else None
+
+    def with_runs(self, tokens: Tokens, texts: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
+        """Open the skills and tool sets that have runs of these tokens in common with the `texts` [first, last)
+        of them."""
+        infos = [info for info in self.known() if not (info.prefix_only or info.media)]
+        with self._lock:
+            if len(infos) != len(self._index[0]) or any(map(operator.is_not, infos, self._index[0])):
+                self._index = infos, TokenIndex([info.tokens for info in infos])
+            index = self._index[1]
+        found = {run.source: infos[run.source] for run in index.runs(tokens, texts)}
+        return tuple(segment for info in found.values() if (segment := self.open(info)) is not None)
 
     def image(self, picture: Picture, *, private: bool = False, dry: bool = False) -> Segment:
         """Return a compiled image with the same bytes, under any name; else compile and store it. `private`: without

@@ -9,17 +9,44 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.applications import Starlette
 
 from notes_cli.errors import NotesError
-from notes_cli.serve.app import Service
 
 DRAIN = 30.0  # seconds for running answers at the end
 SWITCH = 0.0005  # seconds of Python's switch interval: threads that parse large requests must not delay the others
 KEEP_ALIVE = 75  # seconds; more than the 60 of load balancers
 CUT_OFF = "ASGI callable returned without completing response"  # uvicorn's message about a stalled client
+
+
+class Work(Protocol):
+    """Runs requests in other threads, between `start` and `close`."""
+
+    ready: Future[Any]  # done once requests can be answered
+    over: Future[None]  # done once it has ended by itself
+
+    @property
+    def load(self) -> int:
+        """Number of unfinished requests."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Served(Protocol):
+    """Endpoints. `end` ends the server, from any thread; `draining`: new requests are refused."""
+
+    draining: bool
+    end: Callable[[], object]
+
+    @property
+    def app(self) -> Starlette: ...
+    @property
+    def scheduler(self) -> Work: ...
 
 
 class _Server(uvicorn.Server):
@@ -52,14 +79,14 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(service: Service, listening: socket.socket, on_ready: Callable[[], object], drain: float = DRAIN) -> None:
+def serve(service: Served, listening: socket.socket, on_ready: Callable[[], object], drain: float = DRAIN) -> None:
     """Serve until SIGINT or SIGTERM, then wait at most `drain` seconds for running answers; a second signal ends it at
     once. `on_ready` is called once the model is loaded. Raises the error of loading it."""
     sys.setswitchinterval(SWITCH)
     asyncio.run(_serve(service, listening, on_ready, drain))
 
 
-async def _serve(service: Service, listening: socket.socket, on_ready: Callable[[], object], drain: float) -> None:
+async def _serve(service: Served, listening: socket.socket, on_ready: Callable[[], object], drain: float) -> None:
     config = uvicorn.Config(
         service.app,
         log_config=None,

@@ -12,9 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from notes_cli.editing.amend import amend, check, free_cells, instead, prepare, refusal
 from notes_cli.editing.change import Change, change, same
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD, FIELD_ERRATUM, METHODS, SUFFIX, Method, record_of
+from notes_cli.editing.methods import (
+    AUTO,
+    ERRATUM,
+    FIELD,
+    FIELD_ERRATUM,
+    METHODS,
+    SUFFIX,
+    Method,
+    amend,
+    check,
+    free_cells,
+    instead,
+    prepare,
+    record_of,
+    refusal,
+)
 from notes_cli.editing.operations import Prepared, decode_from, offset
 from notes_cli.engine.patches import Patch, Range, align, merge_ranges
 from notes_cli.engine.segment import Segment
@@ -25,9 +39,9 @@ from notes_cli.runtime.settings import NEAR, defaults
 from notes_cli.sessions.lines import Line, Origin, as_line, number_of
 from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import MARKS, Entry, SkillText, State, keys_of
-from notes_cli.text.erratum import Erratum, word
+from notes_cli.text.erratum import Erratum, Reference, word
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import Reference, listed
+from notes_cli.text.keys import listed
 from notes_cli.text.messages import BETWEEN
 
 FORMS = "a turn (3), turns (3-5), a chain of thought (thought:3) or the results of tools (tool:3)"

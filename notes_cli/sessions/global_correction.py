@@ -12,8 +12,9 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import unheard
+from notes_cli.text.erratum import Known
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import Known
+from notes_cli.text.skill import Skill
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +43,23 @@ def correcting(
     """Correct fields of compiled skills globally. `values` by field; `returns.date` if several skills have a date,
     `*.date` for all of them. Yields before each session, so that a server can run other work in between. Raises
     SkillError, before any change, for a field that no skill has."""
-    infos = _compiled_skills(workspace)
-    known = Known((info.name, [span.name for span in info.fields]) for info in infos.values())
+    new = errata.add(errata_of(_compiled_skills(workspace), values))
+    edited, skipped = yield from _edit_sessions(workspace, errata)
+    return Corrected(tuple(new), tuple(edited), skipped)
+
+
+def errata_of(skills: Mapping[str, SegmentInfo | Skill], values: Mapping[str, str]) -> list[GlobalErratum]:
+    """Return errata for new values of fields, as `correcting` takes them. Raises SkillError for a field that no skill
+    has."""
+    known = Known((skill.name, [span.name for span in skill.fields]) for skill in skills.values())
     new: list[GlobalErratum] = []
     for name, value in values.items():
         for target in known.resolve(name, "no compiled skill has"):
-            info = infos[target.skill]
-            was = next(span.value for span in info.fields if span.name == target.field)
-            marks = marks_of(info.source, info.text)
+            skill = skills[target.skill]
+            was = next(span.value for span in skill.fields if span.name == target.field)
+            marks = marks_of(skill.source, skill.text)
             new.append(new_erratum(target.skill, target.field, was, clean_value(target.key, value), marks))
-    new = errata.add(new)
-    edited, skipped = yield from _edit_sessions(workspace, errata)
-    return Corrected(tuple(new), tuple(edited), skipped)
+    return new
 
 
 def _compiled_skills(workspace: Workspace) -> dict[str, SegmentInfo]:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from notes_cli.editing.amend import amend, refusal
 from notes_cli.editing.change import Change, change
-from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method
+from notes_cli.editing.methods import AUTO, ERRATUM, FIELD_ERRATUM, Method, amend, refusal
 from notes_cli.editing.operations import Prepared
 from notes_cli.engine.image_positions import images_of
 from notes_cli.engine.patches import changed_ranges
@@ -23,7 +22,7 @@ from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import EngineError, Help, Notice, SessionError, UnsupportedError
 from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
-from notes_cli.runtime.assemble import SegmentPlacer, assemble, saved_seconds, spliced_tokens
+from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
 from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values
 from notes_cli.runtime.open_skills import SkillRef
 from notes_cli.runtime.prompt import Prompt, changes_of
@@ -39,8 +38,8 @@ from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import Memory, SkillText, State, unheard
 from notes_cli.sessions.tool_results import Result, as_question, results_turn
-from notes_cli.text.erratum import Erratum, read_errata, word
-from notes_cli.text.keys import Known, Reference, listed
+from notes_cli.text.erratum import Erratum, Known, Reference, of_fields, read_errata, word
+from notes_cli.text.keys import listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn
 from notes_cli.text.tools import calls_in, form_of
@@ -274,14 +273,19 @@ class Session:
         """Append the prompt of the next turn, with pending errata before those given; new values of fields are computed
         in place, too, unless `method` leaves the K/V, and superseded errata are cut out. `think`: end it where
         reasoning begins. `segments`: skills in the user message of this turn. `memory`: is placed after them, with its
-        current values, and its earlier copy is cut out. Raises SessionError for a skill that is in the session already;
-        with `strict`, UnsupportedError for one that cannot be spliced, and always for a memory that cannot be moved."""
+        current values and their errata, and its earlier copy is cut out. Raises SessionError for a skill that is in the
+        session already; with `strict`, UnsupportedError for one that cannot be spliced, and always for a memory that
+        cannot be moved."""
         self._check_new(segments)
         kept, outdated = self._memory_values(memory)
         segments = [*segments, memory] if memory else segments
         skills = {segment.name: segment for segment in segments}
         known = known_fields(*(self._others if memory else self.state.skills), *segments)
-        parsed = _latest(read_errata(errata, known))
+        written = {span.name: span.value for span in memory.fields} if memory else {}
+        restated = of_fields(  # errata of the memory follow its copy
+            {key: value for (_, name, key), value in kept if key in self.state.stated and value != written[name]}
+        )
+        parsed = _latest(read_errata([*restated, *errata], known))
         self._question, self._errata = question, _values_of(parsed)
         pending = self._pending(known, wording, outdated)
         pending = {key: text for key, text in pending.items() if key not in self._errata}
@@ -324,9 +328,7 @@ class Session:
                 place(sequence, skills[chunk.name])
             else:
                 sequence.append(ids, chunk.kind, next(names) if chunk.kind == "erratum" else chunk.name)
-        for segment in segments:
-            gain = saved_seconds(sequence.pieces, [segment])
-            self.workspace.used(segment.name, spliced_tokens(sequence.pieces, segment.name), gain)
+        record_uses(self.workspace, segments, sequence.pieces)
         self._skills = [from_segment(segment, changes.get(segment.name), sequence) for segment in segments]
         self._compiled, self._marks = _compiled(segments, changes), _marks(segments)
         self._memory, self._since = None, self._kv.changes

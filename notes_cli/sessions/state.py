@@ -27,7 +27,7 @@ from notes_cli.sessions.lines import (
     rows_of,
     text_of,
 )
-from notes_cli.text.keys import Known
+from notes_cli.text.erratum import Known
 
 TRACE = "forgotten"  # kind of an entry that marks a cut
 MARKS = ("edit", TRACE)  # kinds of entries without tokens
@@ -342,6 +342,7 @@ class State:
     def _apply_forget(self, line: Line) -> None:
         """Apply a cut. The line has the complete remaining state, so that it can be the first of a ledger."""
         text_of(line, "method")
+        number_of(line, "moves")
         self._replace(line)
         rest = line["rest"]
         self.system = text_of(rest, "system")

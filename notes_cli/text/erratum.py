@@ -1,4 +1,4 @@
-"""Parses errata (corrections as `field=value` or free text) and words them as sentences for the model.
+"""Parses errata (`field=value` or free text), resolves the fields that they name, and words them as sentences.
 
 Wordings are in prompts/errata.json. {field}, {value}, {skill} and {text} are filled in one pass, so that braces in
 values stay. prompt.py places errata in a prompt.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 from notes_cli.config import resource
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import clean_value
-from notes_cli.text.keys import MAX_WORDS, Known, field_name, is_name, known
+from notes_cli.text.keys import MAX_WORDS, field_name, is_name, listed
 
 COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
 # Resembles a name, a reference to a field, or a placeholder; "1=2" does not.
@@ -36,7 +37,7 @@ class Erratum:
 
     @property
     def key(self) -> str:
-        """Key of the field (keys.py); empty for free text."""
+        """Key of the field (`Reference`); empty for free text."""
         return f"{self.skill}.{self.field}" if self.skill else self.field or ""
 
 
@@ -85,10 +86,10 @@ def parse_erratum(text: str, known_fields: Collection[str]) -> Erratum:
     if name not in known_fields:
         if colon and not equals and _is_field_name(field_name(text[: colon.start()]), known_fields):
             written = text[: colon.start()].strip()
-            raise SkillError(f"no spliced skill has a field {written!r}", known(known_fields, written))
+            raise SkillError(f"no spliced skill has a field {written!r}", _suggestion(known_fields, written))
         if not equals or not (is_field or LIKE_NAME.fullmatch(name) or _resembles_field(name, known_fields)):
             return Erratum(None, None, text)  # "We now say x=1 everywhere."
-        raise SkillError(f"no spliced skill has a field {name!r}", known(known_fields, name))
+        raise SkillError(f"no spliced skill has a field {name!r}", _suggestion(known_fields, name))
     value = clean_value(name, value)
     if (second := _second_field(value, known_fields)) is not None:
         problem = f"the erratum {text!r} gives {name!r} a value, and {second!r} another one"
@@ -156,3 +157,90 @@ def shipped_wordings() -> Wordings:
 
 def _fill(form: str, values: Mapping[str, str]) -> str:
     return SLOT.sub(lambda match: values.get(match[1], match[0]), form)
+
+
+# References to fields: `date`, `returns.date`, `*.date`.
+
+ALL = "*"
+
+
+class Reference(NamedTuple):
+    """A field of a skill."""
+
+    skill: str
+    field: str
+    key: str  # `date`, or `returns.date` if other skills have a field of that name, too
+
+    @property
+    def shared(self) -> bool:
+        """True if other skills have a field of that name."""
+        return self.key != self.field
+
+
+class Known(Collection[str]):
+    """Fields of some skills. `in` takes a reference to one or more of them; iterating gives the keys."""
+
+    def __init__(self, skills: Iterable[tuple[str, Iterable[str]]]) -> None:
+        """`skills`: each skill's name with its field names."""
+        self._fields: dict[str, dict[str, None]] = {}  # skill -> fields, in order
+        self._owners: dict[str, dict[str, None]] = {}  # field -> skills
+        for skill, fields in skills:
+            for field in fields:
+                self._fields.setdefault(skill, {})[field] = None
+                self._owners.setdefault(field, {})[skill] = None
+
+    def __contains__(self, reference: object) -> bool:
+        return isinstance(reference, str) and bool(self.find(reference))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.key(skill, field) for skill, fields in self._fields.items() for field in fields)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._fields.values()))
+
+    def key(self, skill: str, field: str) -> str:
+        return field if len(self._owners.get(field, ())) < 2 else f"{skill}.{field}"
+
+    def find(self, reference: str) -> list[Reference]:
+        """Return all fields that a reference may mean; without a skill, those of every skill that has the field. Case
+        is ignored if only one field matches."""
+        skill, dot, field = reference.partition(".")
+        if skill.strip() not in (*self._fields, ALL):
+            skill, dot, field = "", "", reference  # a dot of the field: GPT-4.1
+        field, skill = field_name(field), skill.strip()
+        known = self._owners if not dot or skill == ALL else self._fields.get(skill, {})
+        if field not in known:
+            similar = [name for name in known if name.casefold() == field.casefold()]
+            field = similar[0] if len(similar) == 1 else field
+        owners = self._owners.get(field, {})
+        selected = owners if not dot or skill == ALL else [skill] if skill in owners else ()
+        return [Reference(owner, field, self.key(owner, field)) for owner in selected]
+
+    def resolve(self, reference: str, subject: str = "no spliced skill has") -> list[Reference]:
+        """Return the field that a reference means, or with `*.` all of that name.
+
+        Raises SkillError for an unknown field, with the known ones, and for one of several skills, with each. `subject`
+        begins the former message.
+        """
+        references = self.find(reference)
+        if not references:
+            raise SkillError(f"{subject} a field {reference!r}", _suggestion(self, reference))
+        if len(references) > 1 and reference.partition(".")[0].strip() != ALL:
+            which = listed([match.key for match in references])
+            raise SkillError(
+                f"several skills have a field {reference!r}: name one of {which}, or all: {ALL}.{reference}"
+            )
+        return references
+
+
+def _suggestion(fields: Collection[str], wanted: str) -> str:
+    """Return the remedy for an unknown field `wanted`: the known fields and the most similar one; without fields, how
+    to write one."""
+    from difflib import get_close_matches
+
+    names = listed(sorted(fields))
+    folded = {name.casefold(): field for field in fields for name in (field.rpartition(".")[2], field)}
+    similar = get_close_matches(wanted.casefold(), folded, n=1)
+    hint = f"Did you mean {folded[similar[0]]}? " if similar else ""
+    help_ = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
+    return f"{hint}Known fields: {names}{help_}"

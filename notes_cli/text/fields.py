@@ -5,7 +5,7 @@ A text can have a field in three ways:
 * `{{date}}`: replaced by the value from the front matter or from a line of the text. Every occurrence is a span.
   `\\{{date}}` becomes `{{date}}` and is no field. A `{{name}}` without a value, as in texts about Jinja, Vue or Helm,
   stays, with a warning; if it is nearly the name of a field, it is refused.
-* a line `date: 2026-06-01`, as keys.py defines it.
+* a line `date: 2026-06-01`, or a row of a table, as keys.py defines them.
 * declared in the front matter only: the single place in the text that has the value as a whole word. With several such
   places, the author must mark the right one with `{{date}}`.
 
@@ -27,12 +27,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from notes_cli.errors import Help, SkillError
-from notes_cli.text.keys import BREAKS, KeyLine, field_name, key_lines, listed
+from notes_cli.text.keys import BREAKS, KeyLine, field_name, is_name, key_lines, listed, table_lines
 
 SLUG = re.compile(r"[A-Za-z0-9_-]+")
 PLACEHOLDER = re.compile(rf"(\\)?\{{\{{[ \t]*([^\s{{}}](?:[^{{}}{BREAKS}]{{0,62}}[^\s{{}}])?)[ \t]*\}}\}}")
 BREAK = re.compile(f"[{BREAKS}]")
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f]")  # except white space
+HEADING = re.compile(r"^(?:#{1,6}[ \t][^\n]*|\*\*[^*\n]+\*\*:?[ \t]*)$", re.M)  # or a line in bold
+NUMBERED = re.compile(r"(?:\d+\.)*\d+[.:]?[ \t]+")  # before a heading: 2.1 Hotels
 FENCE = re.compile(r" {0,3}(```+|~~~+)")
 
 Span = tuple[int, int]  # characters [first, last)
@@ -240,13 +242,19 @@ def _is_value_or_mark(text: str, name: str, value: str) -> bool:
 
 
 def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list[Hole]], list[str]]:
-    """Return the values of `key: value` lines by name, and warnings. A name with several values is not a field."""
-    code, lines = fences(body), key_lines(body, declared)
-    names = {line.name for line in lines} | declared.keys()
+    """Return the values of lines and tables by name, and warnings. A name with several values gets the heading above
+    each of them in front; if several remain, it is not a field."""
+    code = fences(body)
+    found = key_lines(body, declared) + [line for line in table_lines(body) if line.name not in declared]
+    names = {line.name for line in found} | declared.keys()
+    lines = [
+        line
+        for line in found
+        if not within(code, line.start) and not any(_is_mark(match, names) for match in _marks_in(line))
+    ]
     holes: dict[str, list[Hole]] = {}
-    for line in lines:
-        if not within(code, line.start) and not any(_is_mark(match, names) for match in _marks_in(line)):
-            holes.setdefault(line.name, []).append(Hole(line.start, line.end, line.name))
+    for line in _below_headings(body, code, lines, declared):
+        holes.setdefault(line.name, []).append(Hole(line.start, line.end, line.name))
     several: dict[str, int] = {}
     for name in list(holes):
         values = {body[hole.start : hole.end] for hole in holes[name]}
@@ -266,6 +274,24 @@ def _line_fields(body: str, declared: Mapping[str, str]) -> tuple[dict[str, list
         f"{name!r} has {count} different values in the text, so it is not taken as a field"
         for name, count in several.items()
     ]
+
+
+def _below_headings(
+    body: str, code: Sequence[Span], lines: Sequence[KeyLine], declared: Collection[str]
+) -> Iterator[KeyLine]:
+    """Yield the lines. The name of one that has several values begins with the heading above it: `Hotels Limit`."""
+    values: dict[str, set[str]] = {}
+    for line in lines:
+        values.setdefault(line.name, set()).add(line.value)
+    headings = [match for match in HEADING.finditer(body) if not within(code, match.start())]
+    for line in lines:
+        above = bisect_left(headings, line.start, key=re.Match.start) - 1
+        if len(values[line.name]) == 1 or line.name in declared or above < 0:
+            yield line
+            continue
+        title = NUMBERED.sub("", headings[above][0].strip("#*:` \t"), count=1)
+        name = field_name(f"{title} {line.name}")
+        yield line._replace(name=name) if title and is_name(name) and name not in values else line
 
 
 def _marks_in(line: KeyLine) -> Iterator[re.Match[str]]:

@@ -1,38 +1,71 @@
-"""Defines which lines of a text give a field a value, and resolves references to fields such as `*.date`."""
+"""Defines which lines and tables of a text give a field a value.
+
+In a table, the first cell names the row: `| Basic | 5 EUR |` gives the field Basic the value 5 EUR. A number does so
+with the title of its column: `Days late 1-7`. Another cell is a value if it is an amount, a date, a version, a URL or
+the path of a file; in a column of values (`Default`, `Owner`: prompts/keys.yaml) if it reads as data at all. If several
+columns of a table have values, each of them names its fields, too: `Basic Price`.
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from notes_cli.config import resource
-from notes_cli.errors import SkillError
 
 # Line breaks of str.splitlines. Lines end at \n only; names and values contain none of these.
 BREAKS = r"\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
 
 FIELD_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
-# A key, a colon with a space after it (so no URL and no time of day) or that of Chinese and Japanese (FF1A), and a
-# value of at most 80 characters. Indented by four or more spaces it is Markdown code.
+MAX_VALUE = 80  # characters
+MAX_ADDRESS = 200  # characters of a value that is an address, or of a declared field
+
+# The start of a line: of a quotation, or of an item, which may be within another one. Other lines with four spaces are
+# Markdown code.
+START = r"^(?: {0,3}(?:> ?)?| {4,12}(?=[-*+] ))(?:[-*+] )?"
+# A key, a colon with a space after it (so no URL and no time of day) or that of Chinese and Japanese (FF1A), a value.
 KEY_LINE = re.compile(
-    r"^ {0,3}(?:[-*+] )?(?P<bold>\*\*)?(?P<key>[^\s:\uff1a=*][^" + BREAKS + r":\uff1a=*]{0,63})"
+    rf"{START}(?P<bold>\*\*)?(?P<key>[^\s:\uff1a=*][^" + BREAKS + r":\uff1a=*]{0,63})"
     r"(?(bold)(?:\*\*[ \t]?(?::[ \t]|\uff1a)|(?::|\uff1a)\*\*(?:[ \t]|(?<=\uff1a\*\*)))|(?::[ \t]|\uff1a))[ \t]*"
-    rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,78}}[^\s.!?:;,])?)[ \t]*$",
+    rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,{MAX_ADDRESS - 2}}}[^\s.!?:;,])?)(?P<stop>[.\u3002])?[ \t]*$",
     re.M,
 )
 # A setting in a code span of its own: `timeout = 30`, `region: north`.
 SETTING_LINE = re.compile(
-    r"^ {0,3}(?:[-*+] )?`(?P<key>[A-Za-z][A-Za-z0-9_-]{0,63})(?:[ \t]?=|:[ \t])[ \t]?"
-    rf"(?P<value>[^\s`=](?:[^`{BREAKS}]{{0,78}}[^\s`.!?:;,])?)`[ \t]*$",
+    rf"{START}(?P<bold>(?!))?`(?P<key>[A-Za-z][A-Za-z0-9_-]{{0,63}})(?:[ \t]?=|:[ \t])[ \t]?"
+    rf"(?P<value>[^\s`=](?:[^`{BREAKS}]{{0,{MAX_VALUE - 2}}}[^\s`.!?:;,])?)`(?P<stop>(?!))?[ \t]*$",
     re.M,
 )
+# A default in parentheses: `--limit` (number, default: 50): how many to show.
+OPEN, CLOSE = r"(\uff08", r")\uff09"
+DEFAULT_LINE = re.compile(
+    rf"{START}(?P<bold>\*\*)?(?P<key>[^\s:\uff1a=*{OPEN}{CLOSE}][^{BREAKS}:\uff1a=*{OPEN}{CLOSE}]{{0,63}}?)(?:\*\*)?"
+    rf"[ \t]*[{OPEN}](?:[^{OPEN}{CLOSE}\n]{{1,40}}[,;\uff0c\uff1b][ \t]*)?"
+    r"(?:[Dd]efaults?(?: to)?|\u9ed8\u8ba4\u503c?(?!\u503c))[:\uff1a=]?[ \t]*"
+    rf"(?P<value>[^\s:\uff1a=,;\uff0c{OPEN}{CLOSE}](?:[^{BREAKS},;\uff0c{OPEN}{CLOSE}]{{0,39}}(?<!\s))?)[{CLOSE}]"
+    r"(?P<stop>(?!))?(?![^\s:.\uff1a*])",
+    re.M,
+)
+# An address or a short amount after a dash or =: `- Guide - https://x`.
+DASH_LINE = re.compile(
+    rf"{START}(?P<bold>\*\*)?(?P<key>[^\s*][^{BREAKS}*]{{0,63}}?)(?(bold)\*\*)[ \t]+[-=\u2013\u2014][ \t]+"
+    rf"(?P<value>[^\s][^{BREAKS}]{{0,{MAX_ADDRESS}}}?)(?P<stop>[.\u3002])?[ \t]*$",
+    re.M,
+)
+DASH = re.compile(r"[ \t]+[-\u2013\u2014][ \t]+")  # before a description: Basic - for small shops
+CLAUSE = re.compile(r"[;.](?=\s)|[\uff1b\u3002]|,(?=\s\D*$)|\uff0c(?=\D*$)")  # after an amount: 5 per day, if free
+JOINED = re.compile(r"(?<=\w)[.:](?=[\w)])|[,+#]")  # in names of rows: gpt:4.large, C++, Oslo, Bergen
+VERSION = re.compile(r"(?<=\w)\.(?=\d|js\b)")  # a dot within a name: GPT-4.1, Node.js
 APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # lines that may be next to a key: empty, a heading, a rule
-ITEM = re.compile(r" {0,3}[-*+] ")
-MAX_WORDS = 4
+ITEM = re.compile(r" {0,12}[-*+] ")
+MAX_WORDS = 4  # words of a name
+MAX_AMOUNT = 6  # words of an amount
+MAX_TITLE = 8  # words of what has an address
+MAX_ROW = 6  # words of the name of a row
 MAX_UNCASED = 10  # characters of a word in a script without capitals, which may have no spaces
 
 # A value is one constant or several (CONSTANTS), or has no PROSE, and an amount (NUMBER) or few words (WORD).
@@ -40,15 +73,31 @@ COMMENT = re.compile(r"[ \t]*[(\uff08][^()\uff08\uff09]*[)\uff09]$")  # after a 
 ASIDE = re.compile(r"\([^()]*\)")  # within a value: `3m (10 ft) to 9m (30 ft)`
 WORD = re.compile(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
 WRAPPED = re.compile(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
-CONSTANT = r"(?:`[^`\s\"]+`|<?https?://[^<>\s\uff08\uff09]+>?)"
-CONSTANTS = re.compile(rf"{CONSTANT}(?:[ \t]*(?:[,;/\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
+CONSTANT = (
+    r"(?:`(?:[^`\s\"]+|[\w-]+(?:, [\w-]+)+)`|<?https?://[^<>\s\uff08\uff09]+>?|\[[^\[\]\n]+\]\(https?://[^()\s]+\))"
+)
+CONSTANTS = re.compile(rf"{CONSTANT}(?:[ \t]*(?:[,;/+\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
+ADDRESS = re.compile(r"https?://[^<>\s\uff08\uff09]+|\[[^\[\]\n]+\]\(https?://[^()\s]+\)")
+# A digit, after a word, a currency or signs at most: no part of a name as in AC-3, 2b-writer, 03-write-log.
+AMOUNT = re.compile(
+    r"(?:(?:up to|max\.?|min\.?|about|over|under|[A-Z]{3})[ \t]|\u6700[\u5927\u591a])?"
+    r"(?:[^\w\s/`|({\[\uff08][ \t]?){0,2}v?\d(?!\d*[A-Za-z]\w*-[A-Za-z]|\d*(?:-[A-Za-z]\w*){2})"
+)
 NUMBER = re.compile(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
 # Excluded from values other than constants: punctuation of sentences, code and templates, and arrows.
 PROSE = re.compile(
     r"[|\[\]{}\"\u201c\u201d\u2192\u3002\uff01\uff1f\uff1b\uff0c\u3001`*]|->|(?<![<>])=|[<>](?![=\s]*\d)|[.!?;:]\s|,\s(?!\d)|//"
 )
 ARROW = re.compile(r"\u2192|->")
-SMALL = frozenset(["to", "of", "and", "&", "the", "for", "de", "la", "von", "van", "und", "bis"])  # between two words
+SMALL = frozenset(["+", "&", "to", "of", "and", "the", "for", "only", "de", "la", "von", "van", "und", "bis"])
+
+
+# Tables.
+RULE = re.compile(r" {0,3}\|(?:[ \t]*:?-+:?[ \t]*\|)+[ \t]*")
+ROW = re.compile(r" {0,3}\|")
+CELL = re.compile(r"\|[ \t]*((?:[^|\\`\n]|\\.|`[^`\n]*`|[\\`])*)")  # an escaped | or one in code is part of a cell
+PATH = re.compile(r"`(?!references/)[\w:<>$~-]*[./][\w.:/<>$~-]*(?<!\.md)`")  # of a file, or of a package
+MARKS = "`*_ \t"
 
 
 class KeyLine(NamedTuple):
@@ -73,56 +122,165 @@ def is_name(text: str) -> bool:
         0 < len(text) <= 64
         and text == field_name(text)
         and unicodedata.category(text[0])[0] == "L"
-        and all(unicodedata.category(char)[0] in "LMN" or char in " _-'\u2019&/()\uff08\uff09%" for char in text)
+        and all(
+            unicodedata.category(char)[0] in "LMN" or char in " _-'\u2019&/()\uff08\uff09%"
+            for char in VERSION.sub("", text)
+        )
     )
 
 
 def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
     """Return the lines that give a field a value, and those whose key is declared, in order. Includes fenced code."""
-    shaped = {match.start(): match for lines in (SETTING_LINE, KEY_LINE) for match in lines.finditer(text)}
-    candidates = {
-        first: match
-        for first, match in shaped.items()
-        if field_name(match["key"]) in declared
-        or (_reads_as_name(field_name(match["key"])) and is_value(match["value"]))
+    shaped = {
+        match.start(): match
+        for lines in (DASH_LINE, SETTING_LINE, KEY_LINE, DEFAULT_LINE)
+        for match in lines.finditer(text)
+        if lines is not DASH_LINE
+        or _is_address(match["value"])
+        or (_is_amount(match["value"]) and _length(match["value"]) <= 3)
     }
+    candidates: dict[int, str] = {}  # the data of a line; empty for a declared field with other text
+    for first, match in shaped.items():
+        data = _value(match)
+        if (data and _reads_as_name(_key(match), data)) or _key(match) in declared:
+            candidates[first] = data
     if not candidates:
         return []
     result, lines = list[KeyLine](), list(_lines(text))
     for number, (first, line) in enumerate(lines):
-        match = candidates.get(first)
-        if not match:
+        if first not in candidates:
             continue
+        match, name = shaped[first], _key(shaped[first])
         neighbours = [lines[neighbour] for neighbour in (number - 1, number + 1) if 0 <= neighbour < len(lines)]
         isolated = all(
             start in shaped or APART.fullmatch(neighbour) or (ITEM.match(neighbour) and ITEM.match(line))
             for start, neighbour in neighbours
         )
         adjacent = any(start in candidates for start, _ in neighbours)
-        ascii_word = FIELD_NAME.fullmatch(match["key"])  # one word of ASCII, which may be among lines of prose
-        if ascii_word or field_name(match["key"]) in declared or (isolated and (adjacent or _is_evident(match))):
-            result.append(_line(match, declared))
+        # One word of ASCII may be among lines of prose.
+        certain = FIELD_NAME.fullmatch(name) or name in declared or match.re is DEFAULT_LINE
+        if certain or (isolated and (adjacent or _is_alone(match))):
+            value = match["value"]
+            if declared.get(name) != value:
+                value = _inner(candidates[first] or value)
+            start = match.start("value") + match["value"].index(value)
+            result.append(KeyLine(name, value, start, start + len(value), *match.span()))
     return result
+
+
+class Cell(NamedTuple):
+    """The text of a cell, and its first character in the text."""
+
+    text: str
+    start: int
+
+
+Row = list[Cell]
+
+
+def table_lines(text: str) -> list[KeyLine]:
+    """Return the values in rows of tables, in order. Includes fenced code."""
+    found: list[KeyLine] = []
+    for header, rows in _tables(text):
+        values = [(row, column) for row in rows for column in _values(header, row)]
+        several = len({column for _, column in values}) > 1
+        for row, column in values:
+            name = _row_name(header, row)
+            name = field_name(f"{name} {_title(header[column])}") if several else name
+            whole, start = row[column]
+            value = _inner(whole)
+            start += whole.index(value)
+            if _is_row_name(name):
+                found.append(KeyLine(name, value, start, start + len(value), start, start + len(value)))
+    return found
+
+
+def _tables(text: str) -> Iterator[tuple[Row, list[Row]]]:
+    """Yield the header and the rows of each table."""
+    previous: Row = []
+    header: Row = []
+    rows: list[Row] = []
+    first = 0
+    for line in [*text.split("\n"), ""]:
+        cells = CELL.finditer(line) if ROW.match(line) else ()
+        row = [Cell(cell[1].rstrip(), first + cell.start(1)) for cell in cells][:-1]
+        if header and row:
+            rows.append(row)
+        elif header:
+            yield header, rows
+            header, rows = [], []
+        elif previous and RULE.fullmatch(line):
+            header = previous
+        previous = row
+        first += len(line) + 1
+
+
+def _values(header: Row, row: Row) -> list[int]:
+    """Return the columns of a row that have a value; none if the first cell is no name."""
+    name = _row_name(header, row)
+    if not _is_row_name(name) or not _is_short(name.split(), MAX_ROW):
+        return []
+    return [
+        column
+        for column, (title, cell) in enumerate(zip(header, row, strict=False))
+        if column and _is_cell_value(cell.text, {word.casefold() for word in re.findall(r"\w+", title.text)})
+    ]
+
+
+def _is_cell_value(cell: str, title: set[str]) -> bool:
+    """Return True if a cell of a column whose title has these words is a value."""
+    if not cell or title & _words("ordinals"):
+        return False
+    if _is_amount(cell) or _is_address(cell):
+        return True
+    if title & _words("columns"):
+        return is_value(cell.title() if cell.count(" ") < 2 else cell)  # two words may have small letters
+    return PATH.fullmatch(cell) is not None and not title & _words("routes")
+
+
+def _row_name(header: Row, row: Row) -> str:
+    """Return the first cell; if that is a number, after the title of its column: `Days late 1-7`."""
+    name = _plain(row[0])
+    return field_name(f"{_title(header[0])} {name}" if name[:1].isdigit() else name)
+
+
+def _title(cell: Cell) -> str:
+    """Return the title of a column, without a unit that no name can have: `Price` of `Price ($)`."""
+    title = _plain(cell)
+    return title if _is_row_name(title) else COMMENT.sub("", title)
+
+
+def _plain(cell: Cell) -> str:
+    """Return the text of a cell without marks, the dashes of an option, and a description after a dash."""
+    return DASH.split(cell.text, maxsplit=1)[0].strip(MARKS).lstrip("-")
 
 
 def is_value(text: str) -> bool:
     """Return True if a text is data instead of prose: an amount or a date (short, with a number after two words at
     most), an address, code without blanks, a word, or a name of up to three words."""
-    core = COMMENT.sub("", text)
-    if CONSTANTS.fullmatch(core):
-        return True
-    core = _inner(core)
-    if ARROW.search(text) or PROSE.search(core) or _words("prose").intersection(core.casefold().split()):
+    if _is_constant(text):
+        return len(text) <= MAX_VALUE or _is_address(text)
+    core = _inner(COMMENT.sub("", text))
+    if (
+        len(text) > MAX_VALUE
+        or ARROW.search(text)
+        or PROSE.search(core)
+        or _words("prose").intersection(core.casefold().split())
+    ):
         return False
     number = NUMBER.search(core)
     if number:
-        return _length(core[: number.start()]) < 3 and _length(ASIDE.sub("", core)) <= 5
+        return _length(core[: number.start()]) < 3 and _length(ASIDE.sub("", core)) <= MAX_AMOUNT
     words = core.split()
     return (
         _length(core) <= (3 if _has_case(core) else 2)
-        and all(WORD.fullmatch(word) for word in words)
-        and (len(words) == 1 or all(word in SMALL or not word[0].islower() for word in words))
+        and all(word in SMALL or WORD.fullmatch(word) for word in words)
+        and (len(words) == 1 or _is_title(words))
     )
+
+
+def _is_title(words: Sequence[str]) -> bool:
+    return all(word in SMALL or not word[0].islower() for word in words)
 
 
 def _length(text: str) -> float:
@@ -131,17 +289,56 @@ def _length(text: str) -> float:
     return uncased / 2 + sum(_has_case(word) or any(char.isdigit() for char in word) for word in text.split())
 
 
+def _is_amount(text: str) -> bool:
+    """Return True if a text is an amount, a date or a version: a value that begins with a digit, but for a sign or a
+    currency."""
+    return AMOUNT.match(_inner(text)) is not None and is_value(text)
+
+
+def _is_constant(text: str) -> bool:
+    """Return True if a text is one constant or several: code without blanks, addresses."""
+    return any(CONSTANTS.fullmatch(part) for part in (text, COMMENT.sub("", text)))
+
+
+def _is_address(text: str) -> bool:
+    """Return True if a text is a URL, also as the target of a link."""
+    return ADDRESS.fullmatch(_inner(text)) is not None
+
+
+def _is_row_name(text: str) -> bool:
+    """Return True if a text can name the values in a row of a table: as in a line, and with dots, commas, + and #."""
+    return is_name(JOINED.sub("", text)) and not _words("verbs").intersection(text.casefold().split())
+
+
+def _is_short(words: Sequence[str], most: int = MAX_WORDS) -> bool:
+    """Return True if a name has few enough words, and none is a sentence in a script without spaces."""
+    return len(words) <= most and all(len(word) <= MAX_UNCASED for word in words if not _has_case(word))
+
+
 def _inner(value: str) -> str:
     """Return a value without the marks around it: `x`, **x**, "x", <https://x>."""
     match = WRAPPED.fullmatch(value)
     return (match["inner"] or match["link"]).strip() if match else value
 
 
-def _line(match: re.Match[str], declared: Mapping[str, str]) -> KeyLine:
-    name, whole = field_name(match["key"]), match["value"]
-    value = whole if declared.get(name) == whole else _inner(whole)
-    start = match.start("value") + whole.index(value)
-    return KeyLine(name, value, start, start + len(value), *match.span())
+def _key(match: re.Match[str]) -> str:
+    """Return the name of a field before its value, without the marks of code and the dashes of an option."""
+    key = match["key"]
+    return field_name(key.strip("`").lstrip("-") if key.startswith("`") else key)
+
+
+def _value(match: re.Match[str]) -> str:
+    """Return the value of a line, without what follows after a dash, or after the clause of an amount; empty if it is
+    no data. With a full stop, after code or after a heading, words are no data."""
+    key, data = match["key"], match["value"]
+    first = DASH.split(data, maxsplit=1)[0]
+    if first != data and _is_evident(first):
+        data = first
+    if not is_value(data):
+        data = CLAUSE.split(data, maxsplit=1)[0]
+        return data if _is_amount(data) else ""
+    described = match.re is KEY_LINE and (key.startswith("`") or key.casefold() in _words("headings"))
+    return "" if (described or match["stop"]) and not (_is_amount(data) or _is_constant(data)) else data
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -152,19 +349,22 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         first += len(line) + 1
 
 
-def _reads_as_name(key: str) -> bool:
+def _reads_as_name(key: str, value: str) -> bool:
+    """Return True if what is before a value names a field: no sentence, no step, no note."""
     words = key.split(" ")
     plain = [word.strip("()'\u2019").casefold() for word in words]
+    if not is_name(key) or not (
+        _is_short(words) or (_is_address(value) and _is_short(words, MAX_TITLE) and _is_title(words))
+    ):
+        return False
+    if len(words) > 1 and (key[0].islower() or plain[0] in _words("orders")):  # Use good ropes: 3 of them
+        return False
+    last = len(words) > 1 and (plain[-1] in _words("leads") or plain[-1].isnumeric())  # Valid until: 1 May; Step 2
     return (
-        is_name(key)
-        and key.count("(") + key.count("\uff08") == key.count(")") + key.count("\uff09")
-        and len(words) <= MAX_WORDS
-        and (len(words) == 1 or not key[0].islower())
-        and (len(key) == 1 or not {plain[0], plain[-1]} & _words("leads"))
-        and not (len(words) == 1 and plain[0] in _words("headings"))
+        (len(key) == 1 or plain[0] not in _words("leads"))
+        and (not last or _is_amount(value) or _is_constant(value))
         and not _words("verbs").intersection(plain)
-        and not (len(words) > 1 and (words[-1].isnumeric() or plain[0] in _words("orders")))  # Step 2, Use good ropes
-        and all(len(word) <= MAX_UNCASED for word in words if not _has_case(word))
+        and key.count("(") + key.count("\uff08") == key.count(")") + key.count("\uff09")
     )
 
 
@@ -177,102 +377,23 @@ def _words(kind: str) -> frozenset[str]:
     return frozenset(word for words in table[kind].values() for word in words.split())
 
 
-def _is_evident(match: re.Match[str]) -> bool:
+def _is_alone(match: re.Match[str]) -> bool:
     """Return True if a line counts without a neighbour of its kind: the key is in bold or one word of a script that has
     capitals, or the value has a digit or is a constant."""
-    key, value = match["key"], match["value"]
-    single = match["bold"] is not None or (" " not in key and _has_case(key))
-    return single or any(char.isdigit() for char in value) or CONSTANTS.fullmatch(value) is not None
+    key = match["key"]
+    return match["bold"] is not None or (" " not in key and _has_case(key)) or _is_evident(match["value"])
+
+
+def _is_evident(value: str) -> bool:
+    """Return True if a value has a digit or is a constant."""
+    return any(char.isdigit() for char in value) or CONSTANTS.fullmatch(value) is not None
 
 
 def _has_case(word: str) -> bool:
     return word.lower() != word.upper()
 
 
-def known(fields: Collection[str], wanted: str) -> str:
-    """Return the remedy for an unknown field `wanted`: the known fields and the most similar one; without fields, how
-    to write one."""
-    from difflib import get_close_matches
-
-    names = listed(sorted(fields))
-    folded = {name.casefold(): field for field in fields for name in (field.rpartition(".")[2], field)}
-    similar = get_close_matches(wanted.casefold(), folded, n=1)
-    hint = f"Did you mean {folded[similar[0]]}? " if similar else ""
-    help_ = "" if fields else ". A field is a `key: value` line, a {{placeholder}}, or named under fields: at the top"
-    return f"{hint}Known fields: {names}{help_}"
-
-
 def listed(names: Sequence[str], most: int = 12) -> str:
     """Join names for a message of one line; `none` if empty."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return (", ".join(names[:most]) or "none") + more
-
-
-ALL = "*"
-
-
-class Reference(NamedTuple):
-    """A field of a skill."""
-
-    skill: str
-    field: str
-    key: str  # `date`, or `returns.date` if other skills have a field of that name, too
-
-    @property
-    def shared(self) -> bool:
-        """True if other skills have a field of that name."""
-        return self.key != self.field
-
-
-class Known(Collection[str]):
-    """Fields of some skills. `in` takes a reference to one or more of them; iterating gives the keys."""
-
-    def __init__(self, skills: Iterable[tuple[str, Iterable[str]]]) -> None:
-        """`skills`: each skill's name with its field names."""
-        self._fields: dict[str, dict[str, None]] = {}  # skill -> fields, in order
-        self._owners: dict[str, dict[str, None]] = {}  # field -> skills
-        for skill, fields in skills:
-            for field in fields:
-                self._fields.setdefault(skill, {})[field] = None
-                self._owners.setdefault(field, {})[skill] = None
-
-    def __contains__(self, reference: object) -> bool:
-        return isinstance(reference, str) and bool(self.find(reference))
-
-    def __iter__(self) -> Iterator[str]:
-        return (self.key(skill, field) for skill, fields in self._fields.items() for field in fields)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._fields.values()))
-
-    def key(self, skill: str, field: str) -> str:
-        return field if len(self._owners.get(field, ())) < 2 else f"{skill}.{field}"
-
-    def find(self, reference: str) -> list[Reference]:
-        """Return all fields that a reference may mean; without a skill, those of every skill that has the field. Case
-        is ignored if only one field matches."""
-        skill, dot, field = reference.rpartition(".")
-        field, skill = field_name(field), skill.strip()
-        known = self._owners if not dot or skill == ALL else self._fields.get(skill, {})
-        if field not in known:
-            similar = [name for name in known if name.casefold() == field.casefold()]
-            field = similar[0] if len(similar) == 1 else field
-        owners = self._owners.get(field, {})
-        selected = owners if not dot or skill == ALL else [skill] if skill in owners else ()
-        return [Reference(owner, field, self.key(owner, field)) for owner in selected]
-
-    def resolve(self, reference: str, subject: str = "no spliced skill has") -> list[Reference]:
-        """Return the field that a reference means, or with `*.` all of that name.
-
-        Raises SkillError for an unknown field, with the known ones, and for one of several skills, with each. `subject`
-        begins the former message.
-        """
-        references = self.find(reference)
-        if not references:
-            raise SkillError(f"{subject} a field {reference!r}", known(self, reference))
-        if len(references) > 1 and "." not in reference:
-            which = listed([match.key for match in references])
-            raise SkillError(
-                f"several skills have a field {reference!r}: name one of {which}, or all: {ALL}.{reference}"
-            )
-        return references

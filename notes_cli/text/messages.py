@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from notes_cli.errors import NotesError
-from notes_cli.images import Picture
+
+if TYPE_CHECKING:
+    from notes_cli.images import Picture
 
 # A secret, so that users cannot write marks; letters and digits only, so that templates do not escape or split it.
 _SECRET = os.urandom(6).hex()
@@ -222,13 +224,16 @@ class Conversation:
     """Messages up to the next answer, and the tools that may be called.
 
     `tools`: functions in the format of OpenAI and Hugging Face, with or without the outer `{"type": "function",
-    "function": ...}`. Raises NotesError for a conversation that has no next answer or is invalid.
+    "function": ...}`. `prefill`: the beginning of the answer. Raises NotesError for a conversation that has no next
+    answer or is invalid.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    prefill: str = ""
 
     def __post_init__(self) -> None:
+        check_unicode(self.prefill)
         object.__setattr__(self, "messages", check_messages(self.messages))
         object.__setattr__(self, "tools", normalize_tools(self.tools))
         if self.messages[-1].role == "assistant":

@@ -316,10 +316,15 @@ class Chunk:
 def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
     """Return the chunks of a prompt, up to where the answer begins.
 
+    A prefilled answer follows what opens an answer without calls, as the answers of earlier turns do, and what a model
+    of this template generates before its text, such as its recipient.
     Texts are stripped, except answers and results of tools. Raises NotesError for invalid tools, and ModelError if the
     template has no place for a message, a tool or a call.
     """
+    opening = template.reply
     template, conversation = _with_tools(template, conversation)
+    if conversation.prefill:
+        template = template.opening(opening)
     messages = [replace(message) for message in conversation.messages]  # distinct objects, identified by id
     turns: list[list[Message]] = [[]]
     answers: list[Message] = []
@@ -344,7 +349,21 @@ def build(template: ChatTemplate, conversation: Conversation) -> list[Chunk]:
         chunks += _chunks(own, slots)
         for answer in answers[number : number + 1]:
             chunks += _text(Run(answer.text, False))
+    if conversation.prefill:
+        before = _before_text(template, turns[-1], later=len(turns) > 1)
+        chunks.append(Chunk("text", _runs(*_template_runs(template, before), Run(conversation.prefill, False))))
     return chunks
+
+
+def _before_text(template: ChatTemplate, turn: Sequence[Message], *, later: bool) -> str:
+    """Return the template's text between the generation prompt and the text of an answer, usually none."""
+    prompt = cut(template, turn, later=later).closing
+    try:
+        answered = cut(template, [*turn, Message("assistant", (TextPart("a"),))], later=later)
+    except ModelError:  # it has no place for an answer that is the last message
+        return ""
+    opening = answered.slots[-1].before
+    return opening.removeprefix(prompt) if opening.startswith(prompt) else ""
 
 
 def _with_tools(template: ChatTemplate, conversation: Conversation) -> tuple[ChatTemplate, Conversation]:

@@ -74,6 +74,7 @@ class MarkSplitter:
     def __init__(self, mark: str, also: Sequence[str] = ()) -> None:
         """`also`: other marks, matched with their blanks."""
         self.found = False
+        self.mark = ""  # that was found
         self.rest = ""  # text after the mark
         self._marks = [text for text in (mark.strip(), *also) if text]
         self._held = ""
@@ -87,7 +88,7 @@ class MarkSplitter:
         places = [(place, -len(mark), mark) for mark in self._marks if (place := text.find(mark)) >= 0]
         if places:
             place, _, mark = min(places)
-            self.found, self.rest, self._held = True, text[place + len(mark) :], ""
+            self.found, self.mark, self.rest, self._held = True, mark, text[place + len(mark) :], ""
             return text[:place]
         partial = (n for mark in self._marks for n in range(1, len(mark)) if text.endswith(mark[:n]))
         held = max(partial, default=0)

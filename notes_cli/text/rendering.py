@@ -44,7 +44,24 @@ def render(source: str, variables: str, now: datetime | None = None) -> str:
         raise RenderError(f"cannot be read: it is longer than {MAX_SOURCE:,} characters")
     request = {"source": source, "variables": variables, "now": now.isoformat() if now else None}
     with _lock:
-        reply = _request(json.dumps(request).encode() + b"\n")
+        child = _start_child()
+        assert child.stdin is not None and child.stdout is not None
+        late = threading.Timer(PATIENCE, child.kill)
+        late.daemon = True
+        late.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # readline then returns nothing
+                child.stdin.write(json.dumps(request).encode() + b"\n")
+                child.stdin.flush()
+            line = child.stdout.readline()
+        except BaseException:  # an interrupt: a late line must not become the next reply
+            _end_child(child)
+            raise
+        finally:
+            late.cancel()
+        if not line.endswith(b"\n"):
+            raise RenderError(f"failed: {_describe_exit(_end_child(child))}")
+    reply: dict[str, str] = json.loads(line)
     if "error" in reply:
         raise RenderError(reply["error"])
     return reply["text"]
@@ -79,28 +96,6 @@ def _start_child() -> subprocess.Popen[bytes]:
         raise RenderError(f"cannot be rendered: {sys.executable} does not start ({error.strerror})") from error
     _owner = os.getpid()
     return _child
-
-
-def _request(request: bytes) -> dict[str, str]:
-    child = _start_child()
-    assert child.stdin is not None and child.stdout is not None
-    late = threading.Timer(PATIENCE, child.kill)
-    late.daemon = True
-    late.start()
-    try:
-        with contextlib.suppress(BrokenPipeError):  # readline then returns nothing
-            child.stdin.write(request)
-            child.stdin.flush()
-        line = child.stdout.readline()
-    except BaseException:  # an interrupt: a late line must not become the next reply
-        _end_child(child)
-        raise
-    finally:
-        late.cancel()
-    if line.endswith(b"\n"):
-        reply: dict[str, str] = json.loads(line)
-        return reply
-    return {"error": f"failed: {_describe_exit(_end_child(child))}"}
 
 
 def _end_child(child: subprocess.Popen[bytes]) -> int:
@@ -238,4 +233,6 @@ def _json(value: Any) -> Any:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    """Return the message as a line without control characters: a template may raise any text."""
+    line = " ".join(str(error).split())[:200]
+    return "".join(letter if letter.isprintable() else "?" for letter in line) or type(error).__name__

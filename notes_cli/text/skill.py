@@ -10,7 +10,7 @@ import filecmp
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -18,7 +18,7 @@ from typing import BinaryIO
 from notes_cli.errors import Help, SkillError, reason
 from notes_cli.images import SUFFIXES, Picture, looks_like_image, read_picture
 from notes_cli.text import names
-from notes_cli.text.fields import Field, Hole, clean_value, fences, fill, find_fields, within
+from notes_cli.text.fields import Field, fences, find_fields, within
 from notes_cli.text.header import MAX_HEADER, find_header, read_header
 from notes_cli.text.keys import listed
 from notes_cli.text.pictures import Link, Shown, find_images, load_images
@@ -272,20 +272,6 @@ def parse_skill(text: str, *, source: str, default: str, name: str | None = None
         raise SkillError(f"{where}: {error.what}", error.remedy) from None
     warnings += [f"{where}: {warning}" for warning in field_warnings]
     return Skill(valid_name, header.description, body, fields, source, tuple(warnings))
-
-
-def with_values(skill: Skill, values: Mapping[str, str]) -> Skill:
-    """Return the skill with new values in all places of their fields, and updated spans.
-
-    Raises SkillError for an unknown field, and for a value that is empty or has several lines.
-    """
-    old = skill.values
-    for name in values:
-        if name not in old:
-            raise SkillError(f"{skill.name} has no field {name!r}", f"Its fields: {listed(list(old))}")
-    new = old | {name: clean_value(name, value) for name, value in values.items()}
-    text, fields = fill(skill.text, [Hole(place.start, place.end, place.name) for place in skill.fields], new)
-    return replace(skill, text=text, fields=fields)
 
 
 def _valid_name(wanted: str, source: str) -> str:

@@ -178,8 +178,12 @@ class ChatTemplate:
 
     def for_calls(self) -> ChatTemplate:
         """Return the template with the text before an answer that may call a tool."""
+        return self.opening(self.reply if self.calling is None else self.calling)
+
+    def opening(self, reply: str) -> ChatTemplate:
+        """Return the template with other text before the answer."""
         template = copy.copy(self)
-        template.reply = self.reply if self.calling is None else self.calling
+        template.reply = reply
         return template
 
     def _with_tools(self, tools: Sequence[Mapping[str, Any]], encode: Encode = marked) -> ChatTemplate:
@@ -259,17 +263,14 @@ class ChatTemplate:
         known = self._variables
         variables = known | {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
         no_tools = known["tools"] is None and all(m.keys() == _PLAIN and m["role"] != "tool" for m in messages)
-        source = self._source if no_tools else self.tool_source
+        source, second = self._source if no_tools else self.tool_source, int(time.time())
         try:
-            return self._text(source, variables)
+            return _rendered(source, json.dumps(variables), self._now, second)
         except RenderError as error:
             if known["tools"] is None and "tools" in self._source:  # some templates loop over them
                 with contextlib.suppress(RenderError):
-                    return self._text(source, variables | {"tools": []})
+                    return _rendered(source, json.dumps(variables | {"tools": []}), self._now, second)
             raise ModelError(f"{self.name} {error}") from error
-
-    def _text(self, source: str, variables: Mapping[str, object]) -> str:
-        return _rendered(source, json.dumps(variables), self._now, int(time.time()))
 
     def cut_text(self, rendered: str, markers: Sequence[str]) -> list[str]:
         """As `cut`, for text that is already rendered."""

@@ -121,6 +121,11 @@ class ToolCallStream:
         self._answer = ""
         self._emitted = 0  # characters
 
+    @property
+    def call_position(self) -> int:
+        """Where a call begins in the answer so far; -1 if none does."""
+        return _calls_position(self._answer, self._form)
+
     def feed(self, text: str) -> str:
         """Return new text that is certainly not part of a call."""
         self._answer += text

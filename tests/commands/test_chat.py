@@ -39,10 +39,11 @@ def test_a_conversation(notes: Notes, returns: None) -> None:
 
 
 def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> None:
-    """Each is a line on stderr, and the next question is answered."""
+    """Each is a line on stderr, and the next question is answered; the exit status is that of a failure."""
     lines = ["/none", "/erratum", "/splice nothing", "/undo", "/show", "What \\", "is it?", QUESTION]
     outcome = notes("chat", "--splice", "returns", "-n", "4", stdin="\n".join(lines))
-    assert outcome.code == 0 and outcome.out.splitlines()[-1] == "accepted"
+    assert outcome.code == 1 and outcome.out.splitlines()[-1] == "accepted"
+    assert "5 of the lines failed" in outcome.err
     errors = outcome.err.splitlines()[1:]
     for line, words in zip(
         errors, ("no command /none", "needs a correction", "nothing", "", "no turn yet"), strict=False
@@ -57,7 +58,7 @@ def test_a_command_that_fails_later_fails_once(notes: Notes, returns: None, comm
     """The next question fails and names the dropped erratum or skill; the question after that is answered."""
     lines = [QUESTION, command, QUESTION, QUESTION + " \\"]  # the last line ends in the middle
     outcome = notes("chat", "mine", "--splice", "returns", stdin="\n".join(lines))
-    assert outcome.code == 0 and outcome.out.split() == ["accepted", "accepted"]
+    assert outcome.code == 1 and outcome.out.split() == ["accepted", "accepted"]
     assert f"left out from now on: {command.split()[1]}" in outcome.err
 
 

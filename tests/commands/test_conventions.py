@@ -147,7 +147,8 @@ def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("aks", "ask"), ("complie", "compile"), ("run", "ask"), ("remove", "rm"), ("config", "paths")]
+    ("word", "meant"),
+    [("aks", "ask"), ("complie", "compile"), ("run", "ask"), ("remove", "rm"), ("settings", "config")],
 )
 def test_a_mistyped_command(word: str, meant: str) -> None:
     """A similar command, or the one with another program's name for it, is suggested; status 2."""
@@ -206,7 +207,7 @@ def test_keys_are_named_as_their_options() -> None:
     from notes_cli.serve.parsing import NotesParams
 
     keys = {*(one.name for one in (*fields(Request), *fields(NotesParams))), *keys_of(REQUEST)}
-    for key in keys - ALIKE - {"id", "cache_salt", "match", "ask"}:
+    for key in keys - ALIKE - {"id", "cache_salt", "match", "reuse", "ask", "given"}:
         assert ONE.get(key, key).replace("_", "-") in flags(), key
 
 

@@ -24,8 +24,8 @@ from .conftest import TEXT, run_here
 # Packages that `notes --help` and an answer import; each costs milliseconds, or seconds, before the first token.
 HELP = {"notes_cli", "click"}
 ASK = HELP | {"numpy", "xxhash"}
-OURS = {"--help": 9, "ask": 92}  # modules of notes
-ALL = {"--help": 145, "ask": 335}  # including Python's, whose number varies by tens between versions
+OURS = {"--help": 9, "ask": 76}  # modules of notes
+ALL = {"--help": 145, "ask": 315}  # including Python's, whose number varies by tens between versions
 # Modules that an answer from a compiled skill does not need, with their import times.
 UNUSED = {
     *(f"notes_cli.runtime.{name}" for name in ("compile", "recompile", "batch")),
@@ -166,7 +166,8 @@ def opened(model: Path, home: Path, tmp_path: Path) -> Iterator[notes.Model]:
 # Calls of the library: at most so many. `used` and `can_move` look something up; the others compute or move rows.
 SPLICE = {"splice_file": 1, "can_move": 1}
 PROMPT = {"append": 2, "used": 12}  # text before and after a skill
-LOOKING = {"used": 10, "watch": 4, "layers": 2, "frequencies": 6}  # twice a context, and each of three layers
+# Twice a context, and each of three layers; `supports` whenever the identity is looked up.
+LOOKING = {"used": 10, "watch": 4, "layers": 2, "frequencies": 6, "supports": 6}
 
 
 def within(calls: Counter[str], allowed: dict[str, int]) -> None:

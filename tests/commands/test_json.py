@@ -120,6 +120,7 @@ def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> lis
         ("doctor --json", ["doctor", "--json"]),
         ("init --json", ["init", "{}/samples", "--json"]),
         ("paths --json", ["paths", "--json"]),
+        ("config show --json", ["config", "show", "--json"]),
         ("profile ls --json", ["profile", "ls", "--json"]),
         ("calibrate --json", ["profile", "show", "PROFILE", "--json"]),
         ("profile rm --json", ["profile", "rm", "PROFILE", "--json"]),

@@ -16,7 +16,6 @@ from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Identity, Segment, Tokens
 from notes_cli.errors import SkillError
 from notes_cli.text.fields import Field
-from notes_cli.text.skill import Skill
 
 NOBODY = Identity(*[""] * 8)
 Parts = list[tuple[str, str]]  # a text, and the field that follows it
@@ -50,7 +49,7 @@ def segment_of(model: Model, parts: Parts, values: dict[str, str]) -> Segment:
         text += before + values[name]
         fields.append(Field(name, values[name], start, len(text)))
     tokens = model.tokenize(text)
-    spans = field_spans(model, Skill("s", "", text, tuple(fields), ""), tokens)
+    spans = field_spans(model, text, fields, tokens)
     return Segment("s", "", text, tokens, 0, model.tokenize(""), spans, NOBODY, ())
 
 
@@ -71,7 +70,7 @@ def applied(found: Change, old: Tokens) -> list[int]:
 @example(parts=[("", "x"), ("", "y")], old={"x": "1", "y": "2", "z": "-"}, new={"x": "a"})  # and the other way round
 @example(parts=[("", "x"), ("", "y")], old={"x": "a", "y": "b", "z": "-"}, new={"x": "1", "y": "2"})
 @example(parts=[("1", "x"), ("2", "x")], old={"x": "ab", "y": "-", "z": "-"}, new={"x": "abab"})
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_patches_give_the_corrected_tokens(
     model: Model, parts: Parts, old: dict[str, str], new: dict[str, str]
 ) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from samples import with_values
 
-from notes_cli.editing.amend import prepare
 from notes_cli.editing.change import change, stretches
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import Method, prepare
 from notes_cli.editing.select_tokens import deviation, most_influenced
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import Segment
@@ -21,7 +21,7 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, parse_skill, with_values
+from notes_cli.text.skill import Skill, parse_skill
 
 from ..engine.reference import edit_in_place, nmse
 from ..refused import refused

@@ -8,7 +8,7 @@ from datetime import date, timedelta
 
 import numpy as np
 import pytest
-from samples import SAMPLES
+from samples import SAMPLES, with_values
 
 from notes_cli.config import shipped_model
 from notes_cli.editing.select_tokens import counterfactual, influence
@@ -17,7 +17,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, load_skill, with_values
+from notes_cli.text.skill import Skill, load_skill
 
 from .conftest import OpenWorkspace, measured, skill_of
 

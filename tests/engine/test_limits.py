@@ -168,7 +168,7 @@ def test_blocks_divide_the_heads_of_every_layer(load_zoo: Callable[..., Model]) 
     """Those of sliding-window layers and of an indexer have sizes of their own. MLA keeps one wide head, and layers
     without rows have none."""
     for name in ("gemma4-dense", "minimax-m3-moe", "deepseek32-moe", "qwen35-dense", "mamba-dense"):
-        assert native.can_keep(load_zoo(name).handle, Q8_0, Q8_0) is None
+        assert native.refusal("notes_can_keep", load_zoo(name).handle, Q8_0, Q8_0) is None
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in (0, 1, 2, 4):  # those with a window, whose heads had 64
         at = f"blk.{layer}.attn_"
@@ -176,13 +176,13 @@ def test_blocks_divide_the_heads_of_every_layer(load_zoo: Callable[..., Model]) 
         shapes |= {f"{at}output.weight": (64, 96), f"{at}q_norm.weight": (48,), f"{at}k_norm.weight": (48,)}
     sizes = {"attention.key_length_swa": 48, "attention.value_length_swa": 48, "rope.dimension_count_swa": 48}
     windows = load_zoo("gemma4-dense", sizes, shapes=shapes)
-    assert "n_embd_head_k=48" in (native.can_keep(windows.handle, Q8_0, F16) or "")
-    assert "n_embd_head_v=48" in (native.can_keep(windows.handle, F16, Q8_0) or "")
+    assert "n_embd_head_k=48" in (native.refusal("notes_can_keep", windows.handle, Q8_0, F16) or "")
+    assert "n_embd_head_v=48" in (native.refusal("notes_can_keep", windows.handle, F16, Q8_0) or "")
     shapes = {"q_proj.weight": (96, 256), "k_proj.weight": (48, 256)}
     shapes |= {"indexer.q_norm.weight": (48,), "indexer.k_norm.weight": (48,)}
     indexer = load_zoo("minimax-m3-moe", {"attention.indexer.key_length": 48}, shapes=shapes)
-    assert "indexer_head_size=48" in (native.can_keep(indexer.handle, Q8_0, F16) or "")
-    assert native.can_keep(indexer.handle, F16, F16) is None
+    assert "indexer_head_size=48" in (native.refusal("notes_can_keep", indexer.handle, Q8_0, F16) or "")
+    assert native.refusal("notes_can_keep", indexer.handle, F16, F16) is None
 
 
 def test_what_a_container_has_left(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ patches = st.lists(
 @given(gaps=patches, seam=st.integers(0, 12), also=st.sets(st.integers(0, 47), max_size=5), cut=st.floats(0, 1))
 @example(gaps=[(0, 1, []), (0, 1, [0])], seam=0, also=set(), cut=0.0)  # the second is at position 0 then
 @example(gaps=[(0, 4, []), (0, 4, [])], seam=0, also={8}, cut=0.0)  # as do unchanged tokens
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_ledger_adds_up(
     load: Load, gaps: list[tuple[int, int, list[int]]], seam: int, also: set[int], cut: float
 ) -> None:

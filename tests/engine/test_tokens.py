@@ -119,14 +119,14 @@ def test_marks_are_cut_and_words_are_not(model: Model) -> None:
         st.sampled_from([*ADDED, "<", ">", "<|im_end|>", "think>", "</", "é", "a", " ", "[", "]", "x】"]), max_size=9
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_is_put_together(model: Model, parts: list[str]) -> None:
     """Marks that overlap, are nested, or are completed by neighbouring text."""
     check(model, "".join(parts))
 
 
 @given(st.lists(st.sampled_from(["</s>", "<s>", "<unk>", "<", "/s>", " ", "a", "\n", "é", "[INST]"]), max_size=9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_sentence_pieces(parts: list[str]) -> None:
     """A vocabulary's leading blank is added before the first part only."""
     check(_phi3(), "".join(parts))

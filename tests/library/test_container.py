@@ -53,7 +53,7 @@ def same(a: Segment, b: Segment) -> bool:
     text=st.text(st.characters(codec="utf-8"), max_size=80),
     context=st.lists(st.integers(0, 2**31 - 1), max_size=5),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory,
     make_segment: MakeSegment,
@@ -371,7 +371,6 @@ def test_every_truncation_is_found(tmp_path: Path, make_segment: MakeSegment) ->
     data=st.binary(max_size=300),
     start=st.sampled_from([b"", b"GGUF\x03\0\0\0", b"GGUF\x03\0\0\0\x01" + bytes(7)]),
 )
-@settings(deadline=None)
 def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, start: bytes, data: bytes) -> None:
     """Garbage of any kind gives one clear error."""
     path = tmp_path_factory.mktemp("g") / "a.gguf"
@@ -591,7 +590,7 @@ def stock(path: Path, values: dict[str, str | int], tensors: dict[str, NDArray[A
     shapes=st.lists(st.tuples(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from(KINDS)), max_size=6),
     blocks=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3)), max_size=3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_head_is_as_the_package_writes_it(
     tmp_path_factory: Any,
     values: dict[str, str | int],

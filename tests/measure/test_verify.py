@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from samples import with_values
 
 from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.decision import decide
@@ -38,7 +39,7 @@ from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.settings import Defaults
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, with_values
+from notes_cli.text.skill import Skill
 
 from ..refused import refused
 

@@ -18,6 +18,7 @@ from notes_cli import config
 from notes_cli.api import Model
 from notes_cli.config import Paths
 from notes_cli.engine.options import ContextOptions
+from notes_cli.runtime.prefix_cache import Reuse
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.app import Options, Service
@@ -83,21 +84,24 @@ def started(
     context: ContextOptions | None = None,
     model: Path | None = None,
     names: Sequence[str] = ("tiny",),
+    drain: float = 5,
+    splice: Sequence[str] = (),
+    reuse: Reuse = "compiled",
     **workspace: Any,
 ) -> Iterator[Served]:
-    """Run a server in a thread for the duration of the block."""
+    """Run a server in a thread for the duration of the block. `drain`: seconds for running answers at its end."""
 
     def opened() -> Workspace:
         given = context or ContextOptions(n_threads=1)
         return Workspace(model or config.shipped_model(), given, paths=Paths.under(home), **workspace)
 
-    scheduler = DecodeThread(opened, limits, names)
+    scheduler = DecodeThread(opened, limits, names, splice, reuse)
     service = Service(scheduler, options or Options())
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            serve(service, listening, lambda: None, drain=5)
+            serve(service, listening, lambda: None, drain)
         except BaseException as error:
             failed.append(error)
 

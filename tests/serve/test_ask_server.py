@@ -221,6 +221,25 @@ def test_a_session_is_the_same_from_both(server: Running) -> None:
     assert held.code == 1 and "session warm is open already" in held.err
 
 
+def test_a_memory_is_moved_by_both(server: Running, tmp_path: Path) -> None:
+    """Turns from the server move the memory as those of this process do; a file is for this process alone."""
+    turns = ([QUESTION, "--memory", "returns"], ["And now?", LATE], [QUESTION])
+
+    def asked(name: str, way: str) -> list[tuple[int, Any]]:
+        done = [run_here("ask", *turn, "--session", name, "--server", way, *DOCUMENT) for turn in turns]
+        assert [one.json["memory"] for one in done] == ["returns"] * 3
+        return [comparable(Outcome(one.code, one.out.replace(name, "S"), ""))[:2] for one in done]
+
+    before = server.counted()
+    assert asked("moved-here", "off") == asked("moved-there", server.url)
+    assert server.counted() == before + 3
+    text = tmp_path / "profile.txt"
+    text.write_text("diet: vegan\n\nThe user is in Bern.\n")
+    assert run_here("ask", "x", "--memory", text, "--session", "of-file", "--server", "auto").code == 0
+    found = run_here("ask", "x", "--session", "of-file", "--server", server.url)
+    assert found.code == 1 and "the memory of session of-file is a file" in found.err
+
+
 def test_notices(server: Running, tmp_path: Path) -> None:
     """About an edited text, and a global erratum."""
     text = tmp_path / "edited.txt"

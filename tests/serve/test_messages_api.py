@@ -103,6 +103,18 @@ def test_earlier_thinking_is_no_part_of_the_prompt(served: Served) -> None:
     assert counts[0] == counts[1]
 
 
+def test_a_stop_sequence_is_named(served: Served) -> None:
+    """Whole and streamed; an answer that ends by itself names none."""
+    think = [{"role": "user", "content": f"{QUESTION} Think first."}]
+    how: Json = {"messages": think, "notes": {"splice": ["returns"]}}
+    assert (create(served, **how)["stop_reason"], create(served, **how)["stop_sequence"]) == ("end_turn", None)
+    how["stop_sequences"] = ["nowhere", " the return"]
+    message, streamed = create(served, **how), events(served, **how)
+    assert message["content"][0]["text"].endswith("So") and streamed[0]["message"]["stop_sequence"] is None
+    for ended in (message, streamed[-2]["delta"]):
+        assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", " the return")
+
+
 def test_a_cut_answer(served: Served) -> None:
     assert create(served, max_tokens=2)["stop_reason"] == "max_tokens"
 

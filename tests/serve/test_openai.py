@@ -112,6 +112,7 @@ def test_stops_and_probabilities(served: Served) -> None:
     stop = text[len(text) // 2 : len(text) // 2 + 7]
     cut = create(model="tiny", messages=thinking, extra_body=extra, stop=["nowhere", stop])
     assert cut.choices[0].message.content == text.partition(stop)[0] and cut.choices[0].finish_reason == "stop"
+    assert (cut.choices[0].model_extra or {})["stop_reason"] == stop and not whole.choices[0].model_extra
     limited = create(model="tiny", messages=thinking, extra_body=extra, max_tokens=4)
     assert limited.choices[0].finish_reason == "length" and limited.usage and limited.usage.completion_tokens == 4
     chunks = list(create(model="tiny", messages=thinking, extra_body=extra, stream=True, logprobs=True, stop=stop))
@@ -212,6 +213,7 @@ def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) ->
     whole = told(served.chat(ASKED, **thinking))
     stopped = served.chat(ASKED, stop=whole[2:4], **thinking)["choices"][0]
     assert (stopped["message"]["content"], stopped["finish_reason"]) == (whole[:2], "stop")
+    assert stopped["stop_reason"] == whole[2:4]
     cut = served.chat(ASKED, max_tokens=0, **thinking)["choices"][0]
     assert (cut["message"]["content"] or "", cut["finish_reason"]) == ("", "length")
     usage = served.chat(ASKED, grammar='root ::= "free"', **thinking)["usage"]

@@ -164,7 +164,7 @@ def test_scripts(path: Path) -> None:
         unused = [name for name in names if len(re.findall(rf"\b{name}\b", script)) < 2]
         assert not unused, unused
     known = {"fetch", "matchMedia", "requestAnimationFrame", "setTimeout", "clearTimeout", "Number", "String"}
-    known |= {"encodeURIComponent"}
+    known |= {"encodeURIComponent", "cancelAnimationFrame"}
     known |= {name for _, names in imports(script) for name in names} | exports(script)
     assert called(script) <= known, "called, and nowhere declared"
 

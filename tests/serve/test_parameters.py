@@ -52,7 +52,6 @@ def test_what_changes_nothing_is_ignored(served: Served, given: Json) -> None:
         ("repetition_penalty", 1.1),
         ("guided_choice", ["a", "b"]),
         ("stop_token_ids", [5]),
-        ("continue_final_message", True),
         ("reasoning_format", "none"),
         ("web_search_options", {}),
         ("options", {"temperature": 1}),

@@ -47,6 +47,7 @@ def test_nothing_is_left_for_others(served: Served) -> None:
     ("notes", "more", "param"),
     [
         ({"choices": CHOICES}, {}, "notes.choices"),  # needs `ask`
+        ({"memory": "returns"}, {}, "notes.memory"),  # needs `ask` or a session
         ({"ask": True, "choices": CHOICES, "wnat": 1}, {}, "notes.wnat"),
         ({"ask": 1}, {}, "notes.ask"),
         ({"ask": True, "place": "here"}, {}, "notes.place"),

@@ -108,6 +108,25 @@ def test_a_tool_of_a_namespace(served: Served) -> None:
     assert served.http.post("/v1/responses", json={"input": items, "tools": spaces}).status_code == 200
 
 
+def test_allowed_tools(served: Served) -> None:
+    """Only they are called, and the prompt is that of all tools."""
+    body: Json = {"input": "Look.", "tools": [TOOL, {**TOOL, "name": "listen"}]}
+    every = served.http.post("/v1/responses", json={**body, "max_output_tokens": 1}).json()["usage"]
+    for names, mode in ((["listen"], "required"), (["look"], "required"), (["look"], "auto")):
+        choice = {
+            "type": "allowed_tools",
+            "mode": mode,
+            "tools": [{"type": "function", "name": name} for name in names],
+        }
+        found = served.http.post("/v1/responses", json={**body, "tool_choice": choice}).json()
+        assert found["usage"]["input_tokens"] == every["input_tokens"] and found["tool_choice"] == choice
+        calls = [item["name"] for item in found["output"] if item["type"] == "function_call"]
+        assert calls == (names if mode == "required" else [])
+    choice["tools"] = [{"type": "function", "name": "fly"}]
+    error = served.http.post("/v1/responses", json={**body, "tool_choice": choice}).json()["error"]
+    assert error["param"] == "tool_choice" and "none of the tools" in error["message"]
+
+
 def test_a_form_of_the_answer(served: Served) -> None:
     """`text.format` holds the answer to a schema; a cut answer is incomplete."""
     schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}

@@ -427,7 +427,7 @@ def test_who_leaves_at_the_last_step_is_counted_once(served: Served, outcome: st
 
 def test_it_drains(library: Path, endless: None) -> None:
     """At the end, health reports it to load balancers, new requests are refused, and running ones finish."""
-    with started(library, context=ContextOptions(n_threads=1)) as served:
+    with started(library, context=ContextOptions(n_threads=1), drain=100) as served:
         words: list[str] = []
 
         def answer() -> None:

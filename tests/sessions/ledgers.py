@@ -27,6 +27,13 @@ def edit(value: str, patches: list[tuple[int, int, list[int]]], changed: list[li
     return {**line, "patches": parts, "changed": changed, "rows": "0002.gguf" if changed else "", "rows_checksum": "?"}
 
 
+def forget(moves: Any) -> Any:
+    """A line that cuts nothing and leaves no turns."""
+    rest = {"system": "", "questions": [], "pieces": [], "skills": [], "values": {}, "pending": {}, "stated": []}
+    line = {"op": "forget", "method": "cut", "what": [], "rest": {**rest, "marks": {}, "heard": {}}, "moves": moves}
+    return {**line, "patches": [], "changed": [], "rows": "", "rows_checksum": ""}
+
+
 def said(*pieces: tuple[str, str, list[int]], rows: str = "0001.gguf", **more: Any) -> dict[str, Any]:
     """A turn of (kind, name, tokens)."""
     parts = [

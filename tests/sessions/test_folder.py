@@ -19,7 +19,7 @@ from notes_cli.sessions.listing import HEAD, LEDGER
 
 from ..limits import small_files
 from ..refused import refused
-from .ledgers import HEADER, edit, forge, turn
+from .ledgers import HEADER, edit, forge, forget, turn
 
 TIME = "2026-06-01T12:00:00Z"
 
@@ -70,6 +70,18 @@ def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
         stored.commit(turn(6, rows="0002.gguf"))
         assert SessionFolder(begun.folder).state.tokens == [1, 2, 3, 6]
         assert all(json.loads(part) for part in begun.ledger.read_text().splitlines())
+
+
+def _append(stored: SessionFolder, *lines: dict[str, Any]) -> None:
+    """Add lines to a ledger, with right checksums."""
+    forge(stored.folder, lambda old: old.extend({"time": "2026-06-01T12:00:00Z", **line} for line in lines))
+
+
+@pytest.mark.parametrize("line", [turn(4), edit("b", [(2, 3, [9])], [[2, 3]]), forget(1)])
+def test_a_line_is_added(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
+    """The control of the next two tests."""
+    _append(begun, line)
+    assert sessions.find("mine").state.live[-1]["op"] == line["op"]
 
 
 @pytest.mark.parametrize(
@@ -406,14 +418,15 @@ def test_files_are_for_their_owner_alone(begun: SessionFolder) -> None:
         turn("4"),  # type: ignore[arg-type]
         turn(True),
         edit("b", [], [["0", "1"]]),
+        forget("1"),
+        forget(None),
         turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 2, "fields": [], "influence": {"x": [1]}}]),
     ],
 )
 def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
     """Ranges beyond the tokens, invalid ids and wrong types are damage, detected before any allocation."""
-    with begun.ledger.open("a") as file:
-        file.write(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n")
-    with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
+    _append(begun, line)
+    with pytest.raises(SessionError, match="the ledger of session mine is damaged: its lines contradict each other"):
         sessions.find("mine")
 
 
@@ -422,9 +435,8 @@ def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Session
 def test_names_of_rows(begun: SessionFolder, sessions: Sessions, rows: str, undone: bool) -> None:
     """An invalid file name is damage, also in an undone line: the next name depends on all lines."""
     lines = [turn(4, rows=rows), *([{"op": "undo"}] if undone else [])]
-    with begun.ledger.open("a") as file:
-        file.writelines(json.dumps({"time": "2026-06-01T12:00:00Z", **line}) + "\n" for line in lines)
-    with pytest.raises(SessionError, match="the ledger of session mine is damaged"):
+    _append(begun, *lines)
+    with pytest.raises(SessionError, match="the ledger of session mine is damaged: its lines contradict each other"):
         sessions.find("mine")
 
 

@@ -166,7 +166,8 @@ def test_new_value_and_back(make: Open, profile: Path, edit: bool) -> None:
 
 @pytest.mark.parametrize("later", [True, False])
 def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path, later: bool) -> None:
-    """In the turn that brings the memory, the first or a later one, and it is in the copies that follow."""
+    """In the turn that brings the memory, the first or a later one, and again in those that follow: the rows of a copy
+    after the value were computed with that of the file."""
     with held(make("llama", "f32")) as session:
         if later:
             ask(session, "Why?", system="Be kind.")
@@ -175,7 +176,7 @@ def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path, la
             [skill] = session.state.skills
             [erratum] = [entry for entry in session.state.entries if entry.kind == "erratum"]
             assert "diet: kosher" in skill.text and session.state.fields["diet"] == "kosher"
-            assert (erratum.position > skill.position) == (erratum.turn == session.state.turns)
+            assert erratum.position > skill.position and erratum.turn == session.state.turns
             ask(session, "And now?")
             assert is_before_question(session)
 

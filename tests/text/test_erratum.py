@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notes_cli.errors import SkillError
-from notes_cli.text.erratum import Erratum, of_fields, parse_erratum, read_errata, shipped_wordings, word
-from notes_cli.text.keys import Known
+from notes_cli.text.erratum import Erratum, Known, of_fields, parse_erratum, read_errata, shipped_wordings, word
 
 KNOWN = {"date", "tier", "日期", "Delivery time", "Größe", "returns.date"}
 TWO = Known([("returns", ["date", "tier"]), ("support", ["date"])])

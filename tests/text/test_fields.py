@@ -171,6 +171,8 @@ HUGE = {
     "near names": "".join(f"key{i}: {i}\n" for i in range(3000)) + "".join(f"{{{{yek{i}}}}} " for i in range(6000)),
     "fences": "```\na: b\n```\n" * 12_000 + "```\n" * 9_999 + "`" * LONG,
     "blanks": "a:" + " " * LONG + "x\nb: y" + " " * LONG + "z" + "\n" * LONG + "\t" * LONG,
+    "tables": "| a | b |\n| - | - |\n" + "".join(f"| k{i} | {i} |\n" for i in range(9000)) + "|" * LONG + "`|" * LONG,
+    "headings": "a: 1\na: 2\n" + "# " * LONG + "\n" + "# x\na: 3\n" * 9000 + "#" + " " * LONG + "**" * LONG,
     "colons": "日期\uff1a" * 50_000 + ": " * LONG,
 }
 

@@ -13,9 +13,12 @@ from notes_cli.text.keys import is_value
 SAMPLE = read_yaml(Path(__file__).with_name("field_lines.yaml"))
 
 
-def taken(text: str) -> bool:
-    """Return True if the first line of the text has a field."""
-    return any(field.end <= len(text.split("\n")[0]) for field in find_fields(text, {})[1])
+def taken(sample: str | list[str]) -> bool:
+    """Return True if the first line of a text has a field, or the row of a table, given as header and row."""
+    if isinstance(sample, str):
+        return any(field.end <= len(sample.split("\n")[0]) for field in find_fields(sample, {})[1])
+    header, row = sample
+    return bool(find_fields("\n".join([header, "|" + " --- |" * (header.count("|") - 1), row]), {})[1])
 
 
 def rates(*parts: str) -> tuple[float, float]:
@@ -25,12 +28,19 @@ def rates(*parts: str) -> tuple[float, float]:
     return sum(fields) / (sum(fields) + sum(others)), sum(fields) / len(fields)
 
 
-def test_fields_of_public_skills() -> None:
-    """On the lines used to develop the rule, and on those labelled later (docs/skills.md)."""
-    precision, recall = rates("drawn", "taken")
-    assert precision >= 0.8 and recall >= 0.8
-    precision, recall = rates("held_out")
-    assert precision >= 0.8 and recall >= 0.65
+@pytest.mark.parametrize(
+    ("parts", "least_precision", "least_recall"),
+    [
+        (["drawn", "taken"], 0.9, 0.85),
+        (["held_out"], 0.85, 0.68),
+        (["seen"], 0.95, 0.8),
+        (["unseen"], 0.85, 0.7),
+    ],
+)
+def test_fields_of_public_skills(parts: list[str], least_precision: float, least_recall: float) -> None:
+    """On lines that the rule was developed with, and on those labelled before it was settled (docs/skills.md)."""
+    precision, recall = rates(*parts)
+    assert precision >= least_precision and recall >= least_recall
 
 
 @pytest.mark.parametrize(
@@ -51,7 +61,12 @@ def test_fields_of_public_skills() -> None:
         "- Result: Sail -> Land",
         "- Stamp: yes",
         "Tides: <height> at <hour>",
-        "| Fee | 12 EUR |",
+        "| Fee | 12 EUR |",  # without a header
+        "| Fee | Read |\n| --- | --- |\n| Night trips | `references/night.md` |",
+        "| Method | Path |\n| --- | --- |\n| GET | /v1/ferries |",
+        "| Step | Skill |\n| --- | --- |\n| Upstream | `03-harbour-setup` |",
+        "| Feature | Free |\n| --- | --- |\n| Night trips | Not included |",
+        "```\n| Plan | Price |\n| --- | --- |\n| Basic | 5 EUR |\n```",
         "1. **Fee**: 12 EUR",
         "- [ ] fee: 12 EUR",
     ],
@@ -78,6 +93,19 @@ def test_words_about_something_are_no_value(line: str) -> None:
         ("Date: Wednesday, 3 June 2026", "Date", "Wednesday, 3 June 2026"),
         ("Log: ~/.ship/log.txt", "Log", "~/.ship/log.txt"),
         ("Help: help@ferry.example", "Help", "help@ferry.example"),
+        ("> **Platform**: Linux", "Platform", "Linux"),
+        ("    - Timeout: 30 seconds", "Timeout", "30 seconds"),  # an item in another one
+        ("- **Node.js**: 18+", "Node.js", "18+"),
+        ("- `--limit` (number, default: 50) - how many to show", "limit", "50"),
+        ("- **Valid until**: 2026-05-11", "Valid until", "2026-05-11"),
+        (
+            "- Guide to Small Harbours - https://port.example/guide",
+            "Guide to Small Harbours",
+            "https://port.example/guide",
+        ),
+        ("Rate limit: 100 requests/min. On 429, wait and try again.", "Rate limit", "100 requests/min"),
+        ("**License:** Apache-2.0 - see the notice", "License", "Apache-2.0"),
+        ("Log: `logs/ferry.txt`.", "Log", "logs/ferry.txt"),
     ],
 )
 def test_data_is_a_value(line: str, name: str, value: str) -> None:
@@ -85,6 +113,56 @@ def test_data_is_a_value(line: str, name: str, value: str) -> None:
     text, fields, _ = find_fields(line, {})
     assert [(field.name, field.value) for field in fields] == [(name, value)] and text == line
     assert text[fields[0].start : fields[0].end] == value
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields"),
+    [
+        (["| Plan | Price |", "| Basic | 5 EUR |"], {"Basic": "5 EUR"}),
+        (
+            ["| Plan | Price | Trips |", "| **Basic** - for two | 5 EUR | 10 per day |"],
+            {"Basic Price": "5 EUR", "Basic Trips": "10 per day"},
+        ),
+        (
+            ["| Days late | Fee |", "| 1-7 | 5 EUR |", "| 8+ | 9 EUR |"],
+            {"Days late 1-7": "5 EUR", "Days late 8+": "9 EUR"},
+        ),
+        (["| Flag | Default | Meaning |", "| `--port` | `north` | Where to land \\| moor |"], {"port": "north"}),
+        (["| Model | Input ($/1M) |", "| gpt-4.1 | $2.00 |"], {"gpt-4.1": "$2.00"}),
+        (["| Service | Owner |", "| Tides | Anna Berg |", "| Maps | - |"], {"Tides": "Anna Berg"}),
+        (["| File | Where |", "| Log | `logs/a|b.txt` |"], {}),
+        (["| Fee | Price |", "| {{fee}} | 5 EUR |", "| a | {{fee}} |", "| Is it open | 5 EUR |"], {}),
+    ],
+)
+def test_a_row_of_a_table_gives_its_values(rows: list[str], fields: dict[str, str]) -> None:
+    """Named by the row; by row and column where several columns have values."""
+    body = "\n".join([rows[0], "|" + " :-: |" * (rows[0].count("|") - 1), *rows[1:]])
+    text, found, _ = find_fields(body, {})
+    assert {field.name: field.value for field in found} == fields and text == body
+    assert all(text[field.start : field.end] == field.value for field in found)
+
+
+def test_a_row_does_not_contradict_the_front_matter() -> None:
+    """A declared field has its own place; only a line with its name must agree."""
+    body = "Price: 5 EUR\n\n| Fee | Was |\n| --- | --- |\n| Price | 3 EUR |"
+    _, fields, _ = find_fields(body, {"Price": "5 EUR"})
+    assert [(field.name, field.value, field.start) for field in fields] == [("Price", "5 EUR", 7)]
+    text, fields, _ = find_fields(body, {"Price": "5 EUR"}, ["Price"])
+    assert text.endswith("| Price | 3 EUR |\n\nPrice: 5 EUR") and len(fields) == 1
+
+
+@pytest.mark.parametrize("heading", ["## 2.1 Meals", "**Meals:**", "# Meals #"])
+def test_a_name_with_several_values_begins_with_its_heading(heading: str) -> None:
+    """Without headings, or twice below one, it is no field."""
+    text, fields, warnings = find_fields(f"# Hotels\n\nLimit: 180 EUR\n\n{heading}\n\nLimit: 60 EUR\nSeats: 5", {})
+    assert [(field.name, field.value) for field in fields] == [
+        ("Hotels Limit", "180 EUR"),
+        ("Meals Limit", "60 EUR"),
+        ("Seats", "5"),
+    ]
+    assert not warnings and text[fields[1].start : fields[1].end] == "60 EUR"
+    _, fields, warnings = find_fields("# Hotels\n\nLimit: 180 EUR\nLimit: 60 EUR", {})
+    assert not fields and len(warnings) == 1
 
 
 @pytest.mark.parametrize("value", ["ask the captain first", "no waves, no wind", "`x y`", "**x y**"])

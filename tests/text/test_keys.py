@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.erratum import read_errata
-from notes_cli.text.keys import Known, Reference
+from notes_cli.text.erratum import Known, Reference, read_errata
 
 NAMES = st.sampled_from(["returns", "support", "規則"])
-FIELDS = st.sampled_from(["date", "Delivery time", "日期", "a-b"])
+FIELDS = st.sampled_from(["date", "Delivery time", "日期", "a-b", "GPT-4.1"])
 
 
 def test_a_name_alone_is_enough_where_one_skill_has_it() -> None:

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from notes_cli.errors import ModelError
-from notes_cli.text.messages import asking, user_message
+from notes_cli.text.messages import Conversation, asking, user_message
 from notes_cli.text.prompt import Chunk, Run, build, left_context, next_turn
 from notes_cli.text.template import ChatTemplate
+
+from .wild import DAY, WILD, plainly
 
 
 def shown(chunks: list[Chunk]) -> list[tuple[str, str]]:
@@ -165,3 +167,21 @@ def test_a_template_that_takes_contents_apart() -> None:
     source = "{% for m in messages %}{{ m.content }}{{ m.content[:-1] }}{% endfor %}"
     with pytest.raises(ModelError, match="takes apart"):
         build(ChatTemplate(source), asking("Q?"))
+
+
+def test_a_prefilled_answer_is_where_the_template_has_answers() -> None:
+    """In all templates of llama.cpp that have answers after their generation prompt; in the others it follows that."""
+    talk = [{"role": "user", "content": "May I?"}, {"role": "assistant", "content": "Well, yes"}]
+    message, own = user_message("May I?"), 0
+    for path in WILD:
+        source = path.read_text()
+        template = ChatTemplate(source, "<s>", "</s>", now=DAY)
+        prompt, found = (
+            "".join(chunk.text for chunk in build(template, Conversation((message,), prefill=prefill)))
+            for prefill in ("", "Well, yes")
+        )
+        expected, place, _ = (plainly(source, talk, False) or "").partition("Well, yes")
+        matches = bool(place) and expected.startswith(prompt)
+        own += matches
+        assert found == (expected if matches else prompt) + "Well, yes", path.name
+    assert own > 50

@@ -73,6 +73,7 @@ def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
     [
         ("{% for %}", "cannot be read"),
         ("{{ raise_exception('No thanks') }}", "failed: No thanks"),
+        ("{{ raise_exception('\x1b[2J\n\nNo') }}", "failed: \\?\\[2J No"),
         ("{{ messages[9].content }}", "failed"),
         ("{{ 1 // 0 }}", "failed"),
         ("no content", "drops or changes the content"),

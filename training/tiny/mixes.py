@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
-from notes_cli.editing.change import change, skill_of
+from notes_cli.editing.change import change
 from notes_cli.engine.decision import decide
 from notes_cli.engine.patches import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -23,7 +23,8 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import with_values
+from notes_cli.text.fields import Field
+from notes_cli.text.skill import Skill
 
 T = TypeVar("T")
 
@@ -73,7 +74,8 @@ class Mixes:
         self.columns = columns_of(len(segment), changed.patches)
         self.first = next(i for i, column in enumerate(self.columns) if column.field)
         self.stale = segment
-        self.fresh = compile_skill(workspace, with_values(skill_of(segment), {field: value}))
+        fields = tuple(Field(span.name, span.value, span.start, span.end) for span in changed.spans)
+        self.fresh = compile_skill(workspace, Skill(segment.name, segment.description, changed.text, fields, ""))
         longest = max([ANSWER, *(len(workspace.model.tokenize(" " + choice)) for choice in choices or ())])
         grown = sum(max(0, patch.grows) for patch in changed.patches)
         self.sequence = assemble(workspace, Prompt(question, [segment]), seam=0, room=longest + grown)

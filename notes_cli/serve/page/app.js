@@ -1,21 +1,22 @@
 // Starts the page and connects its parts.
 
-import { byId } from "./dom.js";
+import { byId, el } from "./dom.js";
+import { onTexts } from "./compile.js";
 import { showText } from "./text.js";
 import { askForKey, onKey } from "./key.js";
 import { watch } from "./link.js";
 import { ServerError, get, onContact } from "./server.js";
-import { failed, load, newConversation, onText, prompted, wereTold } from "./skills.js";
+import { example, failed, load, newConversation, onText, pick, prompted, wereTold } from "./skills.js";
 import { ask, busy, clear, spaced, stop } from "./talk.js";
 
 const question = byId("question");
-let model = "";
+let model = {}; // of /v1/models
 
 async function begin() {
   try {
     const { data } = await get("v1/models");
-    model = data[0]?.id ?? "";
-    byId("model").textContent = model;
+    model = data[0] ?? {};
+    byId("model").textContent = model.id ?? "";
     await load();
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
@@ -23,17 +24,29 @@ async function begin() {
   }
 }
 
-const setting = () => ({ model, system: byId("system").value.trim(), ...prompted() });
+const numbers = [...byId("sampling").querySelectorAll("input")];
+
+// The numbers that are given, by the names of the API.
+const sampling = () => Object.fromEntries(numbers.filter((input) => input.value).map((input) => [input.id, input.valueAsNumber]));
+
+const setting = () => ({ model, system: byId("system").value.trim(), sampling: sampling(), ...prompted() });
 
 function fit() {
   question.style.setProperty("height", "auto");
   question.style.setProperty("height", `${Math.min(question.scrollHeight, 240)}px`);
 }
 
+// Return true if the numbers are valid; else show which one is not.
+function valid() {
+  const wrong = numbers.find((input) => !input.checkValidity());
+  if (wrong) byId("skills-panel").open = byId("sampling").open = true;
+  return wrong?.reportValidity() ?? true;
+}
+
 function submit(event) {
   event?.preventDefault();
   const words = question.value.trim();
-  if (!words || busy()) return;
+  if (!words || busy() || !valid()) return;
   question.value = "";
   fit();
   const first = !byId("turns").childElementCount;
@@ -54,6 +67,7 @@ byId("clear").addEventListener("click", () => {
   clear();
   newConversation();
   byId("clear").hidden = true;
+  begins();
   question.focus();
 });
 
@@ -62,6 +76,7 @@ document.addEventListener("busy", () => {
   byId("ask").hidden = busy();
   byId("stop").hidden = !busy();
   byId("clear").hidden = busy() || !byId("turns").childElementCount;
+  begins();
   if (focused) question.focus();
 });
 document.addEventListener("change-question", (event) => {
@@ -69,7 +84,21 @@ document.addEventListener("change-question", (event) => {
   fit();
   question.focus();
 });
+// Show the introduction while there is no turn, with a question about a skill.
+function begins() {
+  const { skill, words } = example();
+  const tryIt = () => {
+    if (skill) pick(skill);
+    question.value = words;
+    submit();
+  };
+  byId("start").hidden = byId("turns").childElementCount > 0;
+  byId("example").replaceChildren("For example: ", el("button", { type: "button", class: "try", on: { click: tryIt } }, words),
+    skill ? el("span", { class: "quiet" }, ` with the skill ${skill}`) : "");
+}
+
 document.addEventListener("prompted", () => {
+  begins();
   const { news } = prompted();
   const said = byId("said");
   said.hidden = !news.length;
@@ -77,10 +106,17 @@ document.addEventListener("prompted", () => {
 });
 
 const phone = matchMedia("(max-width: 52rem)");
-const unfold = () => { byId("skills-panel").open = !phone.matches || !byId("turns").childElementCount; };
+const unfold = () => {
+  byId("skills-panel").open = !phone.matches || !byId("turns").childElementCount;
+  byId("sampling").open = !phone.matches;
+};
 phone.addEventListener("change", unfold);
 unfold();
 
+onTexts(async (name) => {
+  await load();
+  pick(name);
+});
 onText(showText);
 onKey(begin);
 onContact((error) => {

@@ -6,13 +6,32 @@ const KEY = "notes-key"; // in sessionStorage, which ends with the tab
 
 // `kind`: "key", "busy", "away", "stopped" or "refused"; the message is a sentence for the user.
 export class ServerError extends Error {
-  constructor(kind, message, { status = 0, wait = 0 } = {}) {
+  constructor(kind, message, { code = "", wait = 0, detail = "" } = {}) {
     super(message);
     this.kind = kind;
-    this.status = status;
+    this.code = code; // of the API
     this.wait = wait; // seconds
+    this.detail = detail; // the server's own words
   }
 }
+
+// Sentences for codes of the API.
+const WORDS = {
+  context_length_exceeded: "That is more than this model can read at once. Shorten the question or the system text, pick fewer skills, or begin a new conversation.",
+  draining: "The server is about to end, and takes no new questions.",
+  engine_error: "The server could not compute the answer.",
+  failed: "The server has stopped working, and must be started again.",
+  loading: "The server is still loading its model.",
+  model_not_found: "The server has another model now. Reload this page.",
+  no_room: "The server is busy with other answers.",
+  queue_full: "Too many questions are waiting.",
+  shutting_down: "The server has ended.",
+  skill_not_found: "A skill that you picked is no longer on the server. Reload this page.",
+  too_large: "That is too large for this server.",
+  unwritable: "The server cannot write to its library.",
+};
+
+const worded = ({ code, message }) => WORDS[code] ?? message;
 
 export const key = {
   get: () => sessionStorage.getItem(KEY) ?? "",
@@ -55,14 +74,13 @@ async function send(path, { body, signal, method } = {}) {
 
 async function refusal(response) {
   const { status } = response;
-  let message = `The server answered ${status} ${response.statusText}`.trim() + ".";
+  let found = { message: `The server answered ${status} ${response.statusText}`.trim() + "." };
   try {
-    message = (await response.json()).error.message || message;
+    found = { ...found, ...(await response.json()).error };
   } catch { /* not one of its errors: its status is all there is to say */ }
+  const kind = status === 401 ? "key" : status === 429 || status === 503 ? "busy" : "refused";
   const wait = Number(response.headers.get("Retry-After")) || 0;
-  if (status === 401) return new ServerError("key", message, { status });
-  if (status === 429 || status === 503) return new ServerError("busy", message, { status, wait });
-  return new ServerError("refused", message, { status });
+  return new ServerError(kind, worded(found), { code: found.code, wait, detail: found.message });
 }
 
 function gone(error, signal, message) {
@@ -86,7 +104,10 @@ export async function* stream(path, body, signal) {
   const response = await send(path, { body, signal });
   try {
     for await (const value of events(response)) {
-      if (value.error) throw new ServerError("refused", value.error.message ?? "The server failed.");
+      if (value.error) {
+        const { code, message = "The server failed." } = value.error;
+        throw new ServerError("refused", worded({ code, message }), { code, detail: message });
+      }
       yield value;
     }
   } catch (error) {

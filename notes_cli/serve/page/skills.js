@@ -8,6 +8,7 @@ const corrections = new Map(); // "skill.field" -> current value
 const told = new Map(); // "skill.field" -> value in the last erratum of this conversation
 const notes = new Map(); // "skill.field" -> element shown below the field
 let skills = [];
+let sentences = []; // corrections of the server's options that are of no field
 let loaded = false;
 let openText = () => {};
 
@@ -15,7 +16,16 @@ let openText = () => {};
 export function prompted() {
   const held = [...corrections].filter(([name]) => chosen.some((skill) => name.startsWith(`${skill}.`)));
   const written = (pairs) => pairs.map(([name, value]) => `${name}=${value}`);
-  return { splice: [...chosen], errata: written(held), news: written(held.filter(([name, value]) => told.get(name) !== value)) };
+  const news = written(held.filter(([name, value]) => told.get(name) !== value));
+  return { splice: [...chosen], errata: [...sentences, ...written(held)], news };
+}
+
+// Return a question to begin with, about a field of a skill if there is one.
+export function example() {
+  const usable = skills.filter((skill) => fits(skill) && Object.keys(skill.fields ?? {}).length);
+  const skill = usable.find((one) => chosen.includes(one.name)) ?? usable[0];
+  if (!skill) return { skill: "", words: "What can you help me with?" };
+  return { skill: skill.name, words: `What is the ${Object.keys(skill.fields)[0].replaceAll("_", " ")}?` };
 }
 
 export const correction = (skill, field) => corrections.get(`${skill}.${field}`) ?? null;
@@ -50,11 +60,24 @@ export function onText(open) {
 
 // Load the compiled skills from the server.
 export async function load() {
-  const found = (await get("v1/notes")).skills;
+  const { skills: found, splice = [], errata = [] } = await get("v1/notes");
   if (loaded && JSON.stringify(found) === JSON.stringify(skills)) return;
+  if (!loaded && !skills.length) begin(found, splice, errata);
   [skills, loaded] = [found, true];
   for (const name of [...chosen]) if (!usable(name)) chosen.splice(chosen.indexOf(name), 1);
   show();
+}
+
+// Take over the skills and corrections of the server's options.
+function begin(found, splice, errata) {
+  chosen.push(...splice);
+  for (const erratum of errata) {
+    const [name] = erratum.split("=", 1);
+    const field = name.trim().split(".").at(-1);
+    const of = found.filter((skill) => splice.includes(skill.name) && [field, `${skill.name}.${field}`, `*.${field}`].includes(name.trim()) && field in (skill.fields ?? {}));
+    for (const skill of of) corrections.set(`${skill.name}.${field}`, erratum.slice(name.length + 1).trim());
+    if (!of.length) sentences = [...sentences, erratum];
+  }
 }
 
 const usable = (name) => skills.some((skill) => skill.name === name && fits(skill));
@@ -74,13 +97,12 @@ function show() {
   const elsewhere = skills.filter((skill) => !usable(skill.name));
   list.replaceChildren(...here.map(card));
   if (!here.length) {
-    list.append(el("p", { class: "quiet" }, "No skill is compiled for this model yet. On the server: ",
-      el("code", {}, "notes compile FILE")));
+    list.append(el("p", { class: "quiet" }, "No skill is compiled for this model yet."));
   }
   if (elsewhere.length) {
     list.append(el("details", { class: "elsewhere" },
       el("summary", {}, `${count(elsewhere.length, "other skill")} cannot be used here`),
-      el("ul", {}, ...elsewhere.map((skill) => el("li", {}, `${skill.name}: ${skill.problem || "compiled for another model"}`)))));
+      el("ul", {}, ...elsewhere.map((skill) => el("li", {}, `${skill.name}: ${skill.problem || elsewhereWhy(skill)}`)))));
   }
   for (const { id, value } of drafts) {
     const input = byId(id);
@@ -91,6 +113,8 @@ function show() {
   byId("skills-count").textContent = chosen.length ? `${chosen.length} in the prompt` : "";
   document.dispatchEvent(new CustomEvent("prompted"));
 }
+
+const elsewhereWhy = ({ name, identity }) => `compiled for ${identity?.model || "another model"}. For this one: notes compile --from ${name} -m ${byId("model").textContent}`;
 
 function card(skill) {
   const id = `skill-${skill.name}`;
@@ -105,6 +129,8 @@ function card(skill) {
       ...Object.keys(skill.fields ?? {}).map((field) => fieldForm(skill, field)),
       el("button", { type: "button", class: "plain", on: { click: () => openText(skill) } }, "Text")) : null);
 }
+
+export const pick = (name) => choose(name, true);
 
 function choose(name, on) {
   if (on && !chosen.includes(name)) chosen.push(name);

@@ -1,6 +1,7 @@
 // Runs the conversation: sends a question, streams its answer, and shows its cost or error, one element per turn.
 
 import { announce, byId, count, el } from "./dom.js";
+import { markdown } from "./markdown.js";
 import { ServerError, stream } from "./server.js";
 import { cost, strip } from "./strip.js";
 
@@ -17,10 +18,10 @@ export function clear() {
   byId("turns").replaceChildren();
 }
 
-// Ask a question. `setting` returns the current { model, system, splice, errata, news }; `told` is called with the
-// errata once the model has read them.
+// Ask a question. `setting` returns the current { model, system, sampling, splice, errata, news }; `told` is called with
+// the errata once the model has read them.
 export async function ask(question, setting, told) {
-  const view = turnView(question);
+  const view = turnView(question, setting().model.id);
   byId("turns").append(view.node);
   const again = () => {
     if (busy()) return;
@@ -30,28 +31,31 @@ export async function ask(question, setting, told) {
   await answer(question, setting(), view, again, told);
 }
 
-async function answer(question, { model, system, splice, errata, news }, view, again, whenTold) {
+async function answer(question, { model, system, sampling, splice, errata, news }, view, again, whenTold) {
   running = new AbortController();
   document.dispatchEvent(new CustomEvent("busy"));
   const body = {
-    model,
+    ...sampling,
+    model: model.id ?? "",
     messages: [...(system ? [{ role: "system", content: system }] : []), ...history(), { role: "user", content: question }],
     stream: true,
     stream_options: { include_usage: true },
     notes: { splice, errata, explain: true },
   };
   if (news.length) view.said(news);
-  let cut = "";
+  let cut = false;
+  let used = {};
   let told = null;
   try {
     for await (const chunk of stream("v1/chat/completions", body, running.signal)) {
       const [choice] = chunk.choices ?? [];
       if (choice?.delta?.reasoning_content) view.thought(choice.delta.reasoning_content);
       if (choice?.delta?.content) view.write(choice.delta.content);
-      if (choice?.finish_reason === "length") cut = "The answer was cut: there was no more room for it.";
+      if (choice?.finish_reason === "length") cut = true;
+      used = chunk.usage ?? used;
       if (chunk.notes?.pieces) told = chunk.notes;
     }
-    view.end(cut);
+    view.end(cut ? whyCut(used, model.max_model_len, sampling.max_tokens) : "");
     whenTold(errata);
     if (told) view.cost(told);
     announce(`Answer: ${view.text()}${told ? `. ${sentence(told.pieces)}` : ""}`);
@@ -71,6 +75,12 @@ async function answer(question, { model, system, splice, errata, news }, view, a
   }
 }
 
+function whyCut({ completion_tokens: tokens = 0, total_tokens: total = 0 }, longest, most) {
+  if (longest && total >= longest - 1) return `The answer was cut: the conversation fills the ${count(longest, "token")} that the model can read. Begin a new one.`;
+  if (most && tokens >= most) return `The answer was cut after ${count(tokens, "token")}, your longest answer. Allow more under “Longest answer”.`;
+  return `The answer was cut after ${count(tokens, "token")}: the server allows no longer ones.`;
+}
+
 const history = () => turns.flatMap((turn) => [
   { role: "user", content: turn.question },
   { role: "assistant", content: turn.answer },
@@ -82,14 +92,22 @@ function sentence(pieces) {
 }
 
 // Make the element of a turn, with functions to update it.
-function turnView(question) {
+function turnView(question, model) {
   const said = el("p", { class: "said", hidden: true });
   const thoughts = el("details", { class: "thoughts", hidden: true }, el("summary", {}, "Reasoning"));
   const thought = thoughts.appendChild(el("p", {})).appendChild(new Text());
-  const words = new Text();
-  const reply = el("div", { class: "answer running", "aria-busy": "true" }, words);
+  const reply = el("div", { class: "answer running", "aria-busy": "true" });
   const after = el("div", { class: "after" });
-  const node = el("article", { class: "turn" }, said, el("h3", {}, question), thoughts, reply, after);
+  const node = el("article", { class: "turn" }, said,
+    el("div", { class: "question" }, el("p", { class: "who" }, "You"), el("h3", {}, question)),
+    el("p", { class: "who" }, model), thoughts, reply, after);
+  let words = "";
+  let drawing = 0;
+  const draw = () => {
+    cancelAnimationFrame(drawing);
+    drawing = 0;
+    reply.replaceChildren(...markdown(words.trim()));
+  };
   const near = () => window.innerHeight + window.scrollY > document.documentElement.scrollHeight - 120;
   const follow = (change) => {
     const stays = near();
@@ -99,20 +117,24 @@ function turnView(question) {
   requestAnimationFrame(() => window.scrollTo(0, document.documentElement.scrollHeight));
   return {
     node,
-    text: () => words.data.trim(),
+    text: () => words.trim(),
     said: (errata) => { said.hidden = false; said.textContent = `Corrected: ${errata.map(spaced).join(", ")}`; },
     thought: (more) => follow(() => { thoughts.hidden = false; thought.appendData(more); }),
-    write: (more) => follow(() => words.appendData(more)),
+    write: (more) => {
+      words += more;
+      drawing ||= requestAnimationFrame(() => follow(draw));
+    },
     end: (note) => follow(() => {
+      draw();
       reply.classList.remove("running");
       reply.removeAttribute("aria-busy");
-      if (!words.data.trim()) reply.hidden = true;
+      if (!words.trim()) reply.hidden = true;
       if (note) after.append(el("p", { class: "quiet" }, note));
     }),
-    note: (words, button) => follow(() => after.append(el("p", { class: "quiet" }, words, " ", button))),
+    note: (sentence, button) => follow(() => after.append(el("p", { class: "quiet" }, sentence, " ", button))),
     error: (error, button) => follow(() => {
       const wait = error.wait ? ` Try again in ${count(error.wait, "second")}.` : "";
-      after.append(el("p", { class: "error", role: "alert" }, error.message.replace(/\w$/, "$&.") + wait, " ", button));
+      after.append(el("p", { class: "error", role: "alert", title: error.detail || null }, error.message.replace(/\w$/, "$&.") + wait, " ", button));
     }),
     cost: (told) => follow(() => after.append(
       ...(told.notices ?? []).map((notice) => el("p", { class: "quiet" }, notice)),

@@ -1,0 +1,342 @@
+"""Converts requests of OpenAI's Decisions API and of the System One API to chat requests, one for each question.
+
+Every question has the prompt of `notes ask`: the input, an empty line, then the instructions. Its answer is that of
+`--choices`: each option is scored whole, and nothing is generated. Both APIs have yes-or-no questions, choices and
+scores. The System One API, which llama.cpp's server has, calls the first `noul`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat
+from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.replies import Json, Reply, usage
+from notes_cli.text.messages import BETWEEN
+
+IGNORED = {"safety_identifier", "prompt_cache_key", "prompt_cache_options"}
+
+
+class Option(NamedTuple):
+    """An option of a question: its text in the prompt, its value in the answer, and its description, if any."""
+
+    text: str
+    value: Any
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A typed question: predicate (or noul), choice or score. `name` and the values of options are the client's."""
+
+    kind: str
+    name: str | None
+    instructions: str
+    options: Sequence[Option]
+
+    @property
+    def text(self) -> str:
+        """The end of the prompt. Options are listed only if they are described, as `--choices` lists none."""
+        described = any(option.description for option in self.options)
+        lines = [f"- {option.text}: {option.description}".removesuffix(": ") for option in self.options if described]
+        return "\n".join(filter(None, [self.instructions, *lines]))
+
+
+@dataclass(slots=True)
+class DecisionReply(Reply):
+    """Collects the probabilities of a question's options."""
+
+    question: Question | None = None
+
+    def answer(self, *, by_name: bool) -> Json:
+        """Return the answer in the form of the System One API (`by_name`), else in that of the Decisions API."""
+        assert self.question is not None
+        found = self.done[0].notes["probabilities"]
+        assert isinstance(found, dict)
+        question, probabilities = self.question, list(found.values())
+        kind = {"type": question.kind} if by_name else {"type": question.kind, "name": question.name}
+        if question.kind in ("predicate", "noul"):  # yes is the first option
+            return {**kind, "noul" if by_name else "probability": probabilities[0]}
+        best = max(range(len(probabilities)), key=probabilities.__getitem__)
+        named = {option.text: probability for option, probability in zip(question.options, probabilities, strict=True)}
+        if question.kind == "choice":
+            values = [option.value for option in question.options]
+            pairs = [
+                {"value": value, "probability": probability}
+                for value, probability in zip(values, probabilities, strict=True)
+            ]
+            return {
+                **kind,
+                "choice": values[best],
+                "probabilities": named if by_name else pairs,
+                "confidence": _choice_confidence(probabilities),
+            }
+        levels = [
+            {"value": level, "label": option.text, "probability": probability}
+            for level, (option, probability) in enumerate(zip(question.options, probabilities, strict=True))
+        ]
+        score = sum(level * probability for level, probability in enumerate(probabilities))
+        return {
+            **kind,
+            "score": score,
+            **({"legend": {option.text: option.value for option in question.options}} if by_name else {}),
+            "probabilities": named if by_name else levels,
+            "confidence": _score_confidence(probabilities, best),
+        }
+
+
+def _choice_confidence(probabilities: Sequence[float]) -> float:
+    """Return how far the best probability is above that of a blind guess, from 0 to 1, as llama.cpp does."""
+    guess = 1 / len(probabilities)
+    return max(0.0, (max(probabilities) - guess) / (1 - guess))
+
+
+def _score_confidence(probabilities: Sequence[float], best: int) -> float:
+    """Return 1 less the mean distance to the best level, relative to that of blind guesses to the middle, as llama.cpp
+    does; 0 at least."""
+    middle = (len(probabilities) - 1) / 2
+    distance = sum(probability * abs(level - best) for level, probability in enumerate(probabilities))
+    blind = sum(abs(level - middle) for level in range(len(probabilities))) / len(probabilities)
+    return max(0.0, 1 - distance / blind)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRequest:
+    """The questions of a request, and the chat request of each."""
+
+    questions: Sequence[Question]
+    chats: Sequence[ChatRequest]
+    names: Mapping[str, str]  # of keys of a chat, in errors
+
+
+# Requests.
+
+
+def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
+    """Parse a request of /v1/decisions. Raises Refused. `forms` changes nothing: choices need no grammar."""
+    reader = Reader(data)
+    system, parts = _input(reader.any("input"))
+    listed = reader.any("questions")
+    if not isinstance(listed, list) or not 0 < len(listed) <= PROMPTS:
+        raise reader.wrong("questions", f"a list of 1 to {PROMPTS} questions", listed)
+    questions = [_question(Reader(item, f"questions[{number}]")) for number, item in enumerate(listed)]
+    places = [f"questions[{number}]" for number in range(len(questions))]
+    return _request(reader, "input", system, parts, questions, places)
+
+
+def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
+    """Parse a request of /v1/systemone. Raises Refused. `forms` changes nothing: choices need no grammar."""
+    reader = Reader(data)
+    state, listed, images = reader.any("state"), reader.any("questions"), reader.texts("images", 16)
+    if state is None:
+        raise Refused(400, "state is missing", param="state", code="invalid_value")
+    if not isinstance(listed, dict) or not 0 < len(listed) <= PROMPTS:
+        raise reader.wrong("questions", f"an object of 1 to {PROMPTS} questions", listed)
+    _check_text(state)
+    parts: list[Json] = [{"type": "image_url", "image_url": {"url": url}} for url in images]
+    parts.append({"type": "text", "text": _as_text(state)})
+    questions = [_named_question(name, Reader(item, f"questions.{name}")) for name, item in listed.items()]
+    return _request(reader, "state", [], parts, questions, [f"questions.{name}" for name in listed])
+
+
+def _check_text(state: Any) -> None:
+    """Raises Refused for messages in a state that have images, which would become text of the prompt."""
+    messages = state.get("messages") if isinstance(state, dict) else state
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type", "text") != "text":
+                raise Refused(400, "state has messages with more than text: send images in images", param="state")
+
+
+def _request(
+    reader: Reader,
+    key: str,
+    system: list[Json],
+    parts: list[Json],
+    questions: Sequence[Question],
+    places: Sequence[str],
+) -> DecisionRequest:
+    """Make the chat requests. `key`: of the input; `system`: messages of the system; `parts`: of the user's message;
+    `places`: the keys of the questions."""
+    model, notes = reader.text("model"), Reader(reader.any("notes") or {}, "notes").rest()
+    if reader.flag("stream"):
+        raise Refused(400, "decisions are not streamed", param="stream", code="unsupported_value")
+    for name in ("notes.session", "notes.choices"):
+        if notes.pop(name.removeprefix("notes."), None) is not None:
+            raise Refused(400, f"{name} does not go with decisions", param=name, code="invalid_value")
+    reader.ignore(IGNORED)
+    reader.end()
+    shared = BETWEEN.join(part["text"] for part in parts if part["type"] == "text" and part["text"].strip())
+    chats = []
+    for question, place in zip(questions, places, strict=True):
+        choices = [option.text for option in question.options]
+        if not 1 < len(choices) <= MOST_ANSWERS:
+            raise Refused(400, f"{place} must have 2 to {MOST_ANSWERS} options", param=place, code="invalid_value")
+        if not (question.text and all(choices)):
+            what = "an option without a text" if question.text else "no instructions"
+            raise Refused(400, f"{place} has {what}", param=place, code="invalid_value")
+        body = {
+            "model": model,
+            "messages": [*system, {"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}],
+            "max_tokens": 1,
+            "max_think": 0,
+            "notes": {**notes, "ask": True, "choices": choices},
+        }
+        with renaming({"notes.choices": place, "messages": key}):
+            chat = parse_chat(body)
+        chats.append(replace(chat, shared=shared if len(questions) > 1 else ""))
+    return DecisionRequest(questions, chats, {"messages": key, "prompt": "questions"})
+
+
+def _input(data: Any) -> tuple[list[Json], list[Json]]:
+    """Return the messages of the system, and the parts of the user's messages as one."""
+    if isinstance(data, str):
+        return [], [{"type": "text", "text": data}]
+    if not isinstance(data, list) or not data:
+        raise Refused(
+            400, "input must be a string, or a list of one message or more", param="input", code="invalid_value"
+        )
+    system: list[Json] = []
+    parts: list[Json] = []
+    for number, item in enumerate(data):
+        reader = Reader(item, f"input[{number}]")
+        kind, role = reader.text("type", "message"), reader.text("role")
+        if kind != "message" or role not in ("user", *(() if parts else ("system", "developer"))):
+            message = (
+                f"{reader.name('role')} must be user, or system before those of the user: send other text in theirs"
+            )
+            raise Refused(400, message, param=reader.name("role"), code="unsupported_value")
+        content = _parts(reader.any("content"), reader.name("content"))
+        if role == "user":
+            parts += content
+        else:
+            system.append({"role": "system", "content": content})
+    return system, parts
+
+
+def _parts(data: Any, where: str) -> list[Json]:
+    """Convert the content of a message, or instructions, to the parts of a chat's message."""
+    if isinstance(data, str):
+        return [{"type": "text", "text": data}]
+    if not isinstance(data, list) or not data:
+        raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
+    parts: list[Json] = []
+    for number, item in enumerate(data):
+        reader = Reader(item, f"{where}[{number}]")
+        kind = reader.text("type")
+        if kind == "input_text":
+            parts.append({"type": "text", "text": reader.needed("text")})
+        elif kind == "input_json":
+            parts.append({"type": "text", "text": _as_text(reader.any("data"))})
+        elif kind == "input_image":
+            parts.append({"type": "image_url", "image_url": {"url": reader.needed("image_url")}})
+        else:
+            raise reader.wrong("type", "input_text, input_json or input_image", kind)
+    return parts
+
+
+def _as_text(value: Any) -> str:
+    """Return a text as it is, null as an empty one, and other values as JSON."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _instructions(reader: Reader) -> str:
+    """Return the instructions of a question of the Decisions API."""
+    parts = _parts(reader.any("instructions"), reader.name("instructions"))
+    if any(part["type"] != "text" for part in parts):
+        raise Refused(400, f"{reader.name('instructions')} has an image: send it in the input", param="questions")
+    return BETWEEN.join(part["text"] for part in parts)
+
+
+def _question(reader: Reader) -> Question:
+    """Parse a question of the Decisions API."""
+    kind, name = reader.text("type"), reader.take("name", "a string", lambda value: isinstance(value, str), None)
+    instructions = _instructions(reader)
+    if kind == "predicate":
+        options = [Option("yes", True), Option("no", False)]
+    elif kind == "choice":
+        options = [_option(item, "value", (str, bool)) for item in _items(reader, "choices")]
+    elif kind == "score":
+        options = [_option(item, "label", (str,)) for item in _items(reader, "levels")]
+    else:
+        raise reader.wrong("type", "predicate, choice or score", kind)
+    reader.end()
+    return Question(kind, name, instructions, options)
+
+
+def _items(reader: Reader, key: str) -> list[Reader]:
+    listed: list[Any] = reader.take(
+        key, "a list of two or more", lambda value: isinstance(value, list) and len(value) > 1, []
+    )
+    return [Reader(item, f"{reader.name(key)}[{number}]") for number, item in enumerate(listed)]
+
+
+def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
+    value, description = reader.any(key), reader.text("description")
+    if not isinstance(value, types):
+        raise reader.wrong(key, " or ".join({str: "a string", bool: "a boolean"}[kind] for kind in types), value)
+    reader.end()
+    return Option(value if isinstance(value, str) else json.dumps(value), value, description)
+
+
+def _named_question(name: str, reader: Reader) -> Question:
+    """Parse a question of the System One API."""
+    kind, instructions, criteria = reader.text("type"), _as_text(reader.any("instructions")), reader.any("criteria")
+    if kind == "noul":
+        described = {} if criteria is None else criteria
+        if not isinstance(described, dict) or not {*described} <= {"true", "false"}:
+            raise reader.wrong("criteria", "an object of true and false", criteria)
+        options = [
+            Option("yes", True, _as_text(described.get("true"))),
+            Option("no", False, _as_text(described.get("false"))),
+        ]
+    elif kind == "choice" and isinstance(criteria, dict):
+        options = [Option(key, key, _as_text(description)) for key, description in criteria.items()]
+    elif kind == "score" and isinstance(criteria, list):
+        options = [Option(str(level), text, _as_text(text)) for level, text in enumerate(criteria)]
+    elif kind in ("choice", "score"):
+        raise reader.wrong("criteria", "an object of options" if kind == "choice" else "a list of levels", criteria)
+    else:
+        raise reader.wrong("type", "noul, choice or score", kind)
+    reader.end()
+    return Question(kind, name, instructions, options)
+
+
+# Replies.
+
+
+def join_decisions(replies: Sequence[Reply]) -> Json:
+    """Join the answers in the form of the Decisions API."""
+    answers = [reply.answer(by_name=False) for reply in replies if isinstance(reply, DecisionReply)]
+    return {"model": replies[0].model, "answers": answers, "usage": _usage(replies), **_explained(replies)}
+
+
+def join_systemone(replies: Sequence[Reply]) -> Json:
+    """Join the answers in the form of the System One API."""
+    answers: Mapping[str | None, Json] = {
+        reply.question.name: reply.answer(by_name=True)
+        for reply in replies
+        if isinstance(reply, DecisionReply) and reply.question
+    }
+    return {"model": replies[0].model, "answers": answers, "usage": _usage(replies), **_explained(replies)}
+
+
+def _usage(replies: Sequence[Reply]) -> Json:
+    counts = usage(replies)
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts["prompt_tokens"],
+    }
+
+
+def _explained(replies: Sequence[Reply]) -> Json:
+    """Return the keys `notes` of the questions, in order, if requested."""
+    explained = [reply.explained()["notes"] for reply in replies if reply.request.notes.explain]
+    return {"notes": explained} if explained else {}

@@ -1,0 +1,107 @@
+"""Tests the continuation of a last message of the assistant, in chats and in the Messages API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .conftest import QUESTION, Json, Served, pieces, told
+
+THINK: Json = {"role": "user", "content": f"{QUESTION} Think first."}
+NOTES: Json = {"splice": ["returns"], "errata": {"date": "2026-07-01"}}
+LAST: Json = {"role": "assistant", "content": "The date"}
+
+
+def answer(text: str) -> Json:
+    return {"role": "assistant", "content": text}
+
+
+def test_the_reply_is_the_rest_of_the_answer(served: Served) -> None:
+    """With skills and corrections, whole and streamed, wherever the answer is cut; confirmed by vLLM's keys or not."""
+    whole = told(served.chat([THINK], notes=NOTES))
+    assert whole == "The date is 2026-07-01. So the return is refused."
+    for end, keys in (
+        (len("The"), {}),
+        (len("The date is"), {"add_generation_prompt": False}),
+        (whole.index(" return"), {"continue_final_message": True, "add_generation_prompt": False}),
+        (len(whole) - 1, {"continue_final_message": True}),
+    ):
+        begun = [THINK, answer(whole[:end])]
+        reply = served.chat(begun, notes=NOTES, **keys)
+        assert told(reply) == whole[end:] and reply["choices"][0]["finish_reason"] == "stop"
+        create: Any = served.client.chat.completions.create
+        chunks = create(model="tiny", messages=begun, stream=True, extra_body={"notes": NOTES, **keys})
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole[end:]
+
+
+def test_a_prefilled_answer_is_an_answer_in_the_next_turn(served: Served) -> None:
+    """Its tokens are reused, and errata are where they were."""
+    begun, notes = "The date is 2026-07-01.", {**NOTES, "explain": True, "cache_salt": "own"}
+    first = served.chat([THINK, answer(begun)], notes=notes)
+    talk = [THINK, answer(begun + told(first)), {"role": "user", "content": QUESTION}]
+    second = served.chat(talk, notes=notes)
+    live = sum(count for _, how, count in pieces(second) if how == "live")
+    assert live >= first["usage"]["prompt_tokens"] and pieces(second)[0][1] == "live"
+    assert sum(kind == "erratum" for kind, _, _ in pieces(first)) == sum(
+        kind == "erratum" for kind, _, _ in pieces(second)
+    )
+
+
+def test_the_messages_api(served: Served) -> None:
+    """The block has the rest alone; the tokens of the prefill count as input."""
+    body: Json = {"max_tokens": 64, "notes": NOTES}
+    blocks = [{"type": "text", "text": "The date is"}]
+    reply = served.http.post("/v1/messages", json={**body, "messages": [THINK, {**LAST, "content": blocks}]}).json()
+    assert reply["content"] == [{"type": "text", "text": " 2026-07-01. So the return is refused."}]
+    assert reply["stop_reason"] == "end_turn"
+    counts = [
+        served.http.post("/v1/messages/count_tokens", json={**body, "messages": messages}).json()["input_tokens"]
+        for messages in ([THINK], [THINK, {**LAST, "content": blocks}])
+    ]
+    assert counts[0] < counts[1] == sum(reply["usage"][f"{kind}input_tokens"] for kind in ("", "cache_read_"))
+
+
+def test_an_empty_one_begins_nothing(served: Served) -> None:
+    whole = served.chat([THINK], notes=NOTES)
+    for content in ("", None, []):
+        reply = served.chat([THINK, {**LAST, "content": content}], notes=NOTES)
+        assert told(reply) == told(whole) and reply["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "more", "param", "words"),
+    [
+        ([LAST], {}, "messages", "nothing to answer"),
+        ([THINK, LAST, LAST], {}, "messages", "ends with two of the assistant"),
+        ([THINK, {**LAST, "tool_calls": [CALL]}], {}, "messages", "nothing to answer"),
+        ([THINK, LAST], {"continue_final_message": False}, "messages", "nothing to answer"),
+        ([THINK, LAST], {"add_generation_prompt": True}, "messages", "nothing to answer"),
+        ([THINK], {"continue_final_message": True}, "messages", "no text of the assistant"),
+        ([THINK], {"add_generation_prompt": False}, "messages", "no text of the assistant"),
+        ([THINK, LAST], {"continue_final_message": 1}, "continue_final_message", "true or false"),
+        (
+            [THINK, LAST],
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+            "must not be equal",
+        ),
+        ([THINK, LAST], {"reasoning_effort": "low"}, "reasoning_effort", "beginning of the answer"),
+        ([THINK, LAST], {"response_format": {"type": "json_object"}}, "response_format", "beginning of the answer"),
+        ([THINK, LAST], {"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "beginning of the answer"),
+        ([THINK, LAST], {"notes": {"session": "x"}}, "notes.session", "beginning of the answer"),
+        ([THINK, LAST], {"notes": {"ask": True}}, "notes.ask", "beginning of the answer"),
+    ],
+)
+def test_what_cannot_be_continued(served: Served, messages: list[Json], more: Json, param: str, words: str) -> None:
+    error = served.chat(messages, 400, **more)
+    assert error["param"] == param and words in error["message"]
+
+
+def test_the_responses_api_has_finished_items_only(served: Served) -> None:
+    reply = served.http.post("/v1/responses", json={"input": [THINK, LAST]})
+    assert reply.status_code == 400 and "nothing to answer" in reply.json()["error"]["message"]

@@ -1,0 +1,140 @@
+"""Tests `reuse` over HTTP: parts of compiled texts and of earlier prompts, by the mode and salt of a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notes_cli.engine.options import ContextOptions
+from notes_cli.serve.jobs import Limits
+
+from .conftest import QUESTION, Json, Served, compile_into, started
+
+RULES = "\n\n".join(
+    f"Rule {number}: every {word} must be brought back within {13 * number} days, and not later than that."
+    for number, word in enumerate(("chair", "table", "lamp", "shelf", "carpet", "mirror", "clock"), 1)
+)
+NEAR = "after another text there"
+
+
+@pytest.fixture(scope="module")
+def served(library: Path) -> Iterator[Served]:
+    """A server with a compiled text `rules`."""
+    with started(library) as found:
+        reply = found.http.post("/v1/notes/compile", json={"name": "rules", "text": RULES})
+        assert reply.status_code == 200, reply.text
+        yield found
+        found.http.delete("/v1/notes/rules")
+
+
+@pytest.fixture(autouse=True)
+def empty(served: Served) -> None:
+    served.at_context(served.scheduler.prefixes.close)
+
+
+def ask(served: Served, system: str, reuse: str | None = None, **more: Any) -> Json:
+    """Return the reply, with `near` tokens and the names that they are from."""
+    notes = {"explain": True, **({"reuse": reuse} if reuse else {}), **more.pop("notes", {})}
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": QUESTION}]
+    reply = served.chat(messages, notes=notes, max_tokens=2, **more)
+    near = [piece for piece in reply["notes"]["pieces"] if piece["reason"] == "near"]
+    sources = {piece["why"].split(",")[0].removeprefix("reused from ") for piece in near}
+    return {**reply, "near": sum(piece["tokens"] for piece in near), "sources": sources}
+
+
+def test_parts_of_compiled_texts_by_default(served: Served) -> None:
+    """A line directly above it, or a changed word: what is equal is reused, and the reply has the pieces and sums."""
+    for system in (f"It is Friday.\n{RULES}", RULES.replace("shelf", "shelves")):
+        reply = ask(served, system)
+        assert reply["sources"] == {"rules"} and reply["near"] > 0.7 * reply["notes"]["counts"]["total"]
+        details = reply["usage"]["prompt_tokens_details"]
+        assert details["cached_tokens"] >= reply["near"]
+        assert details["cached_tokens"] + details["notes"]["decoded_tokens"] == reply["usage"]["prompt_tokens"]
+        assert any(NEAR in piece["why"] for piece in reply["notes"]["pieces"])
+        planned = served.http.post(
+            "/v1/notes/explain",
+            json={
+                "messages": [{"role": "system", "content": f"Now. {system}"}, {"role": "user", "content": QUESTION}],
+            },
+        ).json()
+        assert any(piece["reason"] == "near" for piece in planned["pieces"])
+
+
+def test_parts_of_earlier_prompts_where_near_is_named(served: Served) -> None:
+    """Not by default, and not in exact requests, which continue no prompt that was made near."""
+    text = RULES.upper()  # not compiled
+    ask(served, text)
+    changed = f"It is Friday.\n{text}"
+    assert not ask(served, changed, notes={"cache_salt": "another"})["near"]
+    for reuse in (None, "compiled", "exact"):
+        assert not ask(served, f"{reuse}: {changed}", reuse)["near"]
+    near = ask(served, changed, "near")
+    assert near["sources"] == {"an earlier prompt"} and near["near"] > 0.7 * near["notes"]["counts"]["total"]
+    for reuse in ("exact", "compiled", None):
+        reply = ask(served, changed + " ", reuse)
+        live = sum(piece["tokens"] for piece in reply["notes"]["pieces"] if piece["how"] == "live")
+        assert live < reply["notes"]["counts"]["total"] / 4 and not reply["near"]
+        served.at_context(lambda: served.scheduler.prefixes.drop(served.scheduler.prefixes.entries[-1]))
+    again = ask(served, changed, "near")
+    assert any("of them were computed after another text" in piece["why"] for piece in again["notes"]["pieces"])
+
+
+def test_exact_splices_nothing_after_another_text(served: Served) -> None:
+    """`reuse: exact` is `exact`, for skills by name, too."""
+    for notes in ({"reuse": "exact"}, {"exact": True}):
+        reply = ask(served, "Be kind.", notes={**notes, "splice": ["rules"]})
+        assert not reply["near"] and reply["notes"]["counts"]["spliced"] == 0
+
+
+def test_tenants(served: Served) -> None:
+    """With a salt there is nothing of the library or of others; parts of its own prompts are reused."""
+    salted = {"notes": {"cache_salt": "mine"}}
+    assert not ask(served, f"It is Friday.\n{RULES}", "near", **salted)["near"]
+    assert ask(served, f"It is Monday morning.\n{RULES}", "near", **salted)["sources"] == {"an earlier prompt"}
+    assert not ask(served, f"It is late.\n{RULES}", "near", notes={"cache_salt": "yours"})["near"]
+    assert not ask(served, f"It is early.\n{RULES}", notes={"match": False})["near"]
+
+
+def test_raw_prompts_have_runs_too(served: Served) -> None:
+    for prompt, near in ((RULES.lower(), False), (f"So: {RULES.lower()}", True)):
+        data = {"prompt": prompt, "max_tokens": 1, "notes": {"reuse": "near", "explain": True}}
+        reply = served.http.post("/v1/completions", json=data).json()
+        assert (reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 100) == near
+
+
+def test_unknown_modes_are_refused(served: Served) -> None:
+    error = served.chat([{"role": "user", "content": QUESTION}], 400, notes={"reuse": "bold"})
+    assert error["message"] == 'notes.reuse must be exact, compiled or near, not "bold"'
+
+
+def test_the_servers_mode(library: Path) -> None:
+    """Counts for requests that name none."""
+    with started(library, reuse="near") as served:
+        ask(served, RULES.upper())
+        assert ask(served, f"It is Friday.\n{RULES.upper()}")["near"]
+        assert not ask(served, f"It is Monday.\n{RULES.upper()}", "compiled")["near"]
+
+
+def test_a_full_context_evicts_the_source(tmp_path: Path) -> None:
+    """Prompts that do not fit beside each other: the runs of one are in the next, which waits for others, and a client
+    that vanishes leaves nothing behind."""
+    compile_into(tmp_path)
+    context = ContextOptions(n_ctx=1024, n_threads=1)
+    with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True, reuse="near") as served:
+        text = f"{RULES.upper()}\n\n{RULES.swapcase()}"
+        total = ask(served, text)["notes"]["counts"]["total"]
+        assert 512 < total < 1000, "two do not fit"
+        for number in range(3):
+            reply = ask(served, f"It is day {number}.\n{text}")
+            assert reply["near"] > total / 2
+        messages = [{"role": "system", "content": f"Go on.\n{text}"}, {"role": "user", "content": QUESTION}]
+        request = {"messages": messages, "stream": True, "max_tokens": 200}
+        with served.http.stream("POST", "/v1/chat/completions", json=request) as reply_stream:
+            next(reply_stream.iter_lines())
+        assert ask(served, f"At last.\n{text}")["near"] > total / 2
+        assert served.scheduler.load == 0 and not served.scheduler.budget.reservations
+        assert json.dumps(served.http.get("/health").json())
