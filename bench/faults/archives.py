@@ -30,7 +30,8 @@ Members = list[tuple[tarfile.TarInfo, bytes]]
 class Archives(Mutants):
     """Mutants of two exports."""
 
-    cases, share, patience, memory, suffix = 12_000, 2, 20, 6 << 30, ".tar"
+    cases, share, memory, suffix = 12_000, 2, 6 << 30, ".tar"
+    patience = 120  # to make a mutant of 70 MB takes most of it
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
