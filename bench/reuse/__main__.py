@@ -1,4 +1,4 @@
-"""Count what is decoded after an agent's prompt changes, and compare prompts that reuse runs with full prefills.
+"""Count the tokens decoded after an agent's prompt changes, and compare prompts that reuse runs with full prefills.
 
     python -m bench.reuse                        decoded tokens, by change and by what may be reused
     python -m bench.reuse --quality 20 -m MODEL  first-token distributions of changed prompts, by change

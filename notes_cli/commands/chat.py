@@ -106,7 +106,7 @@ class Chat:
     def __init__(self, model: Model, session: Session, options: dict[str, Any]) -> None:
         self._model, self._session = model, session
         self.failed = 0  # lines
-        for option in ("splice", "errata", "system"):  # as settings of files and variables they are for the first turn
+        for option in ("splice", "errata", "system"):  # from a file or a variable they are for the first turn
             if not session.empty and not named(option):
                 options[option] = None
         self._splice = [name for name in options.pop("splice") or () if name not in self._used]

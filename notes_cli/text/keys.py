@@ -64,7 +64,7 @@ APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # lines that may be next 
 ITEM = re.compile(r" {0,12}[-*+] ")
 MAX_WORDS = 4  # words of a name
 MAX_AMOUNT = 6  # words of an amount
-MAX_TITLE = 8  # words of what has an address
+MAX_TITLE = 8  # words of a name before an address
 MAX_ROW = 6  # words of the name of a row
 MAX_UNCASED = 10  # characters of a word in a script without capitals, which may have no spaces
 
@@ -350,7 +350,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _reads_as_name(key: str, value: str) -> bool:
-    """Return True if what is before a value names a field: no sentence, no step, no note."""
+    """Return True if the text before a value names a field: it is no sentence, step or note."""
     words = key.split(" ")
     plain = [word.strip("()'\u2019").casefold() for word in words]
     if not is_name(key) or not (

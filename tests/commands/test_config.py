@@ -1,4 +1,4 @@
-"""Project files: where they are found, that they must be allowed, what they can set, and where settings come from."""
+"""Project files: the search for them, permission, their keys, and the sources of settings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shown(command: str = "ask") -> dict[str, tuple[object, str]]:
 
 
 def test_a_file_must_be_allowed_and_again_after_a_change(project: Path, home: Path) -> None:
-    """Only what was read is allowed, and it is forgotten with `disallow`."""
+    """Only the content that was read is allowed, until `disallow`."""
     assert run_here("config", "disallow").code == 1 and list(shown()) == ["model"]
     assert (
         run_here("config", "show").err
@@ -189,7 +189,7 @@ def test_what_a_project_cannot_set(project: Path, text: str, message: str) -> No
 @pytest.mark.model
 def test_an_answer_has_the_skills_of_the_project(notes: Notes, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its JSON is that of the options, in any folder of the project; an option replaces the setting. A session and a
-    chat that have begun keep what they have."""
+    chat that have begun keep their skills and corrections."""
     handbook = project.parents[1] / "docs" / "handbook.md"
     options = ("--splice", handbook, "--erratum", "date=2026-07-01")
     given = notes("ask", "Why?", "--json", "-n", 2, *options).json

@@ -51,7 +51,7 @@ class Cached:
         self.cache = PrefixCache(self.store)
 
     def begin(self, layout: Layout, salt: str = "") -> tuple[KVSequence, int]:
-        """Return a sequence with what is reusable, and the tokens of that, as the scheduler does it."""
+        """Return a sequence that begins with the reusable prefix, and its length, as the scheduler makes it."""
         cached, length, _ = self.cache.find(layout, salt)
         if cached and length:
             sequence = self.cache.begin(cached, length, layout, fork=True)
@@ -183,7 +183,7 @@ def test_prefixes_share_the_blocks_in_which_they_are_equal(workspace: Workspace)
 
 
 def test_the_least_recently_used_end_goes_first(workspace: Workspace) -> None:
-    """The budget holds; what is left of a prefix is its beginning, which is still restored."""
+    """The budget holds; the beginning of a prefix is dropped last, and is still restored."""
     cached = Cached(workspace)
     cached.prefill(TEXT)
     cached.evict_all()
@@ -340,7 +340,7 @@ def test_a_spliced_skill_is_restored_whole_or_not(workspace: Workspace, skill: S
         whole.close()
     (first, middle), (_, last) = layout.splices
     assert lengths[0] >= last and lengths[1] == first
-    cached.store._drop(next(iter(cached.store._blocks)))  # what is left ends within the second skill
+    cached.store._drop(next(iter(cached.store._blocks)))  # the rest ends within the second skill
     reused = cached.begin(cached.cache.layout(asked, parts_of(workspace, asked), 4))[1]
     assert reused == middle < 2 * BLOCK < last
 

@@ -152,7 +152,7 @@ def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_changed_text_is_placed_in_runs(prompts: Prompts, change: str, compiled: bool) -> None:
     """Of a cached prompt or a compiled text: the K/V of the right tokens, rotated to the right positions; a seam is
-    decoded for each run, and what is not known."""
+    decoded for each run, and so are unknown tokens."""
     segments = (compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-")),) if compiled else ()
     if compiled:
         prompts.prefixes.close()
@@ -193,7 +193,7 @@ def test_the_first_layer_shows_a_wrong_place(prompts: Prompts, wrong: str, monke
     assert worst(prompts, layout, prompts.assembled(layout))[0] > 0.2
 
 
-# What may not be reused.
+# Runs that may not be reused.
 
 
 @pytest.mark.parametrize(("value", "reused"), [("6 May", [True, True]), ("7 June", [True, False])])
