@@ -174,8 +174,8 @@ upstream-cache: $(DEV) ## The prefix cache of llama-server, with `notes serve --
 	@$(BIN)/python -m pip install -q cmake ninja
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.upstream_cache $(if $(COUNT),--count $(COUNT))
 
-race: $(DEV) ## notes beside llama-server and llama-completion on the same tokens (docs/race.md, hours in all, a cell at a time); ONLY='shipped/alone-1k ...' for some
-	@$(BIN)/python -m pip install -q cmake ninja
+race: $(DEV) ## notes beside llama-server, llama-completion and llama-cpp-python on SmolLM2 and real texts (docs/race.md, an hour on two quiet cores, after building them); ONLY='moved date/ask' for some
+	@$(BIN)/python -m pip install -q cmake ninja diskcache typing-extensions
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m bench.race $(ONLY) --write docs
 
 # PyTorch and transformers are in a venv of their own, which finds the packages of .venv after its own.

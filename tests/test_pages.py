@@ -20,7 +20,6 @@ from pathlib import Path
 import click
 import pytest
 import stores
-from samples import ABSENT
 
 from bench import readme
 from notes_cli.cli import cli
@@ -31,13 +30,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE = "serving.md"  # run against a server: tests/serve/test_document.py
 BLOCK = re.compile(r"^(?:<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 NOT_RUN = 1
-ON_THE_TINY_MODEL = frozenset({"race.md"})  # the others are on SmolLM2
 MARK = "\x1e"
-
-
-def python_path(page: Path) -> str:
-    """Where a page's commands and examples find packages first."""
-    return f"{ABSENT}{os.pathsep}{ROOT}" if page.name in ON_THE_TINY_MODEL else str(ROOT)
 
 
 def blocks(page: Path, *kinds: str) -> list[str]:
@@ -97,7 +90,7 @@ def played(commands: list[str], home: Path) -> list[tuple[str, int]]:
 def test_what_is_typed_prints_what_is_shown(
     page: Path, user: Path, make_model: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", python_path(page))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     if page.name == "your-model.md":
         root = user / ".ollama" / "models"
         model = make_model("qwen3", trained=32768)  # type: ignore[operator]
@@ -118,7 +111,7 @@ def test_what_is_typed_prints_what_is_shown(
 def test_python_prints_what_its_comments_say(page: Path, tmp_path: Path) -> None:
     """README's, the first, is also type-checked: tests/test_api.py."""
     for example in blocks(page, "python"):
-        assert readme.run(sys.executable, example, tmp_path, python_path(page)) == readme.promised(example)
+        assert readme.run(sys.executable, example, tmp_path, str(ROOT)) == readme.promised(example)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -29,6 +29,7 @@ SETTINGS = {
     "LLAMA_USE_PREBUILT_UI": "OFF",
     "LLAMA_OPENSSL": "OFF",
 }
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 class Release(NamedTuple):
@@ -83,9 +84,20 @@ def _unpack(release: Release) -> None:
     shutil.rmtree(scratch)
 
 
+def _amx_works(folder: Path) -> bool:
+    """Return whether AMX works as this compiler compiles it, as native/CMakeLists.txt tests it; True where it is not
+    compiled in."""
+    if "amx_tile" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
+        return True
+    probe = folder / "probe_amx"
+    subprocess.run(["cc", "-O2", str(ROOT / "native" / "probe_amx.c"), "-o", str(probe)], check=True)
+    return subprocess.run([str(probe)]).returncode == 0
+
+
 def _build(name: str, folder: Path) -> None:
     sources = folder / "llama.cpp"
-    settings = [f"-D{name}={value}" for name, value in SETTINGS.items()]
+    flags = {} if _amx_works(folder) else {"CMAKE_C_FLAGS": NO_AMX, "CMAKE_CXX_FLAGS": NO_AMX}
+    settings = [f"-D{name}={value}" for name, value in (SETTINGS | flags).items()]
     environment = {name: value for name, value in os.environ.items() if name not in ("CFLAGS", "CXXFLAGS")}
     with (folder / "build.log").open("w") as log:
         for command in (
