@@ -106,7 +106,7 @@ def ask(work: Work) -> Runs:
         command = [NOTES, "ask", prompt.question.ask, "-n", str(ANSWER), "--server", "off"]
         command += [word for text in prompt.texts for word in ("--splice", text.name)]
         command += ["-s", prompt.system] if prompt.system else []
-        command += ["--erratum", f"Date={prompt.day}"] if prompt.day else []
+        command += [word for name, value in prompt.changes for word in ("--erratum", f"{name}={value}")]
         yield _process(prompt, command)
 
 
@@ -124,8 +124,10 @@ def serve(work: Work) -> Runs:
     with _serve() as server:
         if work.seen:
             _ask_serve(server, work, work.seen)
-        for number, prompt in enumerate(work.asked):
-            yield _ask_serve(server, work, prompt, begun=number > 0)
+        previous = None
+        for prompt in work.asked:
+            yield _ask_serve(server, work, prompt, previous)
+            previous = prompt
 
 
 def serve_started(work: Work) -> Runs:
@@ -134,22 +136,30 @@ def serve_started(work: Work) -> Runs:
     for prompt in work.asked:
         started = time.perf_counter()
         with _serve() as server:
-            yield _ask_serve(server, work, prompt, started=started)
+            yield _ask_serve(server, work, prompt, None, started)
 
 
 def _serve() -> AbstractContextManager[Server]:
     return notes_serve(Path(model()), HOME, FOLDER / "serve.log", "-t", str(THREADS))
 
 
-def _ask_serve(server: Server, work: Work, prompt: Prompt, begun: bool = False, started: float | None = None) -> Run:
+def _ask_serve(
+    server: Server, work: Work, prompt: Prompt, previous: Prompt | None = None, started: float | None = None
+) -> Run:
+    """`previous`: the prompt of the turn before, in a conversation."""
     before = 0.0 if started else server.processor
     messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
     messages.append({"role": "user", "content": prompt.question.ask})
+    names, changes = [text.name for text in prompt.texts], dict(prompt.changes)
     notes: dict[str, Any] = {"session": work.name} if work.conversation else {}
-    if not begun or not work.conversation:
-        notes["splice"] = [text.name for text in prompt.texts]
-    if prompt.day:
-        notes["errata"] = {"Date": prompt.day}
+    if work.memory:
+        notes["memory"] = names[0]
+    elif not (work.conversation and previous):
+        notes["splice"] = names
+    if work.conversation and previous:
+        changes = dict(set(prompt.changes) - set(previous.changes))
+    if changes:
+        notes["errata"] = changes
     return _answer(prompt, server, _chat(server, messages, started, notes=notes), before)
 
 
@@ -161,16 +171,19 @@ def _server(release: Release, *more: str) -> AbstractContextManager[Server]:
     return llama_server(stock(release=release), Path(model()), FOLDER / "llama-server.log", *options)
 
 
-def server(work: Work, release: Release, *more: str) -> Runs:
-    """llama-server, which keeps what it has answered."""
+def server(work: Work, release: Release, *more: str, front: bool = False) -> Runs:
+    """llama-server, which keeps what it has answered. `front`: a user's memory is in the system message."""
     with _server(release, *more) as running:
         if work.seen:
             _chat(running, _messages(work.seen))
         history: list[dict[str, str]] = []
         for prompt in work.asked:
             system, question = _messages(prompt)
+            asked = [system, *history, question]
+            if work.memory and not front:
+                asked = [*history, {"role": "user", "content": f"{prompt.message}\n\n{prompt.question.ask}"}]
             before = running.processor
-            reply = _chat(running, [system, *history, question])
+            reply = _chat(running, asked)
             if work.conversation:
                 history += [question, {"role": "assistant", "content": reply.text}]
             yield _answer(prompt, running, reply, before)
@@ -260,6 +273,12 @@ PEERS = (
         f"llama-server 0.6.0 `--cache-reuse {CHUNK}`",
         lambda work: server(work, NEWER, "--cache-reuse", str(CHUNK)),
         *(True, lambda work: True),
+    ),
+    Peer(
+        "front",
+        "llama-server 0.6.0, memory in the system message",
+        lambda work: server(work, NEWER, front=True),
+        *(True, lambda work: work.memory),
     ),
     Peer(
         "llama-cpp-python",

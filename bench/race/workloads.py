@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from itertools import pairwise
 
+from bench.real.memory import EDITS, FACTS, PROFILE
 from bench.real.tasks import ROOT, SKILLS, Question, contains, load_tasks
 from notes_cli.text.skill import load_skill
 
@@ -20,6 +21,7 @@ ANSWER = 24  # tokens of an answer at most
 ASKED = 10  # questions of a workload
 TURNS = 28  # of the conversation
 LIBRARY = 30  # questions about ten documents
+MEMORY = 12  # turns of the conversation with a user's memory
 SIZES = {"1k": 7, "2k": 15, "4k": 32, "7k": 44}  # sections of a text of so many tokens
 PAGES = ("recipes.md", "skills.md")
 SYSTEMS = ("Answer briefly.", "You are a clerk.", "Be polite and short.", "You work for a shop.", "You help new staff.")
@@ -38,19 +40,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A question about texts, with a system text before them. `day`: the date in the first text, if it has one."""
+    """A question about texts, with a system text before them. `changes`: fields of the first text with new values."""
 
     texts: tuple[Text, ...]
     question: Question
     system: str = ""
-    day: str = ""
+    changes: tuple[tuple[str, str], ...] = ()
 
     @property
     def message(self) -> str:
         """The system message, for a program that has no skills."""
         first, *others = (text.text for text in self.texts)
-        if self.day:
-            first = first.replace(FIRST.isoformat(), self.day)
+        for name, value in self.changes:
+            first = re.sub(rf"^{name}: .*$", f"{name}: {value}", first, count=1, flags=re.M)
         return "\n\n".join([*filter(None, [self.system]), first, *others])
 
     @property
@@ -68,6 +70,7 @@ class Work:
     asked: tuple[Prompt, ...]
     seen: Prompt | None = None
     conversation: bool = False  # each question follows the earlier ones and their answers
+    memory: bool = False  # the text is kept just before the question, as a user's memory
 
     @property
     def texts(self) -> list[Text]:
@@ -110,6 +113,7 @@ def works() -> list[Work]:
         _work("date", "another date above, 2k", _dated(_joined("dated-2k", parts[: SIZES["2k"]], _date()))),
         Work("library", f"{LIBRARY} questions about ten documents", tuple(_library(parts))),
         Work("turns", f"{TURNS} turns, another date above each, 1k", tuple(_turns(parts)), conversation=True),
+        Work("memory", f"{MEMORY} turns with a user's memory, changed in three", tuple(_memory()), None, True, True),
     ]
 
 
@@ -117,8 +121,8 @@ def _date() -> str:
     return f"Date: {FIRST.isoformat()}\n\n"
 
 
-def _day(number: int) -> str:
-    return (FIRST + timedelta(30 + number)).isoformat()
+def _day(number: int) -> tuple[tuple[str, str], ...]:
+    return (("Date", (FIRST + timedelta(30 + number)).isoformat()),)
 
 
 def _work(name: str, title: str, prompts: Sequence[Prompt]) -> Work:
@@ -140,7 +144,7 @@ def _moved(text: Text) -> list[Prompt]:
 
 def _dated(text: Text, count: int = ASKED + 1) -> list[Prompt]:
     first, *others = _prompts(text, count=count)
-    return [first, *(replace(one, day=_day(at)) for at, one in enumerate(others))]
+    return [first, *(replace(one, changes=_day(at)) for at, one in enumerate(others))]
 
 
 def _orders(parts: Sequence[Text]) -> list[Prompt]:
@@ -160,3 +164,13 @@ def _library(parts: Sequence[Text]) -> list[Prompt]:
 
 def _turns(parts: Sequence[Text]) -> list[Prompt]:
     return _dated(_joined("dated-1k", parts[: SIZES["1k"]], _date()), count=TURNS + 1)[1:]
+
+
+def _memory() -> Iterator[Prompt]:
+    """A question about the profile's facts in turn; their values change as in bench/real/memory.py."""
+    facts, changes = dict(FACTS), dict[str, str]()
+    for turn in range(MEMORY):
+        changes |= dict([EDITS[turn]] if turn in EDITS else [])
+        name = list(facts)[turn % len(facts)]
+        question = Question(f"What is the user's {name.lower()}?", ((facts | changes)[name],))
+        yield Prompt((Text("profile", PROFILE),), question, changes=tuple(changes.items()))

@@ -34,12 +34,12 @@ def test_what_is_new_in_each_workload() -> None:
         assert prompt.texts == previous.texts[::-1] and prompt.message != previous.message
         previous = prompt
     for name in ("date", "turns"):
-        days = [one.day for one in WORKS[name].asked]
+        days = [dict(one.changes)["Date"] for one in WORKS[name].asked]
         assert len(set(days)) == len(days) and FIRST.isoformat() not in days
-        for prompt in WORKS[name].asked:
+        for prompt, day in zip(WORKS[name].asked, days, strict=True):
             (text,) = prompt.texts
-            assert prompt.message == text.text.replace(FIRST.isoformat(), prompt.day)
-            assert prompt.message.startswith(f"Date: {prompt.day}\n")
+            assert prompt.message == text.text.replace(FIRST.isoformat(), day)
+            assert prompt.message.startswith(f"Date: {day}\n")
     assert len(WORKS["library"].texts) == 10
 
 
@@ -84,8 +84,8 @@ def test_tables_have_medians_sums_and_right_answers(tmp_path: Path) -> None:
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| `notes ask` |  |  |  |  | 0.50 |  |  |\n" in text
     assert "| `notes serve` (running) |  |  |  |  | 0.50* |  |  |\n" in text
-    assert "| `notes ask` |  |  |  |  | 4 of 5 |  |  |  |  |\n" in text
-    assert "| `notes serve` (running) |  |  |  |  | 1.00* |  |  |  | 7.0 |\n" in text
+    assert "| `notes ask` |  |  |  |  | 4 of 5 |  |  |  |  |  |\n" in text
+    assert "| `notes serve` (running) |  |  |  |  | 1.00* |  |  |  | 7.0 |  |\n" in text
     report.write(tmp_path, found)
     assert page.read_text() == text
 
