@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from bench.real.memory import EDITS, FACTS, PROFILE
 from bench.real.tasks import ROOT, SKILLS, Question, contains, load_tasks
@@ -109,7 +109,7 @@ def works() -> list[Work]:
     return [
         *(_work(f"same-{size}", f"same text, {size}", _prompts(text)) for size, text in texts.items()),
         _work("moved", "another system text above, 2k", _moved(texts["2k"])),
-        _work("orders", "two texts in both orders, 2k", _orders(parts)),
+        _work("pairs", "two of five texts, 2k", _pairs(parts)),
         _work("date", "another date above, 2k", _dated(_joined("dated-2k", parts[: SIZES["2k"]], _date()))),
         Work("library", f"{LIBRARY} questions about ten documents", tuple(_library(parts))),
         Work("turns", f"{TURNS} turns, another date above each, 1k", tuple(_turns(parts)), conversation=True),
@@ -147,17 +147,21 @@ def _dated(text: Text, count: int = ASKED + 1) -> list[Prompt]:
     return [first, *(replace(one, changes=_day(at)) for at, one in enumerate(others))]
 
 
-def _orders(parts: Sequence[Text]) -> list[Prompt]:
-    """The order of each prompt is not that of the one before."""
-    two = (_joined("first", parts[:7]), _joined("second", parts[11:18]))
-    return [replace(one, texts=two[:: -1 if at % 2 else 1]) for at, one in enumerate(_prompts(*two))]
+def _documents(parts: Sequence[Text], cuts: Sequence[int]) -> list[Text]:
+    """Cut the sections into documents, each a part of one sample skill or of two."""
+    return [_joined(f"document-{begin}-{end}", parts[begin:end]) for begin, end in pairwise(cuts)]
+
+
+def _pairs(parts: Sequence[Text]) -> list[Prompt]:
+    """Questions about two of five documents, in orders that were not there before."""
+    turn = random.Random(11)
+    pairs = turn.sample([*permutations(_documents(parts, (0, 7, 14, 21, 28, 34)), 2)], ASKED + 1)
+    return [Prompt(pair, turn.choice(turn.choice(pair).questions)) for pair in pairs]
 
 
 def _library(parts: Sequence[Text]) -> list[Prompt]:
-    """Each document is a part of one sample skill; questions come in a random order."""
-    cuts = [0, 3, 6, 9, 11, 14, 17, 22, 26, 30, 34]
-    documents = [_joined(f"document-{at}", parts[begin:end]) for at, (begin, end) in enumerate(pairwise(cuts))]
-    turn = random.Random(11)
+    """Questions about one of ten documents, in a random order."""
+    documents, turn = _documents(parts, (0, 3, 6, 9, 11, 14, 17, 22, 26, 30, 34)), random.Random(11)
     chosen = turn.sample(documents * (LIBRARY // len(documents)), LIBRARY)
     return [Prompt((one,), turn.choice(one.questions)) for one in chosen]
 
