@@ -9,10 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -36,8 +35,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 Options = dict[str, Any]  # of a Request, by name, as JSON values
 
 
-@dataclass(frozen=True, slots=True)
-class AskCommand:
+class AskCommand(NamedTuple):
     """A call of `notes ask`: options of the request, and of its output."""
 
     options: Options
