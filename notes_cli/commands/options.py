@@ -465,6 +465,8 @@ def open_workspace(
             update(0, 100)
             loading = partial(Model, path, gpu_layers=choice.gpu_layers, rpc=choice.rpc)
             loaded = in_background(partial(loading, loading=lambda part: update(int(100 * part), 100)))
+            if path == Path(os.path.expanduser(given["model"] or "")):  # names of such files are refused
+                _warn_if_misread(path)
             from notes_cli.engine.options import ContextOptions
             from notes_cli.runtime import answering  # noqa: F401  # is imported while the model loads
             from notes_cli.runtime.contexts import DEFAULT_CONTEXT
@@ -599,19 +601,23 @@ def _moved_model(path: Path) -> Path | None:
 
 
 def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
-    """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
-    llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
-    from notes_cli.engine.architectures import ADVICE, ollama_evidence
-    from notes_cli.engine.header import read_header
-    from notes_cli.errors import NotesError, with_advice
+    """Return the file of a model by file or name. `notify` of a name's file (`verbose`). Raises ModelError for an
+    unknown name, and for that of a file that llama.cpp misreads."""
     from notes_cli.runtime.naming import model_file
 
     path = model_file(word)
-    if path != Path(os.path.expanduser(word)):
-        if verbose:
-            notify(f"model {word}: {path}")
-        return path
+    if verbose and path != Path(os.path.expanduser(word)):
+        notify(f"model {word}: {path}")
+    return path
+
+
+def _warn_if_misread(path: Path) -> None:
+    """Print a warning for a file in a form that llama.cpp misreads."""
+    from notes_cli import output
+    from notes_cli.engine.architectures import ADVICE, ollama_evidence
+    from notes_cli.engine.header import read_header
+    from notes_cli.errors import NotesError, with_advice
+
     with suppress(NotesError):  # loading it gives a better message
         if form := ollama_evidence(read_header(path)):
-            notify(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")
-    return path
+            output.say(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")

@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from notes_cli.engine.segment import Segment
 from notes_cli.library.global_errata import GlobalErratum
-from notes_cli.runtime.corrections import known_fields, parse_errata
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.text.erratum import Erratum, word
+from notes_cli.text.erratum import Erratum, known_fields, parse_errata, word
 from notes_cli.text.messages import ImagePart, Message
 
 MOST = 4096  # conversations that are remembered, the latest

@@ -27,7 +27,6 @@ from notes_cli.measure.verify import verify, verify_edits
 from notes_cli.runtime.answering import ask, explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.batch import ask_many
-from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.freshness import stale_reasons
 from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.prefix_cache import PrefixCache
@@ -35,6 +34,7 @@ from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.recompile import compile_to_library, stale
 from notes_cli.runtime.request import Answer, Request
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import parse_errata
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 

@@ -19,11 +19,11 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
+from notes_cli.text.erratum import parse_errata
 from notes_cli.text.skill import Skill, parse_skill
 
 FEES = parse_skill("fee: 5 euros\nThe fee is due at once, and in full.", source="fees.txt", default="fees")
