@@ -28,7 +28,6 @@ from notes_cli.text.erratum import (
     as_new_values,
     describe_wildcards,
     known_fields,
-    parse_errata,
     parse_erratum,
     read_errata,
     shipped_wordings,
@@ -61,7 +60,7 @@ class ResolvedRequest:
         return Prompt(
             request.question,
             segments,
-            parse_errata(request.errata, segments),
+            read_errata(request.errata, known_fields(*segments)),
             request.system,
             self.settings.wording,
             fields=request.fields,

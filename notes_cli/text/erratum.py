@@ -253,11 +253,6 @@ def known_fields(*skills: Fielded) -> Known:
     return Known((skill.name, [span.name for span in skill.fields]) for skill in skills)
 
 
-def parse_errata(texts: Sequence[str], segments: Sequence[Fielded]) -> list[Erratum]:
-    """Parse errata. Raises SkillError for a field that no spliced skill has, or that several have."""
-    return read_errata(texts, known_fields(*segments))
-
-
 def describe_wildcards(texts: Iterable[str], known: Known) -> list[str]:
     """Describe the fields that each `*.field` in errata and references stands for."""
     names = [text.partition("=")[0].strip() for text in texts]
@@ -289,7 +284,7 @@ def as_new_values(
     errata: Iterable[str], fields: Mapping[str, str], segments: Sequence[Fielded]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Combine field values and errata: the new value of each field (the last erratum counts), and the free-text errata.
-    Raises SkillError as `parse_errata` and `resolve_values` do, and where an erratum and a new value of a field differ:
+    Raises SkillError as `read_errata` and `resolve_values` do, and where an erratum and a new value of a field differ:
     neither is the later one."""
     known, stated, free = known_fields(*segments), dict[Reference, str](), []
     for text in errata:

@@ -31,7 +31,7 @@ from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import CHUNK, FILES
-from notes_cli.text.erratum import parse_errata
+from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..limits import few_descriptors
@@ -68,7 +68,7 @@ def turn(
     """A turn with a greedy answer; the first splices the skill after a system text."""
     if session.empty:
         segment = compile_skill(session.workspace, skill)
-        prompt = Prompt(question, [segment], parse_errata(errata, [segment]), system="Be kind.")
+        prompt = Prompt(question, [segment], read_errata(errata, known_fields(segment)), system="Be kind.")
         sequence = assemble(session.workspace, prompt, room=limit)
         session.begin(prompt, sequence)
     else:
