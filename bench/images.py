@@ -34,9 +34,9 @@ from notes_cli.images import read_picture
 from notes_cli.measure.significance import interval
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import image_skill
 from training.eye import pictures
 
@@ -106,7 +106,7 @@ def compiled(workspace: Workspace, data: bytes, name: str) -> Segment:
 
 
 def prompt_of(case: Case, segments: Sequence[Segment]) -> Prompt:
-    errata = parse_errata([case.erratum] if case.erratum else [], segments)
+    errata = read_errata([case.erratum] if case.erratum else [], known_fields(*segments))
     return Prompt(case.question, segments, errata, case.system or None)
 
 

@@ -7,9 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import notes_cli
 from notes_cli.errors import Help, NotesError
@@ -25,8 +24,7 @@ MEND = "Mend or remove the file"
 SETTING = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(NamedTuple):
     """Folders and files of one user, created on first write."""
 
     library: Path  # compiled segments: derivable, so in the cache folder

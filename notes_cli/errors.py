@@ -7,9 +7,9 @@ Python callers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum, unique
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 
 @unique
@@ -98,12 +98,11 @@ class Help(Enum):
         return Remedy(self, values)
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(NamedTuple):
     """A kind of remedy with its values."""
 
     help: Help
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = MappingProxyType({})
 
     def __str__(self) -> str:
         return self.help.value.format_map({name: _text(value) for name, value in self.values.items()})
@@ -123,8 +122,7 @@ def with_advice(what: str, advice: object) -> str:
     return f"{what} {advice}" if what.endswith("?") else f"{what}. {advice}"
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """A message that stops nothing; `warning` marks a likely mistake."""
 
     what: str

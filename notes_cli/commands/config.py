@@ -21,7 +21,6 @@ from notes_cli import config, output
 from notes_cli.commands.terminal import defaults_of, settings_for
 from notes_cli.errors import NotesError
 from notes_cli.library.safe_files import check_private, replacing
-from notes_cli.text.erratum import of_fields
 from notes_cli.text.names import is_name
 
 FILE = Path(".notes", "config.yaml")
@@ -85,6 +84,7 @@ class Project:
         """Return the settings by name; files are absolute paths. Raises NotesError for an unknown setting and an
         invalid value."""
         from notes_cli.documents import yaml_in  # importing PyYAML takes 14 ms
+        from notes_cli.text.erratum import of_fields
 
         found = yaml_in(self.data, self.path) or {}
         if not isinstance(found, dict):

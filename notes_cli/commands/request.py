@@ -9,10 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -21,7 +20,6 @@ from notes_cli.commands.options import answers_of, named
 from notes_cli.commands.terminal import piped_text, read_text
 from notes_cli.errors import NotesError
 from notes_cli.explanations import ContextSize
-from notes_cli.text.fields import parse_values
 
 if TYPE_CHECKING:
     from notes_cli.engine.sequence import Stopped
@@ -36,8 +34,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
 Options = dict[str, Any]  # of a Request, by name, as JSON values
 
 
-@dataclass(frozen=True, slots=True)
-class AskCommand:
+class AskCommand(NamedTuple):
     """A call of `notes ask`: options of the request, and of its output."""
 
     options: Options
@@ -102,10 +99,15 @@ def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) 
     options = {name: given[name] for name in names if name not in _SAMPLING}
     seed = time.time_ns() & 0xFFFFFFFF if given["seed"] is None else given["seed"]
     sampling = {**{name: given[name] for name in _SAMPLING}, "seed": seed}
+    fields: dict[str, str] = {}
+    if given["fields"]:
+        from notes_cli.text.fields import parse_values  # else imported while the model loads
+
+        fields = parse_values(given["fields"])
     return {
         "question": question,
         **options,
-        "fields": parse_values(given["fields"]),
+        "fields": fields,
         "sampling": sampling,
         **read_constraints(given),
     }

@@ -6,8 +6,7 @@ lists follow the llama.cpp that is built here; docs/architectures.md has the mea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from notes_cli.engine.header import Header
 
@@ -64,8 +63,7 @@ _LISTS: tuple[tuple[How, str, str], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Skills:
+class Skills(NamedTuple):
     """Support for skills: spliced at any position, restored at the start of a prompt only, or refused."""
 
     how: How

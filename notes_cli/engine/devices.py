@@ -11,9 +11,8 @@ import re
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notes_cli.errors import EngineError
 
@@ -24,8 +23,7 @@ MAX_DEVICES = 16  # devices that llama.cpp accepts (GGML_RPC_MAX_SERVERS)
 GPUS = 1, 2  # device kinds: discrete and integrated
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A compute device of llama.cpp."""
 
     name: str

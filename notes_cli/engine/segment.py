@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,8 +87,7 @@ class Transition:
         return self.r.nbytes + self.a.nbytes + self.b.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Carry:
+class Carry(NamedTuple):
     """Carries recurrent state through a segment with any left context (the definition for the whole code): attention
     K/V is spliced, and each recurrent layer's state is advanced by the segment's Transition instead of by decoding. The
     first `seam` and the last `tail` tokens must be decoded in place; the transitions cover those between them."""
@@ -104,8 +103,7 @@ class Carry:
         return cls(seam, tail, sum(transition.nbytes for transition in transitions), lambda: transitions)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """Location of rows in a file: bytes [offset, end) with padding at the end, and their XXH3-128 in hex."""
 
     dtype: np.dtype[np.generic]
@@ -115,8 +113,7 @@ class StoredTensor:
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
+class StoredLayer(NamedTuple):
     """LayerRows in a file."""
 
     layer: int
@@ -263,8 +260,7 @@ class Media:
         return self.last - self.first
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFile:
+class ImageFile(NamedTuple):
     """Bytes of an image file, to encode it again, for characters [start, end) of a segment's text."""
 
     start: int
@@ -278,8 +274,7 @@ class _Referable:
     __slots__ = ("__weakref__",)
 
 
-@dataclass(frozen=True, slots=True)
-class Prefill:
+class Prefill(NamedTuple):
     """Duration of the prefill when a segment was compiled."""
 
     seconds: float

@@ -236,7 +236,7 @@ def metadata(segment: Segment, writer: str, created: str | None) -> dict[str, st
         **({"media": json.dumps([asdict(image) for image in segment.media])} if segment.media else {}),
         **({"projector": segment.projector} if segment.projector else {}),
         **({"pictures.places": json.dumps(places(segment.pictures)[0])} if segment.pictures else {}),
-        **({"prefill": json.dumps(asdict(segment.prefill))} if segment.prefill else {}),
+        **({"prefill": json.dumps(segment.prefill._asdict())} if segment.prefill else {}),
         **({"backend": segment.backend} if segment.backend else {}),
         "created": created or now,
         "writer": writer,

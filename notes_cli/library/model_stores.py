@@ -15,10 +15,9 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from notes_cli.errors import reason
 
@@ -31,8 +30,7 @@ _UNFINISHED = (*DOWNLOADING, ".part", ".partial")
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # no models: llama.cpp's list
 
 
-@dataclass(frozen=True, slots=True)
-class NamedModel:
+class NamedModel(NamedTuple):
     """A model of a store."""
 
     store: str
@@ -118,8 +116,7 @@ def _shown(stem: str) -> str:
     return match[1] if match else stem
 
 
-@dataclass(frozen=True, slots=True)
-class PackagedModel:
+class PackagedModel(NamedTuple):
     """A model file inside a Python package on PyPI."""
 
     name: str
@@ -221,7 +218,7 @@ def llama_cpp_models(root: Path, warn: Warn) -> Iterator[NamedModel]:
         if user:
             yield from files(LLAMA_CPP, hub_bases(user, repo), paths)
         else:
-            yield from (replace(model, tag="") for model in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
+            yield from (model._replace(tag="") for model in files(LLAMA_CPP, tuple(_guesses(repo)), paths))
 
 
 def _guesses(name: str) -> Iterator[str]:

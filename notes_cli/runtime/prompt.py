@@ -13,9 +13,8 @@ from notes_cli.editing.methods import ERRATUM, Method
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.errors import Help, NotesError, UnsupportedError
 from notes_cli.library.info import SegmentInfo
-from notes_cli.runtime.corrections import resolve_values
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, Reference, word
+from notes_cli.text.erratum import Erratum, Reference, resolve_values, word
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import Conversation, SkillPart, asking, check_once
 from notes_cli.text.prompt import Chunk, build

@@ -17,19 +17,22 @@ from notes_cli.engine.segment import Segment
 from notes_cli.errors import GrammarError, Help, NotesError, Notice, Say, SessionError, SkillError
 from notes_cli.library.segment_files import ERRATA
 from notes_cli.library.store import Library
-from notes_cli.runtime.corrections import (
-    Fielded,
-    as_new_values,
-    describe_wildcards,
-    known_fields,
-    parse_errata,
-)
 from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.request import Callbacks, Request, Settings
 from notes_cli.runtime.settings import UNMEASURED, Defaults, choose, composition_warning, defaults
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, parse_erratum, read_errata, shipped_wordings, word
+from notes_cli.text.erratum import (
+    Erratum,
+    Fielded,
+    as_new_values,
+    describe_wildcards,
+    known_fields,
+    parse_erratum,
+    read_errata,
+    shipped_wordings,
+    word,
+)
 from notes_cli.text.keys import listed
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ class ResolvedRequest:
         return Prompt(
             request.question,
             segments,
-            parse_errata(request.errata, segments),
+            read_errata(request.errata, known_fields(*segments)),
             request.system,
             self.settings.wording,
             fields=request.fields,

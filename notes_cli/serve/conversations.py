@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 from notes_cli.engine.segment import Segment
 from notes_cli.library.global_errata import GlobalErratum
-from notes_cli.runtime.corrections import known_fields, parse_errata
 from notes_cli.serve.parsing import ChatRequest
-from notes_cli.text.erratum import Erratum, word
+from notes_cli.text.erratum import Erratum, known_fields, read_errata, word
 from notes_cli.text.messages import ImagePart, Message
 
 MOST = 4096  # conversations that are remembered, the latest
@@ -199,7 +198,7 @@ def place_errata(
     new_copies = {copy for copy in copies if copy not in state.copies}
     new_skills = {copy.name for copy in new_copies if not skills[copy.name].is_image}
     wait = result is not None and not first and len(client_errata) == len(state.client_errata)
-    parsed = [(at, erratum) for at, text in enumerate(client_errata) for erratum in parse_errata([text], segments)]
+    parsed = [(at, erratum) for at, text in enumerate(client_errata) for erratum in read_errata([text], known)]
     fields_of = [known.find(erratum.key) if erratum.field and erratum.value else [] for _, erratum in parsed]
     client_fields = {(field.skill, field.field) for fields in fields_of for field in fields}
     values, after_copy = dict(state.values), dict(state.after_copy)

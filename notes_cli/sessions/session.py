@@ -23,7 +23,6 @@ from notes_cli.errors import EngineError, Help, Notice, SessionError, Unsupporte
 from notes_cli.library.global_errata import marks_of, now
 from notes_cli.runtime.answering import OnPrefill, Plan, answer_task, explain, max_new_tokens, stream
 from notes_cli.runtime.assemble import SegmentPlacer, assemble, record_uses
-from notes_cli.runtime.corrections import describe_wildcards, known_fields, unique_values
 from notes_cli.runtime.open_skills import SkillRef
 from notes_cli.runtime.prompt import Prompt, changes_of
 from notes_cli.runtime.request import NO_CALLBACKS, Answer, Callbacks, Request, Stream
@@ -38,7 +37,17 @@ from notes_cli.sessions.lines import Line, Origin, as_line
 from notes_cli.sessions.session_kv import SessionKV
 from notes_cli.sessions.state import Memory, SkillText, State, unheard
 from notes_cli.sessions.tool_results import Result, as_question, results_turn
-from notes_cli.text.erratum import Erratum, Known, Reference, of_fields, read_errata, word
+from notes_cli.text.erratum import (
+    Erratum,
+    Known,
+    Reference,
+    describe_wildcards,
+    known_fields,
+    of_fields,
+    read_errata,
+    unique_values,
+    word,
+)
 from notes_cli.text.keys import listed
 from notes_cli.text.messages import user_message
 from notes_cli.text.prompt import next_turn

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from notes_cli.config import resource
-from notes_cli.errors import SkillError
+from notes_cli.errors import Help, SkillError
 from notes_cli.text.fields import clean_value
 from notes_cli.text.keys import MAX_WORDS, field_name, is_name, listed
 
+T = TypeVar("T")
 COLON = re.compile("[:\uff1a]")  # as in a line of a text, in any script (keys.py)
 # Resembles a name, a reference to a field, or a placeholder; "1=2" does not.
 LIKE_NAME = re.compile(r"\*\.|[\w.*{}-]*[^\W\d_][\w.*{}-]*")
@@ -231,6 +232,73 @@ class Known(Collection[str]):
                 f"several skills have a field {reference!r}: name one of {which}, or all: {ALL}.{reference}"
             )
         return references
+
+
+class Named(Protocol):
+    """A field of a skill."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Fielded(Named, Protocol):
+    """A skill with fields: a segment, or an entry of a session."""
+
+    @property
+    def fields(self) -> Sequence[Named]: ...
+
+
+def known_fields(*skills: Fielded) -> Known:
+    """Return the fields of skills, by name."""
+    return Known((skill.name, [span.name for span in skill.fields]) for skill in skills)
+
+
+def describe_wildcards(texts: Iterable[str], known: Known) -> list[str]:
+    """Describe the fields that each `*.field` in errata and references stands for."""
+    names = [text.partition("=")[0].strip() for text in texts]
+    return [
+        f"{name} is {', '.join(reference.key for reference in known.find(name))}"
+        for name in names
+        if name.startswith(f"{ALL}.") and name in known
+    ]
+
+
+def resolve_values(values: Mapping[str, str], segments: Sequence[Fielded]) -> list[tuple[Reference, str]]:
+    """Return the field of one skill for each value; for `*.field`, one for each skill that has it. Raises SkillError
+    for an unknown field, for an unqualified one that several skills have, and for one with two values."""
+    known = known_fields(*segments)
+    pairs = ((reference, value) for name, value in values.items() for reference in known.resolve(name))
+    return list(unique_values(pairs, lambda reference: reference.key).items())
+
+
+def unique_values(pairs: Iterable[tuple[T, str]], key: Callable[[T], str] = str) -> dict[T, str]:
+    """Return the value of each field. Raises SkillError for one with two values, naming it by `key`."""
+    values: dict[T, str] = {}
+    for field, value in pairs:
+        if values.setdefault(field, value).strip() != value.strip():
+            raise SkillError(f"{key(field)} is given two new values, {values[field]!r} and {value!r}", Help.ONE_VALUE())
+    return values
+
+
+def as_new_values(
+    errata: Iterable[str], fields: Mapping[str, str], segments: Sequence[Fielded]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Combine field values and errata: the new value of each field (the last erratum counts), and the free-text errata.
+    Raises SkillError as `read_errata` and `resolve_values` do, and where an erratum and a new value of a field differ:
+    neither is the later one."""
+    known, stated, free = known_fields(*segments), dict[Reference, str](), []
+    for text in errata:
+        for erratum in read_errata([text], known):
+            if erratum.field is None or erratum.value is None:
+                free.append(text)
+            else:
+                stated[known.find(erratum.key)[0]] = erratum.value
+    for field, value in resolve_values(fields, segments):
+        other = stated.pop(field, value)
+        if other.strip() != value.strip():
+            text = f"{field.key} is given the new value {value!r}, and {other!r} by an erratum"
+            raise SkillError(text, Help.ONE_VALUE())
+    return {**fields, **{field.key: value for field, value in stated.items()}}, tuple(free)
 
 
 def _suggestion(fields: Collection[str], wanted: str) -> str:

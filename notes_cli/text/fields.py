@@ -23,7 +23,6 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from notes_cli.errors import Help, SkillError
@@ -49,8 +48,7 @@ class Field(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Hole:
+class Hole(NamedTuple):
     """Characters [start, end) to replace by the value of `name`, or by `literal` if there is no name."""
 
     start: int

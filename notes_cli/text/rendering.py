@@ -135,6 +135,9 @@ def _end_at_exit() -> None:
 def serve() -> None:
     """Serve requests until the parent closes the pipe."""
     grant = _limit_resources()
+    with contextlib.suppress(ImportError):  # `_reply` reports it
+        import jinja2.ext  # with all of jinja2, while the parent loads its model
+        import jinja2.sandbox  # noqa: F401
     for line in sys.stdin.buffer:
         grant()
         try:

@@ -24,7 +24,7 @@ from .conftest import TEXT, run_here
 # Packages that `notes --help` and an answer import; each costs milliseconds, or seconds, before the first token.
 HELP = {"notes_cli", "click"}
 ASK = HELP | {"numpy", "xxhash"}
-OURS = {"--help": 9, "ask": 76}  # modules of notes
+OURS = {"--help": 9, "ask": 75}  # modules of notes
 ALL = {"--help": 145, "ask": 315}  # including Python's, whose number varies by tens between versions
 # Modules that an answer from a compiled skill does not need, with their import times.
 UNUSED = {
@@ -83,6 +83,35 @@ def test_little_is_imported(
     assert len(modules) <= ALL[command], f"notes {command} loads {len(modules)} modules"
     unused = modules & UNUSED
     assert not unused, f"notes {command} loads {', '.join(sorted(unused))}"
+
+
+BACKGROUND = """
+import sys, threading
+import notes_cli.commands.options as options
+from notes_cli.cli import run
+start = options.in_background
+def in_background(compute):
+    print("notes_cli.runtime.answering" in sys.modules, file=sys.stderr)
+    def thread():
+        print(threading.current_thread() is threading.main_thread(), file=sys.stderr)
+        return compute()
+    return start(thread)
+options.in_background = in_background
+run(["ask", "May I?", "-n", "1", "--server", "off"])
+"""
+
+
+def test_the_model_loads_beside_the_imports(model: Path) -> None:
+    """In a thread that starts before most modules are imported."""
+    done = subprocess.run([sys.executable, "-c", BACKGROUND], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stderr.splitlines()[:2] == ["False", "False"]
+
+
+def test_templates_wait_for_no_import() -> None:
+    """The process that renders them imports jinja2 before it reads the first one."""
+    code = "import sys; from notes_cli.text.rendering import serve; serve(); print('jinja2.sandbox' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stdout == "True\n"
 
 
 def test_settings_load_no_other_commands(model: Path, home: Path) -> None:

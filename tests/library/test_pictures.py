@@ -89,9 +89,9 @@ WRONG = {
     "more positions than rows": lambda one: {"media": (replace(one.media[0], positions=5),)},
     "one inside another": lambda one: {"media": (one.media[0], replace(one.media[0], first=2))},
     "no digest": lambda one: {"media": (replace(one.media[0], sha256="12"),)},
-    "another image's bytes": lambda one: {"pictures": (replace(one.pictures[0], data=DATA[:-1] + b"?"),)},
-    "a place beyond the text": lambda one: {"pictures": (replace(one.pictures[0], end=99),)},
-    "a place of other words": lambda one: {"pictures": (replace(one.pictures[0], start=0, end=5),)},
+    "another image's bytes": lambda one: {"pictures": (one.pictures[0]._replace(data=DATA[:-1] + b"?"),)},
+    "a place beyond the text": lambda one: {"pictures": (one.pictures[0]._replace(end=99),)},
+    "a place of other words": lambda one: {"pictures": (one.pictures[0]._replace(start=0, end=5),)},
     "two in one place": lambda one: {"pictures": one.pictures * 2},
     "bytes without an image": lambda one: {"media": (), "axes": None},
 }

@@ -14,7 +14,6 @@ from notes_cli.engine.sequence import run
 from notes_cli.errors import NotesError, Notice, SegmentError
 from notes_cli.runtime.assemble import assemble, assemble_task
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.open_skills import open_segments
 from notes_cli.runtime.prefix_cache import PrefixCache
 from notes_cli.runtime.prompt import Prompt, parts_of
@@ -22,7 +21,7 @@ from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.resolve import method_for
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum
+from notes_cli.text.erratum import Erratum, known_fields, read_errata
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
@@ -277,10 +276,10 @@ def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tm
 def test_errata_know_the_fields_of_all_skills(workspace: Workspace, skill: Skill) -> None:
     """A field of any spliced skill is accepted; another name is refused; text without = is free."""
     segment = compile_skill(workspace, skill)
-    field, free = parse_errata(["date=2026-07-01", "It snows."], [segment])
+    field, free = read_errata(["date=2026-07-01", "It snows."], known_fields(segment))
     assert (field.field, field.value) == ("date", "2026-07-01") and free.field is None
     with pytest.raises(NotesError, match="Known fields: date, tier"):
-        parse_errata(["colour=red"], [segment])
+        read_errata(["colour=red"], known_fields(segment))
 
 
 TOOLS = (

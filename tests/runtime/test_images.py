@@ -27,7 +27,6 @@ from notes_cli.measure.verify import verify, verify_edits
 from notes_cli.runtime.answering import ask, explain
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.batch import ask_many
-from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.freshness import stale_reasons
 from notes_cli.runtime.importing import import_segment
 from notes_cli.runtime.prefix_cache import PrefixCache
@@ -35,6 +34,7 @@ from notes_cli.runtime.prompt import Prompt, parts_of
 from notes_cli.runtime.recompile import compile_to_library, stale
 from notes_cli.runtime.request import Answer, Request
 from notes_cli.runtime.workspace import Workspace
+from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 
@@ -345,7 +345,7 @@ def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path
         (entry,) = seeing.library.entries(name)
         found = seeing.open(entry.path)
         assert (found.pictures, found.fields, found.media) == (segment.pictures, segment.fields, segment.media)
-    prompt = Prompt("", [segment], parse_errata(["shop=Ben"], [segment]))
+    prompt = Prompt("", [segment], read_errata(["shop=Ben"], known_fields(segment)))
     _, case = verify(seeing, prompt, ["What is the total?"]).cases
     assert case.errata and case.cosine > 0.99 and case.corrected is None
     with pytest.raises(UnsupportedError, match="nothing is edited"):
@@ -408,7 +408,7 @@ def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path
             prompt = Prompt(
                 chance.choice(("What is the total?", "What is the day?")),
                 segments,
-                parse_errata(["the receipt is void."] * chance.randint(0, 1), segments),
+                read_errata(["the receipt is void."] * chance.randint(0, 1), known_fields(*segments)),
                 "Be brief. " * chance.randint(0, 12),
                 place=chance.choice(("early", "late")),
                 shown=frozenset(one.name for one in segments if one.media and chance.random() < 0.5),

@@ -19,11 +19,11 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
+from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, parse_skill
 
 FEES = parse_skill("fee: 5 euros\nThe fee is due at once, and in full.", source="fees.txt", default="fees")
@@ -60,7 +60,7 @@ def carried(sequence: KVSequence) -> list[str]:
 def begin(session: Session, skill: Skill, *errata: str) -> KVSequence:
     """A first turn with the skill after a system text."""
     segment = compile_skill(session.workspace, skill)
-    prompt = Prompt("Why?", [segment], parse_errata(errata, [segment]), system="Be kind.")
+    prompt = Prompt("Why?", [segment], read_errata(errata, known_fields(segment)), system="Be kind.")
     sequence = assemble(session.workspace, prompt, room=4)
     session.begin(prompt, sequence)
     return sequence

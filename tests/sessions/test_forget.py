@@ -21,7 +21,6 @@ from notes_cli.library.container import open_segment
 from notes_cli.measure.examination import Cause, verify_session
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.corrections import known_fields
 from notes_cli.runtime.generate import ReplyGenerator
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
@@ -29,7 +28,7 @@ from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.state import FROM_CHANGE
-from notes_cli.text.erratum import read_errata
+from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart, user_message
 from notes_cli.text.prompt import build
 from notes_cli.text.skill import Skill, parse_skill

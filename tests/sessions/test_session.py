@@ -23,7 +23,6 @@ from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, SkillError, UnsupportedError
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
-from notes_cli.runtime.corrections import parse_errata
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.settings import Defaults
@@ -32,6 +31,7 @@ from notes_cli.sessions.edits import Editor
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import CHUNK, FILES
+from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
 from ..limits import few_descriptors
@@ -68,7 +68,7 @@ def turn(
     """A turn with a greedy answer; the first splices the skill after a system text."""
     if session.empty:
         segment = compile_skill(session.workspace, skill)
-        prompt = Prompt(question, [segment], parse_errata(errata, [segment]), system="Be kind.")
+        prompt = Prompt(question, [segment], read_errata(errata, known_fields(segment)), system="Be kind.")
         sequence = assemble(session.workspace, prompt, room=limit)
         session.begin(prompt, sequence)
     else:
