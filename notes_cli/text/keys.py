@@ -1,9 +1,10 @@
 """Defines which lines and tables of a text give a field a value.
 
 In a table, the first cell names the row: `| Basic | 5 EUR |` gives the field Basic the value 5 EUR. A number does so
-with the title of its column: `Days late 1-7`. Another cell is a value if it is an amount, a date, a version, a URL or
-the path of a file; in a column of values (`Default`, `Owner`: prompts/keys.yaml) if it reads as data at all. If several
-columns of a table have values, each of them names its fields, too: `Basic Price`.
+with the title of its column: `Days late 1-7`. Another cell is a value if it is an amount, a date, a version or a URL.
+Unless the rows are cases of what to do (`Problem`) or the column is about them (`Command`), it also is one if it is
+code without blanks or a rating (`low`); in a column of values (`Default`, `Owner`: prompts/keys.yaml) if it reads as
+data at all. If several columns of a table have values, each of them names its fields, too: `Basic Price`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ MAX_ADDRESS = 200  # characters of a value that is an address, or of a declared 
 START = r"^(?: {0,3}(?:> ?)?| {4,12}(?=[-*+] ))(?:[-*+] )?"
 # A key, a colon with a space after it (so no URL and no time of day) or that of Chinese and Japanese (FF1A), a value.
 KEY_LINE = re.compile(
-    rf"{START}(?P<bold>\*\*)?(?P<key>[^\s:\uff1a=*][^" + BREAKS + r":\uff1a=*]{0,63})"
+    rf"{START}(?P<bold>\*\*)?(?P<italic>_)?(?P<key>[^\s:\uff1a=*][^" + BREAKS + r":\uff1a=*]{0,63})"
     r"(?(bold)(?:\*\*[ \t]?(?::[ \t]|\uff1a)|(?::|\uff1a)\*\*(?:[ \t]|(?<=\uff1a\*\*)))|(?::[ \t]|\uff1a))[ \t]*"
-    rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,{MAX_ADDRESS - 2}}}[^\s.!?:;,])?)(?P<stop>[.\u3002])?[ \t]*$",
+    rf"(?P<value>[^\s:\uff1a](?:[^{BREAKS}]{{0,{MAX_ADDRESS - 2}}}[^\s.!?:;,])?)"
+    r"(?P<stop>[.\u3002])?(?(italic)_)[ \t]*$",
     re.M,
 )
-# A setting in a code span of its own: `timeout = 30`, `region: north`.
+# A setting in code or bold: `timeout = 30`, **region = `north`** - where to land.
 SETTING_LINE = re.compile(
-    rf"{START}(?P<bold>(?!))?`(?P<key>[A-Za-z][A-Za-z0-9_-]{{0,63}})(?:[ \t]?=|:[ \t])[ \t]?"
-    rf"(?P<value>[^\s`=](?:[^`{BREAKS}]{{0,{MAX_VALUE - 2}}}[^\s`.!?:;,])?)`(?P<stop>(?!))?[ \t]*$",
+    rf"{START}(?:(?P<bold>\*\*)|`)(?P<key>[A-Za-z][A-Za-z0-9_-]{{0,63}})(?:[ \t]?=|:[ \t])[ \t]?"
+    rf"(?P<value>[^\s`*=](?:[^`*{BREAKS}]{{0,{MAX_VALUE - 2}}}[^\s`*.!?:;,])?|`[^\s`]+`)(?(bold)\*\*|`)(?P<stop>(?!))?"
+    rf"[ \t]*(?:[\u2013\u2014-][ \t].*)?$",
     re.M,
 )
 # A default in parentheses: `--limit` (number, default: 50): how many to show.
@@ -57,11 +60,15 @@ DASH_LINE = re.compile(
     re.M,
 )
 DASH = re.compile(r"[ \t]+[-\u2013\u2014][ \t]+")  # before a description: Basic - for small shops
-CLAUSE = re.compile(r"[;.](?=\s)|[\uff1b\u3002]|,(?=\s\D*$)|\uff0c(?=\D*$)")  # after an amount: 5 per day, if free
+# After an amount: 5 per day, if free; 20 minutes for every boat of the line.
+CLAUSE = re.compile(r"[ \t](?=for )|[;.](?=\s)|[\uff1b\u3002]|,(?=\s\D*$)|\uff0c(?=\D*$)")
 JOINED = re.compile(r"(?<=\w)[.:](?=[\w)])|[,+#]")  # in names of rows: gpt:4.large, C++, Oslo, Bergen
 VERSION = re.compile(r"(?<=\w)\.(?=\d|js\b)")  # a dot within a name: GPT-4.1, Node.js
 APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # lines that may be next to a key: empty, a heading, a rule
-ITEM = re.compile(r" {0,12}[-*+] ")
+# Before code: Map: use `small`.
+# Before code: Map: use `small`.
+USE = re.compile(r"(?:[Uu]se|[Dd]efaults?(?: to)?|\u9ed8\u8ba4)[ \t]+(?=`[^`]+`$)")
+ITEM = re.compile(r" {0,12}(?:[-*+]|\d+[.)]) ")
 MAX_WORDS = 4  # words of a name
 MAX_AMOUNT = 6  # words of an amount
 MAX_TITLE = 8  # words of a name before an address
@@ -74,19 +81,23 @@ ASIDE = re.compile(r"\([^()]*\)")  # within a value: `3m (10 ft) to 9m (30 ft)`
 WORD = re.compile(r"[\w.@&'\u2019/+~#%$-]*\w[\w.@&'\u2019/+~#%$-]*")
 WRAPPED = re.compile(r"(?P<mark>`|\*\*|\*|\"|')(?P<inner>[^`*\"]+)(?P=mark)|<(?P<link>[^<>\s]+)>")
 CONSTANT = (
-    r"(?:`(?:[^`\s\"]+|[\w-]+(?:, [\w-]+)+)`|<?https?://[^<>\s\uff08\uff09]+>?|\[[^\[\]\n]+\]\(https?://[^()\s]+\))"
+    r"(?:`(?:\"?[^`\s\"]+\"?|[\w-]+(?:, [\w-]+)+)`"
+    r"|<?https?://[^<>\s\uff08\uff09]+>?|\[[^\[\]\n]+\]\(https?://[^()\s]+\))"
 )
 CONSTANTS = re.compile(rf"{CONSTANT}(?:[ \t]*(?:[,;/+\u3001\u6216]|and|or|to)?[ \t]*{CONSTANT})*")
 ADDRESS = re.compile(r"https?://[^<>\s\uff08\uff09]+|\[[^\[\]\n]+\]\(https?://[^()\s]+\)")
-# A digit, after a word, a currency or signs at most: no part of a name as in AC-3, 2b-writer, 03-write-log.
+# A digit, after a word, a month, a currency or signs at most: no part of a name as in AC-3, 2b-writer, 03-write-log.
 AMOUNT = re.compile(
-    r"(?:(?:up to|max\.?|min\.?|about|over|under|[A-Z]{3})[ \t]|\u6700[\u5927\u591a])?"
-    r"(?:[^\w\s/`|({\[\uff08][ \t]?){0,2}v?\d(?!\d*[A-Za-z]\w*-[A-Za-z]|\d*(?:-[A-Za-z]\w*){2})"
+    r"(?:(?:(?i:up to|at (?:least|most)|max(?:imum|\.)?|min(?:imum|\.)?|about|over|under|within|every|after)|[A-Z]{3}"
+    r"|(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*)[ \t]|\u6700[\u5927\u591a])?"
+    r"(?:(?:[^\w\s/`|({\[\uff08]|[A-Z]{1,3}(?=\$))[ \t]?){0,3}"
+    r"v?\d(?!\d*[A-Za-z]\w*-[A-Za-z]|\d*(?:-[A-Za-z]\w*){2})"
 )
 NUMBER = re.compile(r"[-+~<>=\u2264\u2265\u2248\u00b1]{0,2}[ \t]?\d")
 # Excluded from values other than constants: punctuation of sentences, code and templates, and arrows.
 PROSE = re.compile(
-    r"[|\[\]{}\"\u201c\u201d\u2192\u3002\uff01\uff1f\uff1b\uff0c\u3001`*]|->|(?<![<>])=|[<>](?![=\s]*\d)|[.!?;:]\s|,\s(?!\d)|//"
+    r"[|\[\]{}\"\u201c\u201d\u2192\u3002\uff01\uff1f\uff1b\uff0c\u3001`*]|->|(?<![<>])=|[<>](?![=\s]*\d)|[.!?;:]\s|//"
+    r"|,\s(?!\d|[<>~\u2264\u2265\u20ac]+\s?\d|[A-Z]{0,3}\$\d)"
 )
 ARROW = re.compile(r"\u2192|->")
 SMALL = frozenset(["+", "&", "to", "of", "and", "the", "for", "only", "de", "la", "von", "van", "und", "bis"])
@@ -96,8 +107,8 @@ SMALL = frozenset(["+", "&", "to", "of", "and", "the", "for", "only", "de", "la"
 RULE = re.compile(r" {0,3}\|(?:[ \t]*:?-+:?[ \t]*\|)+[ \t]*")
 ROW = re.compile(r" {0,3}\|")
 CELL = re.compile(r"\|[ \t]*((?:[^|\\`\n]|\\.|`[^`\n]*`|[\\`])*)")  # an escaped | or one in code is part of a cell
-PATH = re.compile(r"`(?!references/)[\w:<>$~-]*[./][\w.:/<>$~-]*(?<!\.md)`")  # of a file, or of a package
 MARKS = "`*_ \t"
+ARGUMENT = re.compile(r"(?<=\w)[ =]<[^<>]+>$")  # of an option: `--port <number>`
 
 
 class KeyLine(NamedTuple):
@@ -137,7 +148,7 @@ def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
         for match in lines.finditer(text)
         if lines is not DASH_LINE
         or _is_address(match["value"])
-        or (_is_amount(match["value"]) and _length(match["value"]) <= 3)
+        or (_is_amount(match["value"]) and _length(COMMENT.sub("", match["value"])) <= 3)
     }
     candidates: dict[int, str] = {}  # the data of a line; empty for a declared field with other text
     for first, match in shaped.items():
@@ -153,7 +164,9 @@ def key_lines(text: str, declared: Mapping[str, str]) -> list[KeyLine]:
         match, name = shaped[first], _key(shaped[first])
         neighbours = [lines[neighbour] for neighbour in (number - 1, number + 1) if 0 <= neighbour < len(lines)]
         isolated = all(
-            start in shaped or APART.fullmatch(neighbour) or (ITEM.match(neighbour) and ITEM.match(line))
+            start in shaped
+            or APART.fullmatch(neighbour)
+            or (ITEM.match(neighbour) and (match["bold"] or ITEM.match(line)))
             for start, neighbour in neighbours
         )
         adjacent = any(start in candidates for start, _ in neighbours)
@@ -220,22 +233,34 @@ def _values(header: Row, row: Row) -> list[int]:
     name = _row_name(header, row)
     if not _is_row_name(name) or not _is_short(name.split(), MAX_ROW):
         return []
+    first = _title_words(header[0])
     return [
         column
         for column, (title, cell) in enumerate(zip(header, row, strict=False))
-        if column and _is_cell_value(cell.text, {word.casefold() for word in re.findall(r"\w+", title.text)})
+        if column and _is_cell_value(cell.text, _title_words(title), first)
     ]
 
 
-def _is_cell_value(cell: str, title: set[str]) -> bool:
-    """Return True if a cell of a column whose title has these words is a value."""
+def _title_words(cell: Cell) -> set[str]:
+    """Return the words of a title, in lower case."""
+    return {word.casefold() for word in re.findall(r"\w+", cell.text)}
+
+
+def _is_cell_value(cell: str, title: set[str], first: set[str]) -> bool:
+    """Return True if a cell is a value, by the words of the titles of its column and of the first one."""
     if not cell or title & _words("ordinals"):
         return False
     if _is_amount(cell) or _is_address(cell):
         return True
+    if first & _words("situations") or title & _words("routes"):
+        return False
     if title & _words("columns"):
-        return is_value(cell.title() if cell.count(" ") < 2 else cell)  # two words may have small letters
-    return PATH.fullmatch(cell) is not None and not title & _words("routes")
+        parts = re.split(r", (?!\d)", cell)
+        return is_value(cell) or all(is_value(part.title() if part.count(" ") < 2 else part) for part in parts)
+    if first & _words("ordinals"):
+        return False
+    words = re.findall(r"\w+", cell.casefold())
+    return (_is_constant(cell) and "()" not in cell) or (words != [] and _words("ratings").issuperset(words))
 
 
 def _row_name(header: Row, row: Row) -> str:
@@ -252,17 +277,20 @@ def _title(cell: Cell) -> str:
 
 def _plain(cell: Cell) -> str:
     """Return the text of a cell without marks, the dashes of an option, and a description after a dash."""
-    return DASH.split(cell.text, maxsplit=1)[0].strip(MARKS).lstrip("-")
+    return ARGUMENT.sub("", DASH.split(cell.text, maxsplit=1)[0].strip(MARKS)).lstrip("-")
 
 
 def is_value(text: str) -> bool:
     """Return True if a text is data instead of prose: an amount or a date (short, with a number after two words at
     most), an address, code without blanks, a word, or a name of up to three words."""
+    if "e.g." in text:  # an example of a value
+        return False
     if _is_constant(text):
         return len(text) <= MAX_VALUE or _is_address(text)
     core = _inner(COMMENT.sub("", text))
     if (
-        len(text) > MAX_VALUE
+        not core
+        or len(text) > MAX_VALUE
         or ARROW.search(text)
         or PROSE.search(core)
         or _words("prose").intersection(core.casefold().split())
@@ -329,16 +357,17 @@ def _key(match: re.Match[str]) -> str:
 
 def _value(match: re.Match[str]) -> str:
     """Return the value of a line, without what follows after a dash, or after the clause of an amount; empty if it is
-    no data. With a full stop, after code or after a heading, words are no data."""
-    key, data = match["key"], match["value"]
+    no data. After code or after a heading, words are no data; with a full stop only one word after a bold key is."""
+    key, data = match["key"], USE.sub("", match["value"])
     first = DASH.split(data, maxsplit=1)[0]
     if first != data and _is_evident(first):
         data = first
     if not is_value(data):
         data = CLAUSE.split(data, maxsplit=1)[0]
-        return data if _is_amount(data) else ""
+        return data if _is_amount(data) and data.count("(") == data.count(")") else ""
     described = match.re is KEY_LINE and (key.startswith("`") or key.casefold() in _words("headings"))
-    return "" if (described or match["stop"]) and not (_is_amount(data) or _is_constant(data)) else data
+    sentence = match["stop"] and not (match["bold"] and " " not in COMMENT.sub("", data))
+    return "" if (described or sentence) and not (_is_amount(data) or _is_constant(data)) else data
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -353,11 +382,10 @@ def _reads_as_name(key: str, value: str) -> bool:
     """Return True if the text before a value names a field: it is no sentence, step or note."""
     words = key.split(" ")
     plain = [word.strip("()'\u2019").casefold() for word in words]
-    if not is_name(key) or not (
-        _is_short(words) or (_is_address(value) and _is_short(words, MAX_TITLE) and _is_title(words))
-    ):
+    if not is_name(key) or not (_is_short(words) or (_is_address(value) and _is_short(words, MAX_TITLE))):
         return False
-    if len(words) > 1 and (key[0].islower() or plain[0] in _words("orders")):  # Use good ropes: 3 of them
+    phrase = len(words) > 1 and not _is_address(value)
+    if phrase and (key[0].islower() or plain[0] in _words("orders")):  # Use good ropes: 3 of them
         return False
     last = len(words) > 1 and (plain[-1] in _words("leads") or plain[-1].isnumeric())  # Valid until: 1 May; Step 2
     return (
@@ -386,7 +414,7 @@ def _is_alone(match: re.Match[str]) -> bool:
 
 def _is_evident(value: str) -> bool:
     """Return True if a value has a digit or is a constant."""
-    return any(char.isdigit() for char in value) or CONSTANTS.fullmatch(value) is not None
+    return any(char.isdigit() for char in value) or _is_constant(value)
 
 
 def _has_case(word: str) -> bool:
