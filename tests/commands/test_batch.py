@@ -162,14 +162,6 @@ def test_nothing_to_ask_is_no_error(notes: Notes, text: str) -> None:
     assert notes("ask", "--batch", "-", stdin=text) == Outcome(0, "", "")
 
 
-@pytest.mark.parametrize("parallel", [1, 2, 64])
-def test_as_many_at_a_time_as_one_likes(notes: Notes, compiled: Path, parallel: int) -> None:
-    questions = lines(*(f'"Why {number}?"' for number in range(5)))
-    ask = ("ask", "--splice", "returns", "-n", 3, "--seed", 5, "--batch", "-")
-    found = answers(notes(*ask, "--parallel", parallel, stdin=questions))
-    assert [same(line) for line in found] == [same(line) for line in answers(notes(*ask, stdin=questions))]
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

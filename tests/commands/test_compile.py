@@ -83,15 +83,6 @@ def test_output_goes_to_a_file_and_not_into_the_library(notes: Notes, skill: Pat
     assert not (home / "library").exists()
 
 
-def test_unchanged_is_not_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """The second compile prints the same path, with a line, and does not touch the file."""
-    before = compiled.stat().st_mtime_ns, compiled.stat().st_ino
-    outcome = notes("compile", skill)
-    assert (outcome.code, outcome.out) == (0, f"{compiled}\n")
-    assert "up to date" in outcome.err
-    assert (compiled.stat().st_mtime_ns, compiled.stat().st_ino) == before
-
-
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
@@ -108,31 +99,6 @@ def test_a_change_is_compiled_and_said(notes: Notes, skill: Path, compiled: Path
     assert outcome.code == 0 and reason in outcome.err
     assert Path(outcome.out.strip()) == compiled
     assert notes("compile", skill).err.strip().endswith("(up to date)")
-
-
-def test_in_blocks(notes: Notes, skill: Path) -> None:
-    """A number or headings; unchanged blocks are reused; references to another block cause a warning."""
-    skill.write_text("# One\n\ndate: 2026-06-01\n\n# Two\n\nBefore the date.\n\n# Three\n\nElse not.\n")
-    first = notes("compile", skill, "--blocks", "headings")
-    assert first.code == 0 and "(3 of 3 blocks compiled)" in first.err
-    assert "whose value is in block 1" in first.err
-    assert open_segment(Path(first.out.strip())).blocks == (0, 25, 50)
-    assert "blocks       3, from tokens 0, 25, 50 on" in notes("inspect", "returns").out
-    assert "(up to date; in blocks)" in notes("compile", skill, "--blocks", "headings").err
-    skill.write_text(skill.read_text().replace("Else", "Or else"))
-    again = notes("compile", skill, "--blocks", "headings")
-    assert "(the text has changed; 1 of 3 blocks compiled)" in again.err and again.out == first.out
-    assert "blocks, not 3" not in notes("compile", skill, "--blocks", "3").err
-    assert "blocks, not 60: there is no other line" in notes("compile", skill, "--blocks", "60").err
-    assert "blocks)" in notes("compile", skill).err and open_segment(Path(first.out.strip())).blocks == ()
-
-
-def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """A damaged segment is replaced, with the reason."""
-    compiled.write_bytes(compiled.read_bytes()[:500])
-    outcome = notes("compile", skill)
-    assert outcome.code == 0 and "damaged" in outcome.err
-    assert open_segment(compiled).name == "returns"
 
 
 def test_interrupted_compile_leaves_nothing(

@@ -18,8 +18,6 @@ from notes_cli.commands.batch import keys_of
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
 
-NUMPY = "import sys\nfrom notes_cli.cli import run\n"
-
 
 def leaves(command: click.Command = cli, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command that does something, with its words."""
@@ -155,11 +153,6 @@ def test_a_mistyped_command(word: str, meant: str) -> None:
     outcome = run_here(word)
     assert (outcome.code, outcome.out) == (2, "") and f"Did you mean {meant}?" in outcome.err
     assert set(SYNONYMS.values()) <= set(COMMANDS) and not set(SYNONYMS) & set(COMMANDS)
-
-
-def test_a_mistyped_option() -> None:
-    outcome = run_here("ask", "x", "--spice", "returns")
-    assert outcome.code == 2 and "--splice" in outcome.err
 
 
 def test_verbose_tells_of_times_and_twice_of_llama_cpp(notes: Notes, home: Path) -> None:

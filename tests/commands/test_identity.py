@@ -218,7 +218,7 @@ def test_the_same_model_elsewhere_is_the_same(
     ids=" ".join,
 )
 def test_what_does_not_change_rows_is_not_asked_for(notes: Notes, skill: Path, compiled: Path, options: Any) -> None:
-    """Threads, sizes, flash attention, another type of cache (quantized: test_cache_types), a setting that is the
+    """Threads, sizes, flash attention, another type of cache, a setting that is the
     model's own."""
     assert spliced(notes(*ASK, *options)) > 50
     assert "up to date" in notes("compile", skill, *options).err

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from notes_cli.engine.segment import LayerRows
 from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
-from . import conftest
 from .conftest import TEXT, Notes, Outcome, command_line, run_here, snapshot
 
 
@@ -236,15 +234,6 @@ def test_prune_keeps_what_it_may_not_read(
     assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
 
 
-def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists files and size before asking; "no" and "yes" both work."""
-    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: self is sys.stdin)
-    outcome = notes("prune", "--older-than", "0s", stdin="n\n")
-    assert outcome.code == 1 and "returns (" in outcome.err and "Remove 1 file, " in outcome.err
-    assert "nothing was removed" in outcome.err and compiled.exists()
-    assert notes("prune", "--older-than", "0s", stdin="y\n").code == 0 and not compiled.exists()
-
-
 # notes fsck
 
 
@@ -386,14 +375,6 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 # completion
 
 
-def test_ls_shows_name_size_model_and_fields(notes: Notes, compiled: Path) -> None:
-    """One line per segment and a total."""
-    lines = notes("ls").out.splitlines()
-    assert lines[1].split()[:2] == ["returns", str(len(TEXT.strip()))]
-    assert "tiny llama F32" in lines[1] and "date=2026-06-01, tier=gold" in lines[1]
-    assert lines[-1].startswith("1 file, ")
-
-
 def test_rm_removes_all_files_of_a_name(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
 ) -> None:
@@ -412,12 +393,6 @@ def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, hom
     outcome = notes("rm", "-y", "returns", "retruns")
     assert outcome.code == 1 and "'retruns'" in outcome.err and outcome.err.count("\n") == 1
     assert snapshot(home) == before
-
-
-def test_rm_dry_run(notes: Notes, compiled: Path) -> None:
-    """--dry-run lists files and removes nothing, without asking."""
-    outcome = notes("rm", "--dry-run", "returns")
-    assert (outcome.code, outcome.out) == (0, f"{compiled}\n") and compiled.exists()
 
 
 def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> None:

@@ -123,14 +123,6 @@ def test_a_damaged_segment(refuse: Refuse, compiled: Path, damage: str, command:
             assert str(compiled) in error and "damaged" in error and "Compile it again" in error
 
 
-def test_context_too_small(notes: Notes, refuse: Refuse, compiled: Path) -> None:
-    """ask and verify: tokens needed, tokens possible, and advice."""
-    for command in (("ask", "Why? " * 60, "--splice", "returns"), ("verify", "returns", "--question", "Why? " * 60)):
-        error = refuse(*command, "-c", 256)
-        (size,) = re.findall(r"tokens do not fit 256\. Give it -c (\d+) or more", error)
-        assert "context" not in notes(*command, "-c", size).err
-
-
 SHAPES: list[tuple[object, ...]] = [
     ("-n", 700),
     ("--explain",),
@@ -399,27 +391,6 @@ def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
     big = 2**31 - 1
     outcome = notes("ask", "x", "-n", 1, "-b", big, "-ub", big, "-ngl", big, "--top-k", big, "--seam", big, "-c", 512)
     assert (outcome.code, outcome.err.splitlines()[1:]) == (0, [])  # but that the answer was cut
-
-
-def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
-    """YAML booleans and numbers are converted by the option."""
-    home.mkdir()
-    (home / "config.yaml").write_text("flash-attn: on\nthink: off\nrope-freq-base: 1e4\npredict: 2\njson: yes\n")
-    assert notes("ask", "x").json["tokens"]["answer"] <= 2
-
-
-def test_settings_are_called_as_their_flags(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`predict: 3` is -n 3; a command's section overrides common settings; flags and variables override both."""
-    home.mkdir()
-    config = home / "config.yaml"
-    config.write_text("predict: 3\ntop-k: 7\nask: {top-k: 9}\n")
-    result = notes("ask", "x", "--json").json
-    assert (result["tokens"]["answer"], result["sampling"]["top_k"]) == (3, 9)
-    assert notes("ask", "x", "--json", "--predict", 2).json["tokens"]["answer"] == 2
-    config.write_text("ctx-size: 256\n")
-    assert notes("ask", "x" * 300).code == 1
-    monkeypatch.setenv("NOTES_CTX_SIZE", "1024")
-    assert notes("ask", "x" * 300, "-n", 1).code == 0
 
 
 def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:

@@ -52,14 +52,6 @@ def test_a_closed_pipe_ends_quietly(model: Path) -> None:
     assert done.stdout.endswith(b"141\n")
 
 
-def test_ls_into_rm(notes: Notes, compiled: Path) -> None:
-    """`notes ls -q | xargs notes rm -y` empties the library."""
-    script = f"{shlex.join(command_line('ls', '-q'))} | xargs {shlex.join(command_line('rm', '-y'))}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{compiled}\n", "")
-    assert not compiled.exists()
-
-
 @pytest.mark.parametrize("arguments", [[], ["--help"], *([name, "-h"] for name in COMMANDS)])
 def test_help_needs_neither_numpy_nor_llama(arguments: list[str]) -> None:
     """Help is there at once: nothing heavy is imported; every option has a line."""
@@ -75,13 +67,6 @@ def test_help_needs_neither_numpy_nor_llama(arguments: list[str]) -> None:
     assert "Usage: notes" in shown and "--help" in shown
     assert done.returncode == (0 if arguments else 2)
     assert max(map(len, shown.splitlines())) <= 80
-
-
-def test_ls_needs_no_llama(home: Path) -> None:
-    """Listing loads no model and no llama.cpp."""
-    code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "[]\nFalse\n"
 
 
 INTERRUPTED = (130, "", "notes: interrupted\n")

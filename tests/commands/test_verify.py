@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from samples import SAMPLES
 
-from notes_cli.engine.context import Context
 from notes_cli.measure import verify
 
 from .conftest import Notes, on_a_terminal
@@ -42,23 +41,6 @@ def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.Monkey
     assert js.json["failed"] == [lines[-3].removeprefix("missed: ")]
 
 
-def test_rows_that_were_not_moved_are_exact(notes: Notes, compiled: Path) -> None:
-    """Without system text the skill is where it was compiled: no seam, no rotation."""
-    case = notes("verify", "returns", "--choices", "a,b", "-s", "", "--json").json["cases"][0]
-    assert case["moved"] is False and case["cosine"] > 0.9999 and case["kl"] < 1e-3
-
-
-def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A splice with unrotated keys fails, whatever the logits are; the error names the skill and its K/V."""
-    splice = Context.splice
-    monkeypatch.setattr(Context, "splice", lambda *given, **how: splice(*given, **{**how, "rotate": False}))
-    outcome = notes("verify", "returns", "--choices", "a,b")
-    lines = outcome.out.splitlines()
-    assert outcome.code == 1 and lines[-2].startswith("FAIL")
-    assert lines[-1] == "next: compile returns again: notes compile --from returns --force"
-    assert any(line.startswith("missed: returns has wrong rows: layer 0, K") for line in lines)
-
-
 EDIT = ("verify", "returns", "--field", "date=2026-07-01", "--choices", "a,b", "--question", "Why?")
 
 
@@ -81,16 +63,6 @@ def test_a_line_a_method(notes: Notes, compiled: Path) -> None:
 METHODS_ALL = (
     *("stale", "field", "selective@16", "blend@16", "erratum", "field+erratum", "suffix", "block", "recompute"),
 )
-
-
-def test_methods_that_are_named(notes: Notes, compiled: Path) -> None:
-    """Only these; exit 0 if all decide as the recompute; auto is the default."""
-    named = notes(*EDIT, "--method", "suffix", "--method", "recompute", "--json")
-    assert [one["method"] for one in named.json["methods"]] == ["suffix", "recompute"]
-    assert (named.code, named.json["pass"]) == (0, True)
-    assert [one["method"] for one in notes(*EDIT, "--json").json["methods"]] == ["field+erratum"]
-    refused = notes(*EDIT, "--method", "block")
-    assert refused.code == 1 and refused.out.splitlines()[-1].startswith("FAIL")
 
 
 def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:

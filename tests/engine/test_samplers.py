@@ -98,16 +98,6 @@ def test_a_sampler_draws_by_its_definition(options: dict[str, Any], expected: Pr
     assert not agrees(tokens, softmax(LOGITS))
 
 
-def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
-    """typical_p gets the tokens that top_n_sigma leaves, of which it takes no logarithm of 0."""
-    logits = some_logits(200)
-    left = np.flatnonzero(top_n_sigma(logits, 1.5))
-    expected = np.zeros(len(logits))
-    expected[left] = typical(logits[left], 0.6)
-    assert 1 < np.count_nonzero(expected) < len(left)
-    assert agrees(drawn(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6), logits), expected)
-
-
 def test_defaults_draw_as_without_these_samplers() -> None:
     """The tokens are those of top-k, top-p, min-p, temperature and draw alone."""
     logits = np.random.default_rng(0).normal(0, 2, (200, 500)).astype(np.float32)
@@ -215,20 +205,6 @@ def test_mirostat_keeps_to_its_target(version: int) -> None:
         assert tokens != drawn(SamplerOptions(**{**options, "mirostat_eta": 0.01}), logits, 1000)
         means.append(surprise[tokens[300:]].mean())
     assert means == sorted(means)
-
-
-def test_mirostat_2_draws_below_its_bound() -> None:
-    """By its definition: no token has a surprise above mu, which each draw corrects by the error in surprise."""
-    logits = np.random.default_rng(1).normal(0, 2, 400).astype(np.float32)
-    p, tau, eta = softmax(logits), 3.0, 0.1
-    mu, excluded, observed = 2 * tau, 0, []
-    for token in drawn(SamplerOptions(**OPEN, mirostat=2, mirostat_tau=tau, mirostat_eta=eta), logits, 1000):
-        keep = -np.log2(p) <= mu + 1e-3
-        assert keep[token]
-        excluded += int((~keep).sum())
-        observed.append(-np.log2(kept(p, -np.log2(p) <= mu)[token]))
-        mu -= eta * (observed[-1] - tau)
-    assert excluded and abs(np.mean(observed[300:]) - tau) < 0.1
 
 
 UNUSABLE: list[tuple[str, Any]] = [

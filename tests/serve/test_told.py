@@ -58,17 +58,6 @@ def test_more_prompts_than_ever_wait(library: Path) -> None:
         assert served.http.post("/v1/completions", json={"prompt": [QUESTION] * 4, "max_tokens": 1}).status_code == 200
 
 
-def test_a_grammar_that_no_text_fits(served: Served) -> None:
-    """An error of the request, not of the server."""
-    error = served.chat([ASK], 400, grammar=r'root ::= "\ud800"')
-    assert "is no character" in error["message"] and error["param"] == "grammar"
-
-
-def test_no_model(served: Served) -> None:
-    """The list, as without the slash."""
-    assert served.http.get("/v1/models/").json() == served.http.get("/v1/models").json()
-
-
 @pytest.mark.parametrize("errata", [{"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}])
 def test_errata_that_are_none(errata: Json) -> None:
     """Not applied to another field."""
