@@ -224,17 +224,6 @@ def test_help_fits_a_terminal(name: str) -> None:
 ASK = ("ask", "Why?", "-n", 2)
 
 
-def test_a_typing_error_is_an_error(notes: Notes, home: Path) -> None:
-    """Exit 1 and one line from every command; help works. (Others: tests/messages.yaml.)"""
-    home.mkdir()
-    (home / "config.yaml").write_text("modell: a.gguf")
-    for arguments in (ASK, ("ls",)):
-        outcome = notes(*arguments)
-        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-        assert "no setting 'modell' in config.yaml. Did you mean model?" in outcome.err
-    assert notes("ask", "--help").code == 0
-
-
 def test_settings_of_other_commands_are_no_errors(notes: Notes, home: Path) -> None:
     """Other commands ignore settings of one command; a section may hold its options; _ equals -."""
     home.mkdir()

@@ -8,17 +8,15 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from notes_cli.engine.model import Model
-from notes_cli.engine.segment import LayerRows
-from notes_cli.library.container import open_segment, peek, write_segment
+from notes_cli.library.container import peek
 
 from ..text.test_skill import put
-from .conftest import TEXT, Notes, Outcome, command_line, run_here, snapshot
+from .conftest import TEXT, Notes, command_line, run_here, snapshot
 
 
 @pytest.fixture
@@ -72,14 +70,6 @@ def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
         assert outcome.code == 1 and "no such file" in outcome.err and "Compile it" not in outcome.err, outcome.err
 
 
-def test_a_name_of_two_skills_is_refused(notes: Notes, project: Path) -> None:
-    """Both are listed, none is compiled; a path is unambiguous."""
-    put(project / ".claude" / "skills", "pdf", "Other words.")
-    outcome = notes("compile", "pdf")
-    assert outcome.code == 1 and outcome.err.count("/skills/pdf") == 2 and "Name the folder" in outcome.err
-    assert notes("compile", project / ".claude" / "skills" / "pdf").code == 0
-
-
 def test_every_agent_skill(notes: Notes, project: Path) -> None:
     """--all: those of the project and the user's, each name once; one that is broken stops no other, status 1."""
     outcome = notes("compile", "--all", "--json")
@@ -91,14 +81,6 @@ def test_every_agent_skill(notes: Notes, project: Path) -> None:
     assert outcome.code == 1 and outcome.out.count("\n") == 2 and "not closed" in outcome.err
     for wrong in (["pdf"], ["--name", "x"], ["--from", "pdf"], ["-o", "x.gguf"]):
         assert notes("compile", "--all", *wrong).code == 2
-
-
-def test_nothing_to_sweep(notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for flag, message in (("--all", "no Agent Skills in"), ("--stale", "no compiled skills yet")):
-        outcome = notes("compile", flag)
-        assert (outcome.code, outcome.out) == (0, "") and message in outcome.err
-        assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
 def test_stale_compiles_what_has_changed_and_nothing_else(
@@ -163,23 +145,6 @@ def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
     assert orders["used"] == orders["uses"] == ["returns", "a-long-one"]
 
 
-def test_a_library_that_is_read_only(
-    notes: Notes, compiled: Path, unprivileged: Callable[..., object], skill: Path
-) -> None:
-    """ask and ls work; uses are not counted, without a message."""
-    folder = compiled.parent
-    folder.chmod(0o500)
-    try:
-        for arguments in (("ask", "x", "-n", 1, "--splice", "returns"), ("ls",), ("fsck",)):
-            outcome = unprivileged(*arguments)
-            assert outcome.code == 0 and "ermission" not in outcome.err, outcome  # type: ignore[attr-defined]
-        outcome = unprivileged("prune", "--older-than", "0s", "-y")
-        assert outcome.code == 1 and "Permission denied" in outcome.err  # type: ignore[attr-defined]
-    finally:
-        folder.chmod(0o700)
-    assert compiled.exists()
-
-
 # the budget, notes prune
 
 
@@ -220,18 +185,6 @@ def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes,
     skill.write_text("date: 1\n")
     assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
     assert piped.exists() and not compiled.exists()
-
-
-def test_prune_keeps_what_it_may_not_read(
-    notes: Notes, compiled: Path, unprivileged: Callable[..., Outcome], skill: Path
-) -> None:
-    """A file that this user may not read may be up to date; it is not damaged."""
-    skill.write_text(f"{TEXT} And more.")
-    compiled.chmod(0o000)
-    outcome = unprivileged("prune", "--stale", "-y")
-    assert outcome.code == 1 and "cannot be read, so it is not known to be stale" in outcome.err
-    compiled.chmod(0o600)
-    assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
 
 
 # notes fsck
@@ -282,38 +235,6 @@ def test_a_skill_goes_to_another_library(
     assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
     assert notes("ls", "--json").json[0]["source"] is None
     assert "(up to date)" in notes("compile", skill).err
-
-
-def test_exports_that_cannot_be(notes: Notes, compiled: Path, skill: Path, tmp_path: Path) -> None:
-    """Several files into one, and a text."""
-    notes("compile", "-", "--name", "piped", stdin="x")
-    for names, message in ((("returns", "piped"), "these are 2 files"), ((skill,), "is a text")):
-        outcome = notes("export", *names, tmp_path / "a.gguf")
-        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1) and message in outcome.err
-    assert not (tmp_path / "a.gguf").exists()
-    assert notes("export", "returns", "piped", f"{tmp_path}/new/").code == 0
-
-
-def test_imports_that_cannot_be(
-    notes: Notes, compiled: Path, tmp_path: Path, other_home: Callable[[], None], make_model: Callable[..., Path]
-) -> None:
-    """Valid files are imported; a forged one is refused with the difference; one of another model is compiled."""
-    share = tmp_path / "share"
-    share.mkdir()
-    notes("compile", "-", "--name", "piped", stdin="fee: 12 and some more words")
-    notes("export", "returns", "piped", share)
-    segment = open_segment(share / compiled.name)
-    layers = [LayerRows(one.layer, one.k[::-1].copy(), one.v, one.part) for one in segment.layers]
-    write_segment(share / compiled.name, replace(segment, layers=tuple(layers)))
-    other_home()
-    outcome = notes("import", share)
-    assert outcome.code == 1 and outcome.out.count("\n") == 1
-    assert "does not hold what this model computes" in outcome.err
-    assert notes("ls", "-q").out == "piped\n"
-    outcome = notes("import", share, "-m", make_model("qwen2"), "--json")
-    assert {one["how"] for one in outcome.json["imported"]} == {"text"} and outcome.code == 0
-    assert notes("import", tmp_path / "empty").code == 1
-    assert notes("import", share, "--name", "x").code == 2
 
 
 # notes watch
@@ -404,16 +325,6 @@ def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> N
         assert [int(line) for line in notes("inspect", word, "--tokens").out.splitlines()] == ids
 
 
-def test_inspect_json_is_an_array(notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]) -> None:
-    """One object a file of that name; spans point at the values."""
-    assert notes("compile", skill, "-m", make_model("qwen2")).code == 0
-    both = notes("inspect", "returns", "--json").json
-    assert sorted(entry["identity"]["architecture"] for entry in both) == ["llama", "qwen2"]
-    for field in both[0]["fields"]:
-        first, last = field["characters"]
-        assert both[0]["text"][first:last] == field["value"]
-
-
 def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:
     """Exit 0; versions, native library, devices, the model of NOTES_MODEL with its operations, and folders."""
     outcome = notes("doctor")
@@ -448,10 +359,3 @@ def test_doctor_says_what_is_missing(notes: Notes, tmp_path: Path) -> None:
     assert outcome.out.splitlines()[-1].startswith("PROBLEM") and "no such model" in outcome.out
     found = json.loads(run_here("doctor", "-m", tmp_path / "no.gguf", "--json").out)
     assert "no such model" in found["problems"][0] and "model" not in found
-
-
-def test_doctor_says_what_a_model_cannot_do(notes: Notes, make_model: Callable[..., Path]) -> None:
-    """An architecture whose rows cannot be moved is shown with the reason; that is no fault of the installation."""
-    outcome = notes("doctor", "-m", make_model("llama-embed"))
-    assert outcome.code == 0
-    assert "no splice" in outcome.out and "keeps no K/V cache" in outcome.out

@@ -174,11 +174,6 @@ def test_a_larger_context_is_right_at_once(notes: Notes, tmp_path: Path, shape: 
     assert found.code == 0 and "the context" not in found.err and int(size) <= 6144
 
 
-def test_a_field_in_another_case(notes: Notes, compiled: Path) -> None:
-    ask = ("ask", "Why?", "--splice", "returns", "-n", 1, "--json", "--erratum")
-    assert notes(*ask, "Date=2026-07-01").json["pieces"] == notes(*ask, "date=2026-07-01").json["pieces"]
-
-
 def test_an_architecture_that_cannot_be_spliced(
     refuse: Refuse, notes: Notes, compiled: Path, skill: Path, make_model: MakeModel, home: Path
 ) -> None:
@@ -241,26 +236,6 @@ def test_beyond_the_trained_context(notes: Notes, short: Path, skill: Path, manu
         assert outcome.code == 1 and outcome.err.count("\n") == 1, (arguments, outcome)
         assert "but tiny llama was trained for 512" in outcome.err and "--beyond-trained" in outcome.err
     assert kept(home) == before
-
-
-def test_what_the_line_suggests_works(notes: Notes, short: Path, manual: Path, home: Path) -> None:
-    """RoPE scaling by the factor that it names, the flag, and the flag as a setting."""
-    refused = notes("compile", manual)
-    scaling = refused.err.split("extend that (")[1].split(")")[0].split()
-    assert notes("compile", manual, *scaling).code == 0
-    assert notes("ask", "Why?", "--splice", "manual", "-n", 2, *scaling).code == 0
-    assert notes("compile", manual, "--beyond-trained").code == 0
-    (home / "config.yaml").write_text("beyond-trained: true\n")
-    assert notes("ask", "Why?", "--splice", "manual", "-n", 2).code == 0
-
-
-def test_a_longer_session_of_before(notes: Notes, short: Path, skill: Path) -> None:
-    """A session beyond the trained length continues with the flag in the error, and nothing is lost."""
-    begin = ("ask", "Why? " * 120, "--splice", skill, "--session", "mine", "-n", 2)
-    assert notes(*begin, "--beyond-trained").code == 0
-    refused = notes("ask", "And?", "--session", "mine")
-    assert refused.code == 1 and "trained for 512" in refused.err
-    assert notes("ask", "And?", "--session", "mine", "-n", 2, "--beyond-trained").code == 0
 
 
 def test_more_than_memory(notes: Notes, model: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,13 +335,6 @@ def test_one_file_for_another(notes: Notes, model: Path, compiled: Path, tmp_pat
     ):
         outcome = notes(*arguments)
         assert outcome.code == 1 and says in outcome.err and outcome.err.count("\n") == 1
-
-
-def test_several_skills_in_one_word(notes: Notes, compiled: Path) -> None:
-    """As other programs take lists."""
-    notes("compile", "-", "--name", "other", stdin="x")
-    outcome = notes("ask", "x", "--splice", "returns,other")
-    assert outcome.code == 1 and "Name each skill on its own" in outcome.err
 
 
 def test_control_characters_in_a_question(notes: Notes) -> None:
