@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.server import CUT_OFF
 from notes_cli.text.erratum import OfField
 
-from .conftest import QUESTION, Json, Served, compile_into, started, told
+from .conftest import QUESTION, Json, Served, started, told
 
 ASK: Json = {"role": "user", "content": QUESTION}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Served]:
-    """A server with its own library."""
-    compile_into(tmp_path, "returns")
-    with started(tmp_path) as found:
-        yield found
 
 
 def test_a_correction_that_would_leave_no_room(own: Served) -> None:

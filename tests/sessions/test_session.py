@@ -33,6 +33,7 @@ from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import CHUNK, FILES
 from notes_cli.text.skill import Skill, parse_skill
 
+from ..conftest import MakeWorkspace
 from ..limits import few_descriptors
 from .ledgers import forge
 
@@ -41,18 +42,9 @@ Open = Callable[..., Workspace]
 
 
 @pytest.fixture
-def make(make_model: Callable[..., Path]) -> Iterator[Open]:
+def make(make_workspace: MakeWorkspace) -> Open:
     """A workspace on a tiny model, with room for one open session."""
-    opened: list[Workspace] = []
-
-    def make(kind: str = "llama", cache: str = "f16", n_ctx: int = 1024, **settings: object) -> Workspace:
-        options = ContextOptions(n_ctx=n_ctx, n_threads=1, type_k=cache, type_v=cache)
-        opened.append(Workspace(make_model(kind, **settings), options))
-        return opened[-1]
-
-    yield make
-    for workspace in opened:
-        workspace.close()
+    return lambda kind="llama", cache="f16", **settings: make_workspace(kind, cache=cache, **settings)
 
 
 @contextmanager
