@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ from samples import SAMPLES
 
 from notes_cli import config
 from notes_cli.engine.context import Context
+from notes_cli.engine.options import ContextOptions
 from notes_cli.library.container import peek
+from notes_cli.library.profiles import Profile, Profiles
+from notes_cli.runtime.workspace import Workspace
 
 from .conftest import TEXT, Notes, snapshot
 from .test_batch import answers, lines
@@ -107,6 +111,25 @@ def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, co
     full = notes(*ask, "--recompute", "--json").json
     assert full["method"] == "recompute" and full["tokens"]["erratum"] == 0
     assert "method" not in notes("ask", "Why?", "--splice", "returns", "--explain").out.splitlines()[-1]
+
+
+def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path) -> None:
+    """Method, wording, seam and place of the profile hold where the user names none, and not where he does."""
+    with Workspace(model, ContextOptions(n_ctx=4096)) as workspace:
+        ways = {"direct": "recompute", "reasoned": "field"}
+        identity = workspace.identity
+        profile = Profile(identity, "f16/f16", 9, {"direct": 9, "reasoned": 9}, ways, "line", 3, "late", ())
+        profile = replace(profile, verdicts=dict.fromkeys(ways, "right in 9 of 9"))
+        Profiles(workspace.paths.profiles).save(profile, "test")
+    ask = ("ask", "Why?", "--splice", "returns", "-s", "Be kind.", "--field", "date=2026-07-01", "-n", 1, "--json")
+    found = notes(*ask).json
+    assert (found["method"], found["wording"], found["seam"], found["place"]) == ("recompute", "line", 3, "late")
+    assert "recompute: right in 9 of 9 (calibrate, " in found["method_why"] and found["tokens"]["spliced"] == 0
+    said = notes(*ask[:6], "--erratum", "date=2026-07-01", "--json", "-n", 1).json
+    assert (said["tokens"]["seam"], said["tokens"]["erratum"]) == (3, len("\n\nCorrection. date: 2026-07-01"))
+    assert said["method"] == "field+erratum" and "an erratum was asked for" in said["method_why"]
+    mine = notes(*ask, "--method", "stale", "--seam", 0, "--place", "early", "--wording", "now").json
+    assert (mine["method"], mine["wording"], mine["seam"], mine["place"]) == ("stale", "now", 0, "early")
 
 
 def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:

@@ -9,16 +9,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from notes_cli.config import resource
 from notes_cli.engine.decision import Decision
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
-from notes_cli.library.profiles import Composition, Profiles
+from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition
+from notes_cli.measure.battery import PAIRS
 from notes_cli.measure.significance import LEAST
+from notes_cli.measure.verify import Answered
 from notes_cli.runtime import answering
 from notes_cli.runtime.workspace import Workspace
 
@@ -234,6 +238,25 @@ def test_each_repair_is_what_is_typed(notes: Notes, two: Path, found: Compositio
     assert notes("profile", "show", name, "--json").json["composition"]["verdict"] == found.verdict
 
 
+def test_what_is_known_stays_where_it_is_not_measured(
+    notes: Notes, fails: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--only measures no pairs: the finding of an earlier calibration is kept and shown."""
+    earlier = Profiles(home / "profiles").read(home / "profiles" / f"{fails}.json")
+    pairs: list[int] = []
+
+    def measured(*given: object) -> Profile:
+        pairs.append(len(given[3]))  # type: ignore[arg-type]
+        return replace(earlier, composition=None)
+
+    monkeypatch.setattr(calibrate, "calibrate", measured)
+    monkeypatch.setattr(calibrate, "LEAST", 1)
+    battery = str(resource("prompts") / "battery.yaml")
+    found = notes("calibrate", "--cases", battery, "--only", "--json").json
+    assert found["composition"]["repair"] == "together" and LOST in notes(*BOTH).err
+    assert notes("calibrate", "--json").json["composition"] is None and pairs == [0, PAIRS]
+
+
 def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> None:
     """One per line without blank ones, in addition to --question; also from stdin."""
     (tmp_path / "mine.txt").write_text("\ufeffWhy?\n\n  Who pays?  \nWhy?\n", encoding="utf-8")
@@ -243,6 +266,30 @@ def test_questions_come_from_a_file(notes: Notes, two: Path, tmp_path: Path) -> 
     assert [one["question"] for one in found["composition"]["questions"]] == ["When?", "Why?", "Who pays?"]
     assert [case["question"] for case in notes(*verify, "--questions", "-", stdin="Why?\n").json["cases"]] == ["Why?"]
     assert notes("verify", "returns", "--questions", tmp_path / "mine.txt", "--json").json["composition"] is None
+
+
+def test_what_is_lost_is_told_with_what_repairs_it(notes: Notes, two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows the skills that each question needs, repairs that were tried, and a command, with which verify passes."""
+    for module in ("verify", "composition"):
+        monkeypatch.setattr(f"notes_cli.measure.{module}.answered", lambda *given: Answered(*_concluding(*given)))
+    outcome = notes("verify", "returns", "fees", "--question", "Who pays?", "--choices", "a,b")
+    assert outcome.code == 1 and "Who pays?  returns + fees  DIFFERS" in outcome.out
+    assert "questions that need several skills: 0 of 1 (0.00 to 0.9" in outcome.out
+    assert "tried reversed: 0 of 1" in outcome.out and "tried suffix: 1 of 1" in outcome.out
+    run = "Run: notes compile returns fees --together returns-fees, and give it --splice returns-fees"
+    assert f"what repairs it: {run}" in outcome.out
+    found = notes("verify", "returns", "fees", "--question", "Who pays?", "--choices", "a,b", "--json").json
+    assert found["composition"]["repair"] == "together" and found["composition"]["advice"] == run
+    assert notes("compile", "returns", "fees", "--together", "returns-fees").code == 0
+    assert notes("verify", "returns-fees", "--question", "Who pays?", "--choices", "a,b").code == 0
+
+
+def _concluding(sequence: object, choices: object) -> tuple[str, float]:
+    """The first answer where a skill has seen the other one, or both are one; the second where they were not."""
+    pieces = [one for one in sequence.pieces if one.kind == "splice" and one.how != "seam"]  # type: ignore[attr-defined]
+    text = sequence.context.model.text(map(int, sequence.tokens))  # type: ignore[attr-defined]
+    concluded = len(pieces) == 1 or pieces[-1].how == "decoded"
+    return ("a" if concluded and "# Fees" in text and "# Returns" in text else "b"), 1.0
 
 
 def test_a_skill_is_decoded_after_one_that_is_spliced(notes: Notes, two: Path) -> None:

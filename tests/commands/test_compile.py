@@ -101,6 +101,23 @@ def test_a_change_is_compiled_and_said(notes: Notes, skill: Path, compiled: Path
     assert notes("compile", skill).err.strip().endswith("(up to date)")
 
 
+def test_in_blocks(notes: Notes, skill: Path) -> None:
+    """A number or headings; unchanged blocks are reused; references to another block cause a warning."""
+    skill.write_text("# One\n\ndate: 2026-06-01\n\n# Two\n\nBefore the date.\n\n# Three\n\nElse not.\n")
+    first = notes("compile", skill, "--blocks", "headings")
+    assert first.code == 0 and "(3 of 3 blocks compiled)" in first.err
+    assert "whose value is in block 1" in first.err
+    assert open_segment(Path(first.out.strip())).blocks == (0, 25, 50)
+    assert "blocks       3, from tokens 0, 25, 50 on" in notes("inspect", "returns").out
+    assert "(up to date; in blocks)" in notes("compile", skill, "--blocks", "headings").err
+    skill.write_text(skill.read_text().replace("Else", "Or else"))
+    again = notes("compile", skill, "--blocks", "headings")
+    assert "(the text has changed; 1 of 3 blocks compiled)" in again.err and again.out == first.out
+    assert "blocks, not 3" not in notes("compile", skill, "--blocks", "3").err
+    assert "blocks, not 60: there is no other line" in notes("compile", skill, "--blocks", "60").err
+    assert "blocks)" in notes("compile", skill).err and open_segment(Path(first.out.strip())).blocks == ()
+
+
 def test_interrupted_compile_leaves_nothing(
     notes: Notes, skill: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

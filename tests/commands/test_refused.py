@@ -219,6 +219,17 @@ def test_beyond_the_trained_context(notes: Notes, short: Path, skill: Path, manu
     assert kept(home) == before
 
 
+def test_what_the_line_suggests_works(notes: Notes, short: Path, manual: Path, home: Path) -> None:
+    """RoPE scaling by the factor that it names, the flag, and the flag as a setting."""
+    refused = notes("compile", manual)
+    scaling = refused.err.split("extend that (")[1].split(")")[0].split()
+    assert notes("compile", manual, *scaling).code == 0
+    assert notes("ask", "Why?", "--splice", "manual", "-n", 2, *scaling).code == 0
+    assert notes("compile", manual, "--beyond-trained").code == 0
+    (home / "config.yaml").write_text("beyond-trained: true\n")
+    assert notes("ask", "Why?", "--splice", "manual", "-n", 2).code == 0
+
+
 def test_more_than_memory(notes: Notes, model: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before allocation, with needed and available memory and advice. -v prints the estimate."""
     assert "a context of 4,096 tokens: " in notes("ask", "Why?", "-n", 1, "-v").err
@@ -340,6 +351,13 @@ def test_large_but_possible_values(notes: Notes, compiled: Path) -> None:
     big = 2**31 - 1
     outcome = notes("ask", "x", "-n", 1, "-b", big, "-ub", big, "-ngl", big, "--top-k", big, "--seam", big, "-c", 512)
     assert (outcome.code, outcome.err.splitlines()[1:]) == (0, [])  # but that the answer was cut
+
+
+def test_settings_are_as_on_the_command_line(notes: Notes, home: Path) -> None:
+    """YAML booleans and numbers are converted by the option."""
+    home.mkdir()
+    (home / "config.yaml").write_text("flash-attn: on\nthink: off\nrope-freq-base: 1e4\npredict: 2\njson: yes\n")
+    assert notes("ask", "x").json["tokens"]["answer"] <= 2
 
 
 def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:

@@ -48,6 +48,23 @@ def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
         assert (tokens["erratum"] > 0) == bool(errata)
 
 
+@pytest.mark.patches("recurrent")
+def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: str, tmp_path: Path) -> None:
+    """After a system text and after another skill: one sentence that names the place and the model's reason."""
+    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
+    assert notes("compile", tmp_path / "fees.txt").code == 0
+    why = f"decoded: preceded by a different context than at compile time; {REASONS[kind]}"
+    behind = notes(*ASK, "-s", "Be kind.", "--explain", "--json").json
+    assert behind["pieces"][1]["why"] == why and behind["tokens"]["spliced"] == 0
+    done = notes(*ASK, "--splice", "fees", "-n", 2, "--json")
+    two = done.json
+    assert f"warning: fees is not spliced, its 32 tokens are decoded: {why.removeprefix('decoded: ')}" in done.err
+    assert "returns is not" not in done.err
+    assert [piece["name"] for piece in two["pieces"] if piece["refused"]] == ["fees"]
+    how = {piece["name"]: (piece["how"], piece["why"]) for piece in two["pieces"] if piece["kind"] == "splice"}
+    assert how["returns"][0] == "spliced" and how["fees"] == ("decoded", why)
+
+
 def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, tmp_path: Path) -> None:
     """If the second of two skills is decoded, advice follows; after that both are restored, as one prefill of both
     computes them."""
@@ -91,6 +108,14 @@ def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_p
     done = notes(*later, "-n", 2)
     assert done.code == 0 and "warning: fees is not spliced, its 32 tokens" in done.err
     assert "warning" not in notes("ask", "And?", "--session", "mine", "-n", 2).err  # of a turn long ago
+
+
+@pytest.mark.patches("recurrent")
+def test_compile_says_what_the_model_allows(notes: Notes, skill: Path, kind: str) -> None:
+    """At once, not at the first question."""
+    assert f"It can be restored at the start of a prompt, and is decoded elsewhere: {REASONS[kind]}" in (
+        notes("compile", skill).err
+    )
 
 
 def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:

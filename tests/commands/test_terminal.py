@@ -65,6 +65,13 @@ def test_help_needs_neither_numpy_nor_llama() -> None:
     assert bare.returncode == 2 and "Usage: notes" in bare.stderr
 
 
+def test_ls_needs_no_llama(home: Path) -> None:
+    """Listing loads no model and no llama.cpp."""
+    code = "import sys; from notes_cli.cli import run; run(['ls', '--json']); print('notes_cli.lib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[]\nFalse\n"
+
+
 INTERRUPTED = (130, "", "notes: interrupted\n")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from samples import SAMPLES
 
+from notes_cli.engine.context import Context
 from notes_cli.measure import verify
 
 from .conftest import Notes, on_a_terminal
@@ -39,6 +40,17 @@ def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.Monkey
     js = notes("verify", "returns", "--choices", "a,b", "--question", "Why?", "--json")
     assert js.code == 1 and js.json["pass"] is False and js.json["same_decision"] is True
     assert js.json["failed"] == [lines[-3].removeprefix("missed: ")]
+
+
+def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A splice with unrotated keys fails, whatever the logits are; the error names the skill and its K/V."""
+    splice = Context.splice
+    monkeypatch.setattr(Context, "splice", lambda *given, **how: splice(*given, **{**how, "rotate": False}))
+    outcome = notes("verify", "returns", "--choices", "a,b")
+    lines = outcome.out.splitlines()
+    assert outcome.code == 1 and lines[-2].startswith("FAIL")
+    assert lines[-1] == "next: compile returns again: notes compile --from returns --force"
+    assert any(line.startswith("missed: returns has wrong rows: layer 0, K") for line in lines)
 
 
 EDIT = ("verify", "returns", "--field", "date=2026-07-01", "--choices", "a,b", "--question", "Why?")

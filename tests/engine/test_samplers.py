@@ -98,6 +98,16 @@ def test_a_sampler_draws_by_its_definition(options: dict[str, Any], expected: Pr
     assert not agrees(tokens, softmax(LOGITS))
 
 
+def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
+    """typical_p gets the tokens that top_n_sigma leaves, of which it takes no logarithm of 0."""
+    logits = some_logits(200)
+    left = np.flatnonzero(top_n_sigma(logits, 1.5))
+    expected = np.zeros(len(logits))
+    expected[left] = typical(logits[left], 0.6)
+    assert 1 < np.count_nonzero(expected) < len(left)
+    assert agrees(drawn(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6), logits), expected)
+
+
 def test_defaults_draw_as_without_these_samplers() -> None:
     """The tokens are those of top-k, top-p, min-p, temperature and draw alone."""
     logits = np.random.default_rng(0).normal(0, 2, (200, 500)).astype(np.float32)

@@ -232,6 +232,13 @@ def test_blocks_that_moved_often_are_computed_anew(workspace: Workspace) -> None
     assert fresh == [3, *[1] * MOVES, 3]
 
 
+def test_a_text_in_blocks_stays_so(workspace: Workspace) -> None:
+    """Compiled again without an option on blocks, as `ask --splice FILE` does, it keeps their number."""
+    compile_to_library(workspace, of(*PARTS), blocks=3)
+    found = compile_to_library(workspace, of(*PARTS[:2], "# Three\n\nOther words."))
+    assert (found.blocks, found.fresh) == (3, 1)
+
+
 # ---- whose a name is
 
 

@@ -138,6 +138,15 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
         talk.append({"role": "assistant", "content": told(reply)})
 
 
+def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -> None:
+    """Even if another text is longer, and so matched first, the erratum of the last text comes last."""
+    first, then = (rules_of(own, name, name, "full", "reduced") for name in ("repair", "long refund"))
+    talk = [first, {"role": "assistant", "content": "full"}, then]
+    for order in (talk, [then, talk[1], first]):
+        reply = own.chat(order, notes={"explain": True, "errata": ["*.season=summer"]})
+        assert [kind for kind, _, _ in pieces(reply)][-4:] == ["splice", "erratum", "erratum", "question"]
+
+
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
     """The blank line before an erratum is cached from another request, and is followed by other text here."""
     text = own.http.get("/v1/notes/returns").json()["text"]
@@ -188,6 +197,33 @@ def test_a_short_text_with_a_field_is_found(own: Served) -> None:
     compiled(own, "fee", text)
     assert own.http.post("/v1/notes/errata", json={"field": "fee.tier", "value": "silver"}).status_code == 200
     assert errata(own.chat([asked_with(text, "What is the tier?")], notes={"explain": True})) == 1
+
+
+RULES = """# {0} rules
+
+season: winter
+
+- If the season is winter then the {0} is {1}.
+- If the season is summer then the {0} is {2}.
+"""
+
+
+def rules_of(own: Served, name: str, topic: str, *outcomes: str) -> Json:
+    """Compile a text, and return it as a message that asks for the topic."""
+    text = RULES.format(topic, *outcomes)
+    own.http.post("/v1/notes/compile", json={"name": name, "text": text})
+    return {"role": "user", "content": f"{text.strip()}\n\nWhat is the {topic}?"}
+
+
+def test_what_is_said_of_all_skills_is_said_of_a_later_one(own: Served) -> None:
+    """`*.season` applies to a skill in a later message, and follows it directly."""
+    gate = rules_of(own, "gate", "access", "granted", "revoked")
+    club = rules_of(own, "club", "discount", "large", "small")
+    talk: list[Json] = []
+    notes = {"splice": [], "errata": ["*.season=summer"]}
+    assert told(turn(own, talk, gate, **notes)) == "revoked"
+    kinds = [kind for kind, _, _ in pieces(turn(own, talk, club, **notes))]
+    assert kinds[-3:] == ["splice", "erratum", "question"] and kinds.count("erratum") == 2
 
 
 @pytest.mark.parametrize("then", [{"date": "2026-05-02"}, {}])

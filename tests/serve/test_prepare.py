@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import socket
@@ -22,11 +23,12 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import NotesError
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.serve import parsing, prepare, questions, scheduler
+from notes_cli.serve import json_body, parsing, prepare, questions, scheduler
 from notes_cli.serve.app import Options
 from notes_cli.serve.conversations import ConversationState, prefix_digests
 from notes_cli.serve.generation import AnswerDone, TextDelta
 from notes_cli.serve.jobs import JobEvent, Limits, ServerJob
+from notes_cli.serve.json_body import read_json
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
 from notes_cli.serve.refusals import Refused
@@ -170,6 +172,19 @@ def test_parts_of_a_message() -> None:
     answer = {"role": "assistant", "content": [text("a"), text("b")]}
     message, _ = parse_chat({"messages": [answer, ASK]}).messages
     assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["ab"]
+
+
+def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And collection is enabled again afterwards, also for invalid JSON."""
+    seen: list[bool] = []
+    loads = json_body.json.loads
+    monkeypatch.setattr(
+        json_body.json, "loads", lambda *given, **how: seen.append(gc.isenabled()) or loads(*given, **how)
+    )
+    assert read_json(b"[[], {}]") == [[], {}]
+    with pytest.raises(parsing.Refused, match="the body is not JSON"):
+        read_json(b"[")
+    assert seen == [False, False] and gc.isenabled()
 
 
 SLOW = "Which one is slow?"

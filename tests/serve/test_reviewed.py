@@ -59,6 +59,13 @@ def test_what_python_cannot_hold_is_the_clients_fault(served: Served, given: dic
     assert found.status_code == 400 and param in found.text
 
 
+def test_what_asks_for_nothing_is_no_error(served: Served) -> None:
+    """Clients send unused features as empty; used ones are refused."""
+    empty = {"logit_bias": {}, "functions": None, "modalities": ["text"], "prediction": None}
+    served.chat(ASK, max_tokens=1, **empty)
+    assert served.chat(ASK, 400, functions=[{"name": "f"}])["code"] == "unknown_parameter"
+
+
 def test_an_origin_that_is_none_is_refused(served: Served) -> None:
     assert served.http.get("/v1/models", headers={"Origin": "http://["}).status_code == 403
 
