@@ -145,7 +145,7 @@ def make_workspace(make_model: Callable[..., Path], home: Path) -> Iterator[Make
         n_ubatch: int = 512,
         cache: str = "f16",
         fixed_size: bool = False,
-        carry: bool = True,
+        carry: bool | None = None,
         **settings: object,
     ) -> Workspace:
         options = ContextOptions(n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=1, type_k=cache, type_v=cache)
