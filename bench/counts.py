@@ -35,9 +35,9 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(43_204, 29_000),
-    "package files": Bound(173, 130),
-    "test lines": Bound(44_390, 28_000),
+    "package lines": Bound(43_210, 29_000),
+    "package files": Bound(174, 130),
+    "test lines": Bound(43_300, 28_000),
     "bench and training lines": Bound(17_820, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(200, 200),

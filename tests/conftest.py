@@ -140,10 +140,16 @@ def make_workspace(make_model: Callable[..., Path], home: Path) -> Iterator[Make
     opened: list[Workspace] = []
 
     def make(
-        kind: str = "llama", n_ctx: int = 1024, fixed_size: bool = False, n_ubatch: int = 512, **settings: object
+        kind: str = "llama",
+        n_ctx: int = 1024,
+        n_ubatch: int = 512,
+        cache: str = "f16",
+        fixed_size: bool = False,
+        carry: bool | None = None,
+        **settings: object,
     ) -> Workspace:
-        options = ContextOptions(n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=1)
-        opened.append(Workspace(make_model(kind, **settings), options, fixed_size=fixed_size))
+        options = ContextOptions(n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=1, type_k=cache, type_v=cache)
+        opened.append(Workspace(make_model(kind, **settings), options, fixed_size=fixed_size, carry=carry))
         return opened[-1]
 
     yield make

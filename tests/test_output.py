@@ -119,6 +119,33 @@ def test_nobody_prints_round_the_door() -> None:
     assert found == []
 
 
+@pytest.mark.parametrize(
+    ("environment", "on_terminal", "coloured"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({"CLICOLOR": "0"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"CLICOLOR_FORCE": "1"}, False, True),
+        ({"CLICOLOR_FORCE": "0"}, False, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, False),
+    ],
+)
+def test_variables_of_colour(
+    environment: dict[str, str], on_terminal: bool, coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NO_COLOR, then FORCE_COLOR and CLICOLOR_FORCE, then CLICOLOR and the kind of stdout; --color is before them."""
+    for name, value in {"TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert output._coloured(on_terminal) == coloured
+    for when in ("always", "never"):
+        monkeypatch.setattr(output._run, "colour", when)
+        assert output._coloured(on_terminal) == (when == "always")
+
+
 def test_a_line_fits_a_terminal() -> None:
     """At 80 columns, whatever the window is."""
     assert output.fitting("x" * 80, "short") == "x" * 80 and output.fitting("x" * 81, "short") == "short"

@@ -34,11 +34,6 @@ def test_question_from_the_argument(notes: Notes) -> None:
     assert plain.out.endswith("\n")
 
 
-def test_question_from_standard_input_is_the_same(notes: Notes) -> None:
-    """Piped or as an argument, a question is the same prompt."""
-    assert notes("ask", "-n", 8, stdin="Why?\n").out == notes("ask", "Why?", "-n", 8).out
-
-
 def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
     """Both together are one question, the piped text first, an empty line between."""
     outcome = notes("ask", "Why?", "-n", 8, "--json", stdin="It rains.\n")
@@ -187,48 +182,6 @@ def test_choices(notes: Notes, compiled: Path, choices: str) -> None:
     assert result["tokens"]["answer"] == 0
 
 
-def test_recompute_prefills_the_same_tokens(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--recompute decodes all, the very token ids of the spliced prompt, and decides alike."""
-    seen: list[dict[int, int]] = []  # by position
-    splice, append, rewrite = Context.splice, Context.append, Context.rewrite
-
-    def spliced(self: Context, seq_id: int, position: int, tokens: Any, *rest: Any, **more: Any) -> None:
-        seen[-1] |= {position + number: int(token) for number, token in enumerate(tokens)}
-        splice(self, seq_id, position, tokens, *rest, **more)
-
-    def appended(self: Context, tokens: dict[int, Any], *rest: Any) -> None:
-        seen[-1] |= {self.length(0) + number: int(token) for number, token in enumerate(tokens[0])}
-        append(self, tokens, *rest)
-
-    def rewritten(self: Context, seq_id: int, positions: list[int], tokens: Any, *rest: Any) -> None:
-        seen[-1] |= {position: int(token) for position, token in zip(positions, tokens, strict=True)}
-        rewrite(self, seq_id, positions, tokens, *rest)
-
-    monkeypatch.setattr(Context, "splice", spliced)
-    monkeypatch.setattr(Context, "append", appended)
-    monkeypatch.setattr(Context, "rewrite", rewritten)
-    ask = ("ask", "Why?", "--splice", "returns", "--erratum", "tier=basic", "--json", "-n", 1)
-    results = []
-    for extra in ((), ("--recompute",)):
-        seen.append({})
-        results.append(notes(*ask, *extra).json)
-    total = results[0]["tokens"]["total"]
-    assert [seen[0][place] for place in range(total)] == [seen[1][place] for place in range(total)]
-    assert results[1]["tokens"]["spliced"] == results[1]["tokens"]["seam"] == 0
-    assert results[1]["tokens"]["decoded"] == total
-    assert results[0]["answer"] == results[1]["answer"]
-
-
-def test_explain_is_what_the_run_then_does(notes: Notes, compiled: Path) -> None:
-    """The pieces and counts of the dry run are those of the real one."""
-    for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic"), ("--recompute",), ("--seam", "3")):
-        ask = ("ask", "Why?", "--splice", "returns", "--json", "-n", 2, *extra)
-        told, done = notes(*ask, "--explain").json, notes(*ask).json
-        assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
-        written = ("reasoning", "answer")
-        assert told["tokens"] == {name: count for name, count in done["tokens"].items() if name not in written}
-
-
 def test_explain_computes_nothing(
     notes: Notes, compiled: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,15 +237,6 @@ def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
     assert notes(*ask).json["tokens"]["spliced"] == 1
 
 
-def test_a_segment_file_is_spliced(notes: Notes, skill: Path, compiled: Path, tmp_path: Path) -> None:
-    """A path to a segment works as its name does, wherever the file lies."""
-    elsewhere = tmp_path / "moved.gguf"
-    elsewhere.write_bytes(compiled.read_bytes())
-    ask = ("ask", "Why?", "-n", 6, "--json", "--splice")
-    by_path, by_name = notes(*ask, elsewhere).json, notes(*ask, "returns").json
-    assert (by_path["answer"], by_path["pieces"]) == (by_name["answer"], by_name["pieces"])
-
-
 def test_special_tokens_in_a_question_are_text(notes: Notes) -> None:
     """`<|im_end|>` in a question is ten characters, never the token that ends a message."""
     plain = notes("ask", "x" * len("<|im_end|>"), "-n", 1, "--json").json
@@ -326,15 +270,6 @@ def test_json_that_is_valid(notes: Notes, tmp_path: Path, shipped: None) -> None
         jsonschema.validate(json.loads(outcome.out), SCHEMA)
         assert "cut" not in outcome.err
     assert found[0].out == found[1].out and drawn[0].out == drawn[1].out
-
-
-def test_the_thought_is_free(notes: Notes, shipped: None) -> None:
-    """Only the answer is constrained, not the reasoning."""
-    found = notes("ask", "May I return this?", "--think", "--grammar", WORDS, "--json").json
-    assert found["answer"] in ("accepted", "refused") and found["stopped"] == "end"
-    assert len(found["reasoning"].split()) > 3
-    told = notes("ask", "May I return this?", "--think", "--grammar", WORDS)
-    assert told.out.strip() == found["answer"]
 
 
 def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:

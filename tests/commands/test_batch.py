@@ -162,35 +162,6 @@ def test_nothing_to_ask_is_no_error(notes: Notes, text: str) -> None:
     assert notes("ask", "--batch", "-", stdin=text) == Outcome(0, "", "")
 
 
-@pytest.mark.parametrize("parallel", [1, 2, 64])
-def test_as_many_at_a_time_as_one_likes(notes: Notes, compiled: Path, parallel: int) -> None:
-    questions = lines(*(f'"Why {number}?"' for number in range(5)))
-    ask = ("ask", "--splice", "returns", "-n", 3, "--seed", 5, "--batch", "-")
-    found = answers(notes(*ask, "--parallel", parallel, stdin=questions))
-    assert [same(line) for line in found] == [same(line) for line in answers(notes(*ask, stdin=questions))]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["Why?", "--batch", "-"], "QUESTION does not go with --batch"),
-        (["-p", "Why?", "--batch", "-"], "--prompt does not go with --batch"),
-        (["-f", "x", "--batch", "-"], "--file does not go with --batch"),
-        (["--batch", "-", "--session", "mine"], "--session does not go with --batch"),
-        (["--batch", "-", "--explain"], "--explain does not go with --batch"),
-        (["--batch", "/nowhere"], "cannot read /nowhere: No such file or directory"),
-        (["--batch", "/"], "cannot read /: Is a directory"),
-        (["--batch", "-", "--choices", "a"], "--choices must be two or more"),
-        (["--batch", "-", "--parallel", "0"], "0 is not a whole number from 1 to 64"),
-        (["--batch", "-", "--parallel", "65"], "65 is not a whole number from 1 to 64"),
-        (["Why?", "--parallel", "2"], "--parallel is for the questions of --batch FILE"),
-    ],
-)
-def test_wrong_usage(notes: Notes, arguments: list[str], told: str) -> None:
-    found = notes("ask", *arguments)
-    assert (found.code, found.out) == (2, "") and told in found.err
-
-
 def test_keys_of_a_line_are_documented(notes: Notes, compiled: Path) -> None:
     """Those of an answer, those of an error, and those that a line may have."""
     keys = documented("ask --batch")

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli.commands.options import KV_TYPES
 from notes_cli.engine.segment import STORED_TYPES
 from notes_cli.library.container import peek
 
-from .conftest import TEXT, Notes, run_here
+from .conftest import Notes, run_here
 
 ASK = ("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json")
 
@@ -21,17 +20,6 @@ def notes(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> N
     """With a model of 32 elements a head: that many are quantized together."""
     monkeypatch.setenv("NOTES_MODEL", str(make_model("qwen3")))
     return run_here
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KV_TYPES if kind != "f32"])
-def test_one_segment_for_all(notes: Notes, skill: Path, compiled: Path, kind: str) -> None:
-    """The f16 segment is spliced into a cache of the type, moved or not; a compile for that type finds it current."""
-    kv = ("-ctk", kind, "-ctv", kind)
-    again = notes("compile", skill, *kv)
-    assert again.out.strip() == str(compiled) and "up to date" in again.err
-    for extra in ((), ("-s", "Be kind.")):
-        tokens = notes(*ASK, *kv, *extra).json["tokens"]
-        assert tokens["spliced"] + tokens["seam"] == len(TEXT.strip())
 
 
 def test_f32_says_how_to_compile_for_it(notes: Notes, skill: Path, compiled: Path) -> None:

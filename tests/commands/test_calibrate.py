@@ -118,15 +118,6 @@ def test_what_is_proven_better_is_followed(
     assert told in notes(*ASK, "--explain").out
 
 
-def test_few_decisions_set_nothing(notes: Notes, compiled: Path, mine: Path, home: Path) -> None:
-    """They are measured and shown, and an older profile stays."""
-    done = notes("calibrate", "--cases", mine, "--only")
-    assert done.code == 0 and "direct: use erratum: 1 cases prove nothing" in done.out
-    assert "nothing is written: 1 decisions are too few" in done.err and not (home / "profiles").exists()
-    found = notes("calibrate", "--cases", mine, "--only", "--json").json
-    assert found["cases"] == 1 and found["path"] is None
-
-
 def test_an_interrupted_calibration_goes_on(notes: Notes, compiled: Path, many: Path, home: Path) -> None:
     """The first line estimates the time. Ctrl-C keeps measured steps; the same command measures the rest, then removes
     the intermediate file. Other decisions start anew."""

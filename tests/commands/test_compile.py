@@ -83,15 +83,6 @@ def test_output_goes_to_a_file_and_not_into_the_library(notes: Notes, skill: Pat
     assert not (home / "library").exists()
 
 
-def test_unchanged_is_not_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """The second compile prints the same path, with a line, and does not touch the file."""
-    before = compiled.stat().st_mtime_ns, compiled.stat().st_ino
-    outcome = notes("compile", skill)
-    assert (outcome.code, outcome.out) == (0, f"{compiled}\n")
-    assert "up to date" in outcome.err
-    assert (compiled.stat().st_mtime_ns, compiled.stat().st_ino) == before
-
-
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
@@ -125,14 +116,6 @@ def test_in_blocks(notes: Notes, skill: Path) -> None:
     assert "blocks, not 3" not in notes("compile", skill, "--blocks", "3").err
     assert "blocks, not 60: there is no other line" in notes("compile", skill, "--blocks", "60").err
     assert "blocks)" in notes("compile", skill).err and open_segment(Path(first.out.strip())).blocks == ()
-
-
-def test_a_damaged_file_is_compiled_again(notes: Notes, skill: Path, compiled: Path) -> None:
-    """A damaged segment is replaced, with the reason."""
-    compiled.write_bytes(compiled.read_bytes()[:500])
-    outcome = notes("compile", skill)
-    assert outcome.code == 0 and "damaged" in outcome.err
-    assert open_segment(compiled).name == "returns"
 
 
 def test_interrupted_compile_leaves_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,8 +16,6 @@ from notes_cli.commands.ask import GROUPS, REQUEST
 from notes_cli.commands.batch import keys_of
 
 from .conftest import Notes, on_a_terminal, run_apart, run_here
-
-NUMPY = "import sys\nfrom notes_cli.cli import run\n"
 
 
 def leaves(command: click.Command = cli, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -76,38 +73,20 @@ def test_every_help_has_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "arguments", "terminal", "coloured"),
+    ("environment", "arguments", "coloured"),
     [
-        ({}, [], True, True),
-        ({}, [], False, False),
-        ({"NO_COLOR": "1"}, [], True, False),
-        ({"NO_COLOR": ""}, [], True, True),
-        ({"TERM": "dumb"}, [], True, False),
-        ({"CLICOLOR": "0"}, [], True, False),
-        ({"FORCE_COLOR": "1"}, [], False, True),
-        ({"CLICOLOR_FORCE": "1"}, [], False, True),
-        ({"CLICOLOR_FORCE": "0"}, [], False, False),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, [], False, False),
-        ({}, ["--color", "always"], False, True),
-        ({"NO_COLOR": "1"}, ["--color", "always"], False, True),
-        ({"FORCE_COLOR": "1"}, ["--color", "never"], True, False),
-        ({"NOTES_COLOR": "never"}, [], True, False),
-        ({"NOTES_COLOR": "never"}, ["--color=always"], True, True),
+        ({}, [], True),
+        ({"NO_COLOR": "1"}, [], False),
+        ({"NO_COLOR": "1"}, ["--color", "always"], True),
+        ({"NOTES_COLOR": "never"}, [], False),
+        ({"NOTES_COLOR": "never"}, ["--color=always"], True),
     ],
 )
-def test_colour(
-    compiled: Path, environment: dict[str, str], arguments: list[str], terminal: bool, coloured: bool
+def test_colour_on_a_terminal(
+    compiled: Path, environment: dict[str, str], arguments: list[str], coloured: bool
 ) -> None:
-    """Precedence: --color, NOTES_COLOR, then NO_COLOR, FORCE_COLOR and CLICOLOR, then the kind of stdout."""
-    if terminal:
-        shown = on_a_terminal(["ls", *arguments], **environment)
-    else:
-        os.environ.update(environment)
-        try:
-            shown = run_apart("ls", *arguments).out
-        finally:
-            for name in environment:
-                del os.environ[name]
+    """By --color, NOTES_COLOR, then other variables, whose precedence is that of tests/test_output.py."""
+    shown = on_a_terminal(["ls", *arguments], **environment)
     assert ("\x1b[1m" in shown) == coloured and "returns" in shown
 
 
@@ -155,11 +134,6 @@ def test_a_mistyped_command(word: str, meant: str) -> None:
     outcome = run_here(word)
     assert (outcome.code, outcome.out) == (2, "") and f"Did you mean {meant}?" in outcome.err
     assert set(SYNONYMS.values()) <= set(COMMANDS) and not set(SYNONYMS) & set(COMMANDS)
-
-
-def test_a_mistyped_option() -> None:
-    outcome = run_here("ask", "x", "--spice", "returns")
-    assert outcome.code == 2 and "--splice" in outcome.err
 
 
 def test_verbose_tells_of_times_and_twice_of_llama_cpp(notes: Notes, home: Path) -> None:
@@ -229,17 +203,6 @@ def test_help_fits_a_terminal(name: str) -> None:
 
 
 ASK = ("ask", "Why?", "-n", 2)
-
-
-def test_a_typing_error_is_an_error(notes: Notes, home: Path) -> None:
-    """Exit 1 and one line from every command; help works. (Others: tests/messages.yaml.)"""
-    home.mkdir()
-    (home / "config.yaml").write_text("modell: a.gguf")
-    for arguments in (ASK, ("ls",)):
-        outcome = notes(*arguments)
-        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-        assert "no setting 'modell' in config.yaml. Did you mean model?" in outcome.err
-    assert notes("ask", "--help").code == 0
 
 
 def test_settings_of_other_commands_are_no_errors(notes: Notes, home: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +65,6 @@ def test_tokens_are_counted_by_what_was_done(
         assert line[-1].endswith(f"{rewritten} in place of spliced ones)")
 
 
-def test_a_value_that_is_the_same(notes: Notes, compiled: Path) -> None:
-    """Nothing is edited."""
-    ask = (*ASK, "--explain", "--json")
-    edited = notes(*ask, "--field", "tier=gold", "--method", "field").json
-    assert edited == {**notes(*ask).json, "method": "field"}
-
-
 def test_what_everybody_is_told_is_listed(notes: Notes, compiled: Path, skill: Path) -> None:
     """`edit --all` lists current global errata without a model, not withdrawn or ended ones."""
     assert notes("edit", "--all").out == ""
@@ -103,40 +95,6 @@ def test_compile_measures_the_influence(notes: Notes, compiled: Path, skill: Pat
     for extra in ((), ("--influence",)):
         assert "(up to date)" in notes("compile", skill, *extra).err
     assert compiled.read_bytes() == before
-
-
-def test_a_block_is_computed_anew(notes: Notes, skill: Path) -> None:
-    """In blocks, an edit computes the field's block and moves the others; shown in pieces and counts."""
-    assert notes("compile", skill, "--blocks", 3).code == 0
-    ask = (*ASK, "--field", "date=the first of July", "--method", "block", "--json")
-    told, done, full = (
-        notes(*ask, "--explain").json,
-        notes(*ask, "-n", 1).json,
-        notes(*ask, "--recompute", "-n", 1).json,
-    )
-    assert told["pieces"] == [piece for piece in done["pieces"] if piece["kind"] != "answer"]
-    (block,) = [piece for piece in done["pieces"] if piece["rewritten"]]
-    assert block["why"].startswith("block 2 of 3, recomputed after the left context alone")
-    assert done["tokens"]["rewritten"] == block["tokens"] and done["tokens"]["spliced"] == SKILL_TOKENS + 7
-    assert full["tokens"]["total"] == done["tokens"]["total"]
-
-
-@pytest.mark.parametrize("kind", ["lfm2", "mamba"])
-def test_recurrent_models(
-    make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, skill: Path, kind: str
-) -> None:
-    """Erratum and recompute work; methods that need earlier K/V are refused with advice."""
-    monkeypatch.setenv("NOTES_MODEL", str(make_model(kind)))
-    assert run_here("compile", skill, "--influence").code == 0
-    for method in ("erratum", "recompute", "stale"):
-        done = run_here(*ASK, *FIELD, "--method", method, "-n", 2, "--json")
-        assert done.code == 0 and (done.json["tokens"]["spliced"] == 0) == (method == "recompute")
-    for method in ("field", "field+erratum", "selective@2", "blend@2", "suffix", "block"):
-        for extra in ((), ("--explain",)):
-            outcome = run_here(*ASK, *FIELD, "--method", method, *extra)
-            assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-            assert f"the edit method {method.partition('@')[0]} is not possible" in outcome.err
-            assert "Use --method erratum or recompute" in outcome.err
 
 
 # ---- the model that ships: it must really decide by the new value

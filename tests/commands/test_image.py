@@ -126,19 +126,6 @@ def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> Non
         assert process.wait(20) == 130
 
 
-def test_a_folder_of_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """Each of them; one that is broken does not stop the rest, and the exit status is 1."""
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for seed, name in enumerate(("a.png", "b.PNG")):
-        (folder / name).write_bytes(image_bytes(24, 36, seed=seed))
-    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff and no more")
-    (folder / "notes.txt").write_text("not meant")
-    outcome = notes("compile", folder, *SEES)
-    assert outcome.code == 1 and len(outcome.out.splitlines()) == 2
-    assert "broken.jpg" in outcome.err and "not meant" not in outcome.err
-
-
 def test_bad_images_are_one_line(notes: Notes, tmp_path: Path) -> None:
     """Not an image, a text, or missing: one line with the file and advice; nothing is written."""
     (tmp_path / "text.txt").write_text("What is the total?")

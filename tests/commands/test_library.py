@@ -165,23 +165,6 @@ def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
     assert orders["used"] == orders["uses"] == ["returns", "a-long-one"]
 
 
-def test_a_library_that_is_read_only(
-    notes: Notes, compiled: Path, unprivileged: Callable[..., object], skill: Path
-) -> None:
-    """ask and ls work; uses are not counted, without a message."""
-    folder = compiled.parent
-    folder.chmod(0o500)
-    try:
-        for arguments in (("ask", "x", "-n", 1, "--splice", "returns"), ("ls",), ("fsck",)):
-            outcome = unprivileged(*arguments)
-            assert outcome.code == 0 and "ermission" not in outcome.err, outcome  # type: ignore[attr-defined]
-        outcome = unprivileged("prune", "--older-than", "0s", "-y")
-        assert outcome.code == 1 and "Permission denied" in outcome.err  # type: ignore[attr-defined]
-    finally:
-        folder.chmod(0o700)
-    assert compiled.exists()
-
-
 # the budget, notes prune
 
 
@@ -386,14 +369,6 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 # completion
 
 
-def test_ls_shows_name_size_model_and_fields(notes: Notes, compiled: Path) -> None:
-    """One line per segment and a total."""
-    lines = notes("ls").out.splitlines()
-    assert lines[1].split()[:2] == ["returns", str(len(TEXT.strip()))]
-    assert "tiny llama F32" in lines[1] and "date=2026-06-01, tier=gold" in lines[1]
-    assert lines[-1].startswith("1 file, ")
-
-
 def test_rm_removes_all_files_of_a_name(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
 ) -> None:
@@ -427,16 +402,6 @@ def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> N
     for word in ("returns", compiled):
         assert notes("inspect", word, "--text").out == TEXT.strip() + "\n"
         assert [int(line) for line in notes("inspect", word, "--tokens").out.splitlines()] == ids
-
-
-def test_inspect_json_is_an_array(notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]) -> None:
-    """One object a file of that name; spans point at the values."""
-    assert notes("compile", skill, "-m", make_model("qwen2")).code == 0
-    both = notes("inspect", "returns", "--json").json
-    assert sorted(entry["identity"]["architecture"] for entry in both) == ["llama", "qwen2"]
-    for field in both[0]["fields"]:
-        first, last = field["characters"]
-        assert both[0]["text"][first:last] == field["value"]
 
 
 def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:
@@ -473,10 +438,3 @@ def test_doctor_says_what_is_missing(notes: Notes, tmp_path: Path) -> None:
     assert outcome.out.splitlines()[-1].startswith("PROBLEM") and "no such model" in outcome.out
     found = json.loads(run_here("doctor", "-m", tmp_path / "no.gguf", "--json").out)
     assert "no such model" in found["problems"][0] and "model" not in found
-
-
-def test_doctor_says_what_a_model_cannot_do(notes: Notes, make_model: Callable[..., Path]) -> None:
-    """An architecture whose rows cannot be moved is shown with the reason; that is no fault of the installation."""
-    outcome = notes("doctor", "-m", make_model("llama-embed"))
-    assert outcome.code == 0
-    assert "no splice" in outcome.out and "keeps no K/V cache" in outcome.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -151,20 +150,6 @@ def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPat
     assert (rows["small"]["store"], rows["small"]["path"]) == ("config.yaml", rows["qwen3:0.6b"]["path"])
 
 
-def test_doctor_and_python_take_names(user: Path) -> None:
-    import notes_cli as notes
-
-    assert "(tiny qwen3, qwen3, F32)" in run_here("doctor", "-m", "qwen3:0.6b").out
-    missing = run_here("doctor", "-m", "qwen4")
-    assert missing.code == 1 and "PROBLEM" in missing.out and "qwen4: no such model" in missing.out
-    with notes.open("qwen3:0.6b") as model:
-        assert model.name == "tiny qwen3 F32"
-    with pytest.raises(notes.NotesError, match=r"qwen4: no such model\. .* Names are looked up in .*Ollama"):
-        notes.open("qwen4")
-    with pytest.raises(notes.NotesError, match="no such model"):
-        notes.open(Path("qwen3:0.6b"))  # a path is a path
-
-
 def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., Path]) -> None:
     """They are shown, not sent; a name that is not UTF-8 ends nothing."""
     folder = os.fsencode(user / ".lmstudio" / "models") + b"/\x1b[31mred\xff/a"
@@ -174,11 +159,6 @@ def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., 
         done = subprocess.run(command_line(*arguments), capture_output=True, stdin=subprocess.DEVNULL)
         assert b"\x1b" not in done.stdout + done.stderr and b"Traceback" not in done.stderr
         assert b"red" in done.stdout + done.stderr
-
-
-def test_errors_of_names_are_json_too(notes: Notes, user: Path) -> None:
-    outcome = notes("ask", "Why?", "--json", "-m", "qwen3:8b")
-    assert outcome.code == 1 and "Did you mean qwen3:0.6b?" in json.loads(outcome.out)["error"]["message"]
 
 
 def test_models_of_notes_are_called_by_their_names(notes: Notes, smollm2: Path, home: Path, tmp_path: Path) -> None:

@@ -118,15 +118,6 @@ def test_compile_says_what_the_model_allows(notes: Notes, skill: Path, kind: str
     )
 
 
-def test_decisions_are_those_of_a_full_prefill(notes: Notes, compiled: Path) -> None:
-    """With --choices, restored, after a system text and corrected: probabilities as with --recompute."""
-    for extra in ((), ("-s", "Be kind."), ("--erratum", "tier=basic")):
-        ask = (*ASK, "--choices", "yes,no,not sure", "--json", *extra)
-        found, wanted = notes(*ask).json, notes(*ask, "--recompute").json
-        assert found["probabilities"] == pytest.approx(wanted["probabilities"], rel=0.05, abs=0.01)
-        assert wanted["tokens"]["spliced"] == 0 and found["tokens"]["total"] == wanted["tokens"]["total"]
-
-
 def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
     """K/V layers and states are counted separately; the position where the segment fits is shown."""
     rows = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,17 +125,6 @@ def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Pat
     checked = notes("fsck")
     assert checked.code == 0, checked
     assert notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
-
-
-def test_another_model_is_refused(notes: Notes, begun: Path, make_model: Callable[..., Path], model: Path) -> None:
-    """By ask, edit, compact and verify, with both models named; nothing is changed."""
-    before = snapshot(begun)
-    edit, compact = ("edit", "mine", "--field", "tier=basic"), ("session", "compact", "mine")
-    for arguments in (GO_ON, edit, compact, ("verify", "--session", "mine")):
-        outcome = notes(*arguments, "-m", make_model("qwen2"))
-        assert (outcome.code, outcome.out) == (1, "") and outcome.err.count("\n") == 1
-        assert f"begun for architecture llama, this model is qwen2. Its model: {model}" in outcome.err
-    assert snapshot(begun) == before
 
 
 @pytest.mark.parametrize("bad", [259, 2**31 - 1])

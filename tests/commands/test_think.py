@@ -102,20 +102,6 @@ def test_an_interrupt_ends_both_lines(thinker: Callable[[str], Script]) -> None:
         assert outcome.err.startswith(err) and outcome.err.endswith("\nnotes: interrupted\n")
 
 
-def test_the_shipped_model_thinks(returns: Notes) -> None:
-    """Its line of reasoning and its answer, right with the old value and with a new one, streamed or not."""
-    ask = ("ask", "May I return this?", "--splice", "returns", "--think")
-    new = ("--field", "date=2026-07-01")
-    for extra, chain, answer in (((), ACCEPTED, "accepted"), (new, REFUSED, "refused")):
-        for more in ((), ("--no-stream",)):
-            outcome = returns(*ask, *extra, *more)
-            said, _, rest = outcome.err.partition("\n")
-            assert (outcome.out, rest) == (f"{answer}\n", f"{chain}\n") and "demonstration model" in said
-        choice = returns(*ask, *extra, "--choices", "refused,accepted", "--json").json
-        assert (choice["choice"], choice["reasoning"]) == (answer, chain)
-        assert choice["probabilities"][answer] > 0.9 and choice["tokens"]["answer"] == 0
-
-
 def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
     """The chain is in the sequence as the model wrote it, is shown by the ledger, and the next turn follows it."""
     ask = ("ask", "May I return this?", "--session", "mine")
@@ -130,18 +116,6 @@ def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
     assert returns("session", "undo", "mine").code == 0
     total = returns("session", "show", "mine", "--json").json["tokens"]
     assert total == sum(piece["tokens"] for piece in pieces[:-2])
-
-
-def test_a_context_that_leaves_no_room_to_think(thinker: Callable[[str], Script]) -> None:
-    """Refused with a sufficient size, unless there is nothing to reason with."""
-    script = thinker(SWITCH)
-    script("Hm.</think>4")
-    ask = ("ask", "2+2? " * 36, "--think", "-c", 256)
-    refused = run_here(*ask)
-    assert (refused.code, refused.out) == (1, "") and "too small to think in" in refused.err
-    assert run_here(*ask, "-c", refused.err.split("-c ")[1].split()[0]).out == "4\n"
-    script("4")
-    assert run_here(*ask, "--max-think", 0).out == "4\n"
 
 
 def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:

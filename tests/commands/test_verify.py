@@ -42,12 +42,6 @@ def test_fail_is_exit_1(notes: Notes, compiled: Path, monkeypatch: pytest.Monkey
     assert js.json["failed"] == [lines[-3].removeprefix("missed: ")]
 
 
-def test_rows_that_were_not_moved_are_exact(notes: Notes, compiled: Path) -> None:
-    """Without system text the skill is where it was compiled: no seam, no rotation."""
-    case = notes("verify", "returns", "--choices", "a,b", "-s", "", "--json").json["cases"][0]
-    assert case["moved"] is False and case["cosine"] > 0.9999 and case["kl"] < 1e-3
-
-
 def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A splice with unrotated keys fails, whatever the logits are; the error names the skill and its K/V."""
     splice = Context.splice
@@ -81,16 +75,6 @@ def test_a_line_a_method(notes: Notes, compiled: Path) -> None:
 METHODS_ALL = (
     *("stale", "field", "selective@16", "blend@16", "erratum", "field+erratum", "suffix", "block", "recompute"),
 )
-
-
-def test_methods_that_are_named(notes: Notes, compiled: Path) -> None:
-    """Only these; exit 0 if all decide as the recompute; auto is the default."""
-    named = notes(*EDIT, "--method", "suffix", "--method", "recompute", "--json")
-    assert [one["method"] for one in named.json["methods"]] == ["suffix", "recompute"]
-    assert (named.code, named.json["pass"]) == (0, True)
-    assert [one["method"] for one in notes(*EDIT, "--json").json["methods"]] == ["field+erratum"]
-    refused = notes(*EDIT, "--method", "block")
-    assert refused.code == 1 and refused.out.splitlines()[-1].startswith("FAIL")
 
 
 def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:

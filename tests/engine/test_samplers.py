@@ -217,20 +217,6 @@ def test_mirostat_keeps_to_its_target(version: int) -> None:
     assert means == sorted(means)
 
 
-def test_mirostat_2_draws_below_its_bound() -> None:
-    """By its definition: no token has a surprise above mu, which each draw corrects by the error in surprise."""
-    logits = np.random.default_rng(1).normal(0, 2, 400).astype(np.float32)
-    p, tau, eta = softmax(logits), 3.0, 0.1
-    mu, excluded, observed = 2 * tau, 0, []
-    for token in drawn(SamplerOptions(**OPEN, mirostat=2, mirostat_tau=tau, mirostat_eta=eta), logits, 1000):
-        keep = -np.log2(p) <= mu + 1e-3
-        assert keep[token]
-        excluded += int((~keep).sum())
-        observed.append(-np.log2(kept(p, -np.log2(p) <= mu)[token]))
-        mu -= eta * (observed[-1] - tau)
-    assert excluded and abs(np.mean(observed[300:]) - tau) < 0.1
-
-
 UNUSABLE: list[tuple[str, Any]] = [
     *((key, bound) for key, (low, high) in RANGES.items() for bound in (low - 1, high + 1)),
     *(("mirostat", 1.0), ("xtc_threshold", "0.1"), ("top_n_sigma", float("nan")), ("dry_sequence_breakers", "abc")),

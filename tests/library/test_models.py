@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,12 +96,6 @@ def test_no_tag_is_latest_else_the_only_one(root: Path, model: Path, other: Path
         Models([("Ollama", root)], {}).find("a")
     stores.ollama(root, "library/a/latest", stores.manifest(root, model))
     assert Models([("Ollama", root)], {}).find("a").read_bytes() == model.read_bytes()
-
-
-def test_tags_of_one_blob_are_one_model(root: Path, model: Path) -> None:
-    stores.ollama(root, "library/a/4b", stores.manifest(root, model))
-    stores.ollama(root, "library/a/4b-q8_0", stores.manifest(root, model))
-    assert Models([("Ollama", root)], {}).find("a").is_file()
 
 
 DEEP = b'{"layers": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -331,15 +324,6 @@ def test_lm_studio(root: Path, model: Path, other: Path) -> None:
     find = Models([("LM Studio", root)], {}).find
     assert find("lmstudio-community/qwen3-gguf").read_bytes() == model.read_bytes()
     assert find("me/mine").read_bytes() == other.read_bytes()
-
-
-def test_names_that_are_no_text(root: Path, model: Path) -> None:
-    """A folder whose name is not UTF-8 hides nothing."""
-    odd = os.fsencode(root) + b"/\xff/\xfe"
-    os.makedirs(odd)
-    shutil.copy(model, odd + b"/m-Q8_0.gguf")
-    stores.lm_studio(root, "me/mine", "m.gguf", model)
-    assert sorted(names("LM Studio", root)) == ["me/mine:m", "\udcff/\udcfe:Q8_0"]
 
 
 # Any of them.

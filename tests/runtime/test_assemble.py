@@ -21,7 +21,7 @@ from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.resolve import method_for
 from notes_cli.runtime.settings import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.erratum import Erratum, known_fields, read_errata
+from notes_cli.text.erratum import Erratum
 from notes_cli.text.messages import Conversation, ErratumPart, Message, SkillPart, TextPart, ToolCall, user_message
 from notes_cli.text.skill import Skill, load_skill, parse_skill
 
@@ -163,15 +163,6 @@ def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
         assert np.array_equal(one.v, other.v)
 
 
-def test_turns_come_before_the_question(workspace: Workspace, skill: Skill) -> None:
-    """Earlier turns are between the skill and the question; the skill is still reused whole."""
-    segment = compile_skill(workspace, skill)
-    seq = assemble(workspace, Prompt("And now?", [segment], turns=[("Why?", "Because.")]))
-    text = workspace.model.text(seq.tokens)
-    assert text.index("accepted.") < text.index("Why?") < text.index("Because.") < text.index("And now?")
-    assert seq.count("spliced") == len(segment)
-
-
 @pytest.mark.parametrize("template", ["chatml", None, NO_SYSTEM])
 @pytest.mark.parametrize("turns", [(), [("Who?", "You.")]], ids=len)
 def test_placed_late(
@@ -242,20 +233,6 @@ def test_words_become_segments(workspace: Workspace, skill: Skill, tmp_path: Pat
     assert len(said) == 2
 
 
-def test_the_remedy_compiles_the_text_in_the_segment(
-    workspace: Workspace, make_workspace: MakeWorkspace, tmp_path: Path
-) -> None:
-    """The suggested command runs as printed, whether the text's file still exists or not."""
-    source = tmp_path / "my rules.txt"
-    source.write_text("date: 1")
-    compile_to_library(workspace, load_skill(source))
-    source.unlink()
-    other = make_workspace("qwen2")
-    with pytest.raises(SegmentError) as caught:
-        open_segments(other, ["my-rules"], print)
-    assert f"Run: notes compile --from my-rules -m {other.model.path}" in worded(caught.value)
-
-
 def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
     """The question is answered with the text's own rows; the library keeps the other, and both are reported."""
     for folder, words in (("a", "date: 1"), ("b", "date: 2")):
@@ -271,15 +248,6 @@ def test_a_text_never_replaces_what_came_from_elsewhere(workspace: Workspace, tm
     (own,) = open_segments(workspace, [mine], said.append)
     assert own.text == "date: 1" and len(said) == 1
     assert np.array_equal(segment.layers[0].k, compile_skill(workspace, load_skill(other)).layers[0].k)
-
-
-def test_errata_know_the_fields_of_all_skills(workspace: Workspace, skill: Skill) -> None:
-    """A field of any spliced skill is accepted; another name is refused; text without = is free."""
-    segment = compile_skill(workspace, skill)
-    field, free = read_errata(["date=2026-07-01", "It snows."], known_fields(segment))
-    assert (field.field, field.value) == ("date", "2026-07-01") and free.field is None
-    with pytest.raises(NotesError, match="Known fields: date, tier"):
-        read_errata(["colour=red"], known_fields(segment))
 
 
 TOOLS = (

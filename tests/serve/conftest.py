@@ -136,6 +136,14 @@ def served(library: Path) -> Iterator[Served]:
         yield found
 
 
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Served]:
+    """A server with its own library."""
+    compile_into(tmp_path, "returns")
+    with started(tmp_path) as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
 def alone(library: Path) -> Iterator[Callable[..., str]]:
     """Answers the same question in this process, without a server."""

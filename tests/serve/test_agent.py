@@ -143,17 +143,3 @@ def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, stream: bool
     likely = [chunk.logprobs for chunk in chunks] if stream else [reply.choices[0].logprobs]
     Verdict.model_validate_json(text)
     assert "".join(one.token for found in likely if found for one in found.content) == text
-
-
-def test_it_gains_without_knowing(served: Served) -> None:
-    """A skill's text in the instructions is spliced in place, and gets a global erratum."""
-    text = served.http.get("/v1/notes/returns").json()["text"]
-    agent = Agent(model(served), instructions=text)
-    first = agent.run_sync("May I return this?")
-    assert first.output == "accepted" and first.usage.cache_read_tokens >= 109
-    try:
-        served.http.post("/v1/notes/errata", json={"field": "returns.date", "value": "2026-07-01"}).raise_for_status()
-        later = agent.run_sync("May I return this?", message_history=first.all_messages())
-        assert later.output == "refused" and later.usage.cache_read_tokens > first.usage.input_tokens
-    finally:
-        served.http.post("/v1/notes/errata", json={"field": "returns.date", "value": "2026-05-01"}).raise_for_status()

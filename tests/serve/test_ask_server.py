@@ -30,7 +30,7 @@ from notes_cli.serve import client
 from notes_cli.serve.registry import Server, address, registered, running
 from notes_cli.sessions.folder import Sessions
 
-from ..commands.conftest import Outcome, command_line, on_a_terminal, run_apart, run_here
+from ..commands.conftest import Outcome, command_line, on_a_terminal, run_here
 from .conftest import QUESTION, Json, compile_into
 
 LATE = "--erratum=date=2026-07-01"
@@ -528,19 +528,6 @@ def test_an_interrupt_ends_the_answer_there(tmp_path: Path, server: Running, mon
             while "notes_requests_running 0" not in (told := httpx.get(f"{found.url}/metrics").text):
                 assert time.monotonic() < until, told
                 time.sleep(0.05)
-
-
-def test_others_beside_it_change_nothing(server: Running) -> None:
-    """Concurrent questions, with OpenAI clients running, each print the same as alone."""
-    asked = [[QUESTION, "--splice", "returns", *more] for more in ([], [LATE], ["-s", "Be brief."], ["--think", LATE])]
-    alone = [run_here("ask", *one, "--server", "off") for one in asked]
-    messages = [{"role": "user", "content": f"{QUESTION} Think first."}]
-    body: Json = {"messages": messages, "notes": {"splice": ["returns"]}}
-    with ThreadPoolExecutor(12) as pool:
-        others = [pool.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body) for _ in range(4)]
-        found = list(pool.map(lambda one: run_apart("ask", *one, "--server", server.url), asked * 2))
-        assert [comparable(one) for one in found] == [comparable(one) for one in alone * 2]
-        assert {one.result().json()["choices"][0]["finish_reason"] for one in others} == {"stop"}
 
 
 def test_little_is_loaded_to_ask_a_server(server: Running) -> None:

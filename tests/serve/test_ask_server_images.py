@@ -44,16 +44,6 @@ CASES = [
 ]
 
 
-def test_a_server_compiles_the_image_that_it_gets(server: Running, folder: Path) -> None:
-    """Once; afterwards it is spliced under any name."""
-    first = run_here("ask", QUESTION, "--image", "photo.png", *SEES, "--server", server.url)
-    assert first.code == 0 and first.json["server"] == server.url and first.json["tokens"]["spliced"] == 17
-    (folder / "photo.png").rename(folder / "other.png")
-    again = run_here("ask", QUESTION, "--image", "other.png", *SEES, "--server", server.url)
-    assert again.json["answer"] == first.json["answer"]
-    assert len(list((server.home / "library").glob("*.gguf"))) == 1
-
-
 @pytest.mark.parametrize("arguments", CASES, ids=lambda one: repr(" ".join(one))[:60])
 def test_it_answers_as_this_process_does(server: Running, folder: Path, arguments: list[str]) -> None:
     """The same text, document and status, for compiled images."""
@@ -65,26 +55,6 @@ def test_it_answers_as_this_process_does(server: Running, folder: Path, argument
         for piece in document["pieces"]:
             piece["name"] = ""  # a sent image is named after its bytes
     assert there == here and cold.code == 0 and warm.json["server"] == server.url
-
-
-@pytest.mark.parametrize("image", ["text.png", "none \u2603.jpg"])
-def test_what_is_no_image(server: Running, folder: Path, image: str) -> None:
-    """One line, with or without a server."""
-    for which in ("off", server.url):
-        found = run_here("ask", QUESTION, "--image", image, *SEES[:-1], "--server", which)
-        assert found.code == 1 and len(found.err.splitlines()) == 1, found.err
-
-
-def test_a_session_with_images(server: Running, folder: Path) -> None:
-    """Turns from the server and from this process are the same."""
-    said = {}
-    for name, order in (("one", ("off", server.url)), ("two", (server.url, "off"))):
-        for turn, which in enumerate(order):
-            image = ["photo.png", "my\nphoto (1).png"][turn]
-            found = run_here("ask", QUESTION, "--image", image, "--session", name, *SEES, "--server", which)
-            assert found.code == 0, found.err
-            said.setdefault(turn, []).append(found.json["answer"])
-    assert all(len(set(answers)) == 1 for answers in said.values())
 
 
 def test_what_cannot_be_sent(server: Running, folder: Path) -> None:

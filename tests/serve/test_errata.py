@@ -102,19 +102,6 @@ def test_a_client_corrects_its_own(own: Served) -> None:
     assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused", "given again after another value"
 
 
-def test_nobody_hears_what_another_client_has_corrected(own: Served) -> None:
-    """Equal messages of two clients do not share errata, with the same or with another answer."""
-    one: list[Json] = []
-    assert told(turn(own, one, ASK, errata={"date": "2026-09-09"})) == "refused"
-    for answer in ("refused", "refused, I am afraid"):
-        talk = [ASK, {"role": "assistant", "content": answer}, ASK]
-        reply = own.chat(talk, notes=NOTES)
-        assert (told(reply), errata(reply)) == ("accepted", 0)
-    mine = [ASK, {"role": "assistant", "content": "refused"}, ASK]
-    reply = own.chat(mine, notes={**NOTES, "errata": {"date": "2026-09-09"}})
-    assert (told(reply), errata(reply)) == ("refused", 1)
-
-
 def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
     """Also with more clients of equal messages and answers than are remembered."""
     dates = [f"2026-{month:02}-{day:02}" for month in (7, 8) for day in range(1, 12)]
@@ -124,19 +111,6 @@ def test_each_of_many_clients_keeps_its_own_correction(own: Served) -> None:
     for date in dates:
         reply = own.chat(talk, notes={**NOTES, "errata": {"date": date}})
         assert told(reply) == f"The date is {date}. So the return is refused."
-
-
-@pytest.mark.parametrize("before", [[], [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]])
-def test_a_client_corrects_a_text_that_it_sends_itself(own: Served, before: list[Json]) -> None:
-    """Its erratum comes after the text, which would overrule an earlier one."""
-    text = own.http.get("/v1/notes/returns").json()["text"]
-    sent = [*before, {"role": "user", "content": f"{text}\n\n{QUESTION}"}]
-    notes = {"explain": True, "errata": {"date": "2026-07-01"}}
-    reply = own.chat(sent, notes=notes)
-    kinds = [kind for kind, _, _ in pieces(reply) if kind in ("splice", "erratum")]
-    assert (told(reply), kinds[-1], kinds.count("erratum")) == ("refused", "erratum", 1)
-    later = own.chat([*sent, {"role": "assistant", "content": "refused"}, ASK], notes=notes)
-    assert told(later) == "refused" and errata(later) == 1
 
 
 @pytest.mark.parametrize("everybody", [False, True])
@@ -193,42 +167,6 @@ def asked_with(text: str, question: str = QUESTION) -> Json:
     return {"role": "user", "content": f"{text}\n\n{question}"}
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_newer_text_of_a_skill_overrules_no_correction(own: Served, named: bool) -> None:
-    """A client sends the recompiled text in a conversation that began with the older one."""
-    text = own.http.get("/v1/notes/returns").json()["text"]
-    notes = {"splice": ["returns"] if named else [], "errata": {"date": "2026-07-01"}, "explain": True}
-    talk = [asked_with(text)]
-    assert told(own.chat(talk, notes=notes)) == "refused"
-    newer = text.replace("amount: 120", "amount: 121")
-    assert newer != text
-    compiled(own, "returns", newer)
-    talk += [{"role": "assistant", "content": "refused"}, asked_with(newer)]
-    assert told(own.chat(talk, notes=notes)) == "refused"
-    talk += [{"role": "assistant", "content": "refused"}, ASK]
-    assert told(own.chat(talk, notes=notes)) == "refused"
-
-
-@pytest.mark.parametrize("everybody", [False, True])
-def test_a_skill_that_has_its_earlier_text_again_overrules_no_correction(own: Served, everybody: bool) -> None:
-    """The conversation has both texts: the erratum follows the last copy."""
-    text = own.http.get("/v1/notes/returns").json()["text"]
-    newer = text.replace("amount: 120", "amount: 121")
-    if everybody:
-        assert own.http.post("/v1/notes/errata", json=LATE).status_code == 200
-    notes = {"splice": [], **({} if everybody else {"errata": {"date": "2026-07-01"}})}
-    talk: list[Json] = []
-    assert told(turn(own, talk, asked_with(text), **notes)) == "refused"
-    compiled(own, "returns", newer)
-    assert told(turn(own, talk, asked_with(newer), **notes)) == "refused"
-    compiled(own, "returns", text)
-    for _ in range(2):
-        reply = turn(own, talk, ASK, **notes)
-        assert (told(reply), errata(reply)) == ("refused", 1)
-    reply = turn(own, talk, asked_with(text), **notes)
-    assert (told(reply), errata(reply)) == ("refused", 1), "the earlier one is read last again"
-
-
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_newer_text_that_is_only_quoted_is_no_copy(own: Served, role: str) -> None:
     """In a fence or an answer it does not match: the conversation keeps its text and its prefix."""
@@ -240,18 +178,6 @@ def test_a_newer_text_that_is_only_quoted_is_no_copy(own: Served, role: str) -> 
     quoted = [ASK, {"role": role, "content": newer}] if role == "assistant" else []
     reply = own.chat([*talk, *quoted, asked_with(f"```\n{newer}\n```")], notes=NOTES)
     assert [how for kind, how, _ in pieces(reply) if kind == "splice"] == ["live"]
-
-
-def test_a_correction_that_is_what_a_newer_text_says(own: Served) -> None:
-    """Conversations with the older text get it, and the reply counts them."""
-    text = own.http.get("/v1/notes/returns").json()["text"]
-    talk: list[Json] = []
-    assert told(turn(own, talk, ASK)) == "accepted"
-    compiled(own, "returns", text.replace("2026-05-01", "2026-07-01"))
-    for value in ("2026-08-01", "2026-07-01"):
-        reply = own.http.post("/v1/notes/errata", json={"skill": "returns", "field": "date", "value": value})
-    assert reply.json()["told"] == 1
-    assert told(turn(own, talk, ASK)) == "refused"
 
 
 def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) -> None:
@@ -271,25 +197,6 @@ def test_a_short_text_with_a_field_is_found(own: Served) -> None:
     compiled(own, "fee", text)
     assert own.http.post("/v1/notes/errata", json={"field": "fee.tier", "value": "silver"}).status_code == 200
     assert errata(own.chat([asked_with(text, "What is the tier?")], notes={"explain": True})) == 1
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "answer"),
-    [
-        (["date=2026-07-01"], ["date=2026-07-01", "date=2026-05-03"], "accepted"),
-        (["date=2026-07-01", "date=2026-05-03"], ["date=2026-07-01", "date=2026-05-03", "date=2026-07-01"], "refused"),
-        (["date=2026-07-01"], ["date=2026-05-03", "date=2026-07-01"], "refused"),
-        (["date=2026-05-03", "date=2026-07-01"], ["date=2026-07-01", "date=2026-05-03"], "accepted"),
-        (["date=2026-07-01"], [], "accepted"),
-    ],
-)
-def test_the_last_of_a_clients_own_corrections_counts(
-    own: Served, first: list[str], then: list[str], answer: str
-) -> None:
-    """In the order of this request, whatever earlier ones had."""
-    talk: list[Json] = []
-    turn(own, talk, ASK, errata=first)
-    assert told(turn(own, talk, ASK, errata=then)) == answer
 
 
 RULES = """# {0} rules
@@ -326,17 +233,6 @@ def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then:
     assert told(turn(own, talk, ASK, errata={"date": "2026-07-01"})) == "refused"
     assert own.http.delete("/v1/notes/returns").status_code == 200
     assert told(turn(own, talk, ASK, errata=then)) == "accepted"
-
-
-def test_a_clients_own_correction_is_said_again_after_that_of_everybody(own: Served) -> None:
-    """A request's own errata take precedence over newer global ones."""
-    talk: list[Json] = []
-    late = {"date": "2026-07-01"}
-    assert told(turn(own, talk, ASK, errata=late)) == "refused"
-    own.http.post("/v1/notes/errata", json={"field": "date", "value": "2026-04-04"})
-    second = turn(own, talk, ASK, errata=late)
-    assert told(second) == "refused" and errata(second) == 3
-    assert errata(turn(own, talk, ASK, errata=late)) == 3, "once"
 
 
 def test_sessions_are_told_too(

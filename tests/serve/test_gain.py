@@ -74,17 +74,6 @@ def test_the_last_chunk_of_a_stream_has_it(own: Served, path: Path) -> None:
     assert json.loads(lines[-1])["usage"]["prompt_tokens_details"]["notes"]["saved_ms"] == 1000 * tokens
 
 
-def test_a_client_of_openai_reads_it(own: Served, path: Path) -> None:
-    """As an extra key of the details."""
-    reply = own.client.chat.completions.create(
-        model="tiny", messages=[{"role": "user", "content": QUESTION}], extra_body={"notes": {"splice": ["returns"]}}
-    )
-    assert reply.usage and reply.usage.prompt_tokens_details
-    assert reply.usage.prompt_tokens_details.cached_tokens == len(open_segment(path))
-    assert reply.usage.prompt_tokens_details.model_extra
-    assert reply.usage.prompt_tokens_details.model_extra["notes"]["spliced_tokens"] == len(open_segment(path))
-
-
 def test_no_time_where_none_is_known(path: Path) -> None:
     """A file without a time, and a session restored from disk, have only tokens."""
     tokens = len(open_segment(path))

@@ -91,13 +91,6 @@ def test_a_json_schema(served: Served) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
 
 
-def test_any_json_object(served: Served) -> None:
-    """An object, or cut with the finish reason length."""
-    found = create(served, response_format={"type": "json_object"}, temperature=1, seed=2).choices[0]
-    assert found.message.content.startswith("{")
-    assert found.finish_reason == "length" or isinstance(json.loads(found.message.content), dict)
-
-
 def test_a_grammar(served: Served) -> None:
     """In both endpoints."""
     grammar = {"grammar": 'root ::= "yes" | "no"'}
@@ -213,14 +206,6 @@ def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str
     return text, [found[index] for index in sorted(found)], reason
 
 
-@pytest.mark.parametrize("text", ["No <tool_call> here.", '<tool_call>{"name": "fly", "arguments": {}}</tool_call>'])
-def test_what_is_no_call_is_text(qwen: Served, script: Script, text: str) -> None:
-    """All of it is streamed."""
-    script(text)
-    for stream in (False, True):
-        assert told(create(qwen, tools=TOOLS, stream=stream), stream) == (text, [], "stop")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
     """Of any tool, or of a named one, with valid arguments."""
@@ -276,56 +261,6 @@ def test_a_call_that_the_model_begins_is_of_an_allowed_tool(
         assert written.startswith(" look.\n{") and json.loads(written.removeprefix(" look.\n"))["name"] == name
     _, [(_, name, _)], _ = told(create(qwen, messages=messages, tools=TOOLS, stream=stream), stream)
     assert name == "get_weather"
-
-
-@pytest.mark.parametrize("function", [{}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}])
-def test_a_call_that_has_no_arguments(qwen: Served, script: Script, function: Json) -> None:
-    """A required call gets none, and a generated null is none."""
-    now = [{"type": "function", "function": {"name": "now", **function}}]
-    for seed in range(3):
-        _, calls, _ = told(create(qwen, tools=now, tool_choice="required", temperature=2, seed=seed), False)
-        assert [call[1:] for call in calls] == [("now", "{}")]
-    script('<tool_call>\n{"name": "now", "arguments": null}\n</tool_call>')
-    text, calls, reason = told(create(qwen, tools=now), False)
-    assert (text, [call[1:] for call in calls], reason) == ("", [("now", "{}")], "tool_calls")
-
-
-def test_a_catalogue_with_a_keyword_that_is_not_enforced(qwen: Served) -> None:
-    """In one of twenty tools: it is enforced where it can be; only a strict tool is refused, with the place in its own
-    schema."""
-    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    odd = tool("label", tags=tags)
-    catalogue = [*(tool(f"tool{number:02}", n={"const": number}) for number in range(19)), odd]
-    _, calls, _ = told(create(qwen, tools=catalogue, tool_choice="required"), False)
-    schemas = {one["function"]["name"]: one["function"]["parameters"] for one in catalogue}
-    jsonschema.validate(json.loads(calls[0][2]), schemas[calls[0][1]])
-    named = {"type": "function", "function": {"name": "label"}}
-    _, [call], _ = told(create(qwen, tools=catalogue, tool_choice=named), False)
-    assert call[1] == "label" and isinstance(json.loads(call[2])["tags"], list)
-    odd["function"]["strict"] = True
-    says = r"the tool label: the JSON schema uses 'uniqueItems', which is not supported \(at /properties/tags\)"
-    with pytest.raises(openai.BadRequestError, match=says):
-        create(qwen, tools=catalogue, tool_choice="required")
-    create(qwen, tools=catalogue, max_tokens=1)
-
-
-def test_a_history_with_calls_and_no_tools(qwen: Served) -> None:
-    """As agents send it for a summary; also with tools that may not be called."""
-    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "<a>"}'}}
-    talk: list[Any] = [
-        *ASKED,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": None},
-        {"role": "user", "content": "Summarise it."},
-    ]
-    alone = create(qwen, messages=talk, max_tokens=1).usage.prompt_tokens
-    assert alone == create(qwen, messages=talk, tools=TOOLS, tool_choice="none", max_tokens=1).usage.prompt_tokens
-    for arguments in ("", None, "null", {}):
-        call["function"] = {"name": "get_weather", "arguments": arguments}  # type: ignore[assignment]
-        reply = qwen.chat(talk, max_tokens=1)
-        assert reply["usage"]["prompt_tokens"] < alone
-    call["function"] = {"name": "get_weather"}
-    qwen.chat(talk, max_tokens=1)
 
 
 @pytest.mark.parametrize(

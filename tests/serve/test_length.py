@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,21 +96,6 @@ def test_a_question_of_notes_ask_is_not_cut_by_the_bound(library: Path, tmp_path
     with started(tmp_path, Limits(tokens=50)) as served:
         error = served.chat([{"role": "user", "content": "Why?"}], 400, notes={"ask": True}, max_tokens=2000)
         assert error["param"] == "max_tokens" and "50 tokens" in error["message"]
-
-
-def test_turns_of_sessions_that_outgrow_a_given_context(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They end there, one after the other, and none fails."""
-    monkeypatch.setattr(Model, "ends", lambda self, token: False)
-    context = ContextOptions(n_ctx=512, n_threads=1)
-    with started(library, context=context, fixed_size=True) as served, ThreadPoolExecutor() as pool:
-
-        def ask(number: int) -> tuple[list[str], int, int]:
-            given = {"messages": [{"role": "user", "content": "Why?"}], "notes": {"session": f"full-{number}"}}
-            return usage(served, "/v1/chat/completions", given)
-
-        found = list(pool.map(ask, range(3)))
-        assert [(reasons, prompt + written) for reasons, prompt, written in found] == [(["length"], 512)] * 3
-        assert served.at_context(served.scheduler.gauges)["cells_promised"] == 0
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .conftest import QUESTION, Json, Served, compile_into, pieces, started, told
+from .conftest import QUESTION, Json, Served, pieces, started, told
 
 TEXT = "# Returns policy of Harbor Books\n\ndate: 2026-05-01\ntier: gold\namount: 120\n\n" + (
     "- If the date is before 2026-06-15 then the return is accepted, otherwise the return is refused.\n"
     "- If the tier is gold then the shipping is free.\n"
 )
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Served]:
-    """A server with its own library."""
-    compile_into(tmp_path, "returns")
-    with started(tmp_path) as found:
-        yield found
 
 
 def events(served: Served, path: str, data: Json) -> list[Json]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.prepare import prepare_request
 
-from .conftest import Json, Served, compile_into, started
+from .conftest import Json, Served
 
 FIELDS = {"date": ("2026-05-03", "2026-07-01"), "tier": ("silver", "gold", "basic"), "amount": ("501", "20")}
 QUESTIONS = ("May I return this?", "What is the shipping?")
@@ -44,13 +42,6 @@ class Talk:
             *self.named,
             *(name for name, both in texts.items() if any(text in one for text in both for one in said)),
         }
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Served]:
-    compile_into(tmp_path, "returns")
-    with started(tmp_path) as found:
-        yield found
 
 
 def read(prompt: str) -> dict[str, dict[str, str]]:

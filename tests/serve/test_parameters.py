@@ -158,28 +158,3 @@ def test_values_out_of_range_are_refused(key: str, value: object) -> None:
     with pytest.raises(Refused, match=f"^{key} must be .* from .*, not|^{key} must be a list .* not") as refused:
         parse_chat({"messages": USER, key: value})
     assert (refused.value.status, refused.value.param, refused.value.code) == (400, key, "invalid_value")
-
-
-CHANGING: list[Json] = [
-    *(
-        {"typical_p": 0.1},
-        {"top_n_sigma": 1.0},
-        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
-        {"dynatemp_range": 9.0},
-    ),
-    *({"dry_multiplier": 50.0, "dry_allowed_length": 0}, {"repeat_last_n": 0}, {"mirostat": 1}, {"mirostat": 2}),
-]
-
-
-@pytest.mark.parametrize("sampler", CHANGING, ids=str)
-def test_a_sampler_changes_an_answer(served: Served, sampler: Json) -> None:
-    """Of both endpoints; by the same seed, it is the same again."""
-    options: Json = {"temperature": 2.0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": 5, "max_tokens": 40}
-    options["repeat_penalty"] = 1.5
-    plain, *same = (told(served.chat(ASK, **options, **more)) for more in ({}, sampler, sampler))
-    assert plain != same[0] == same[1]
-    plain, *same = (
-        served.http.post("/v1/completions", json={"prompt": "The date is", **options, **more}).json()["choices"]
-        for more in ({}, sampler, sampler)
-    )
-    assert plain != same[0] == same[1]

@@ -187,13 +187,6 @@ def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch
     assert seen == [False, False] and gc.isenabled()
 
 
-@pytest.mark.parametrize("given", [{"messages": 3}, {"messages": [3, {"content": 5}]}, {"notes": 4}, [], "x"])
-def test_what_is_no_request_is_refused_when_it_is_parsed(served: Served, given: Any) -> None:
-    """The early check ignores messages of another form."""
-    reply = served.http.post("/v1/chat/completions", json=given)
-    assert reply.status_code == 400 and reply.json()["error"]["code"] != "context_length_exceeded"
-
-
 SLOW = "Which one is slow?"
 SKILL: Json = {"splice": ["returns"]}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,14 @@ import pytest
 
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.segment import Segment
-from notes_cli.library.global_errata import GlobalErratum
 from notes_cli.serve.app import Options
-from notes_cli.serve.conversations import Conversations, ConversationState, Copy, place_errata, prefix_digests
 from notes_cli.serve.jobs import Limits
-from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.refusals import Refused
 from notes_cli.serve.scheduler import LONG
 from notes_cli.serve.segment_cache import _cut
 
 from .conftest import Served, started
 from .test_robust import ASK, wait
-
-HELLO = [{"role": "user", "content": "Hello"}]
-AGAIN = [*HELLO, {"role": "assistant", "content": "Hi!"}, {"role": "user", "content": "May I return this?"}]
 
 
 def test_the_name_of_a_skill_opens_no_file(served: Served, tmp_path: Path) -> None:
@@ -74,12 +66,6 @@ def test_what_asks_for_nothing_is_no_error(served: Served) -> None:
     assert served.chat(ASK, 400, functions=[{"name": "f"}])["code"] == "unknown_parameter"
 
 
-def test_many_prompts_are_one_error(served: Served) -> None:
-    """Before any reply is created."""
-    found = served.http.post("/v1/completions", json={"prompt": ["a"] * 129})
-    assert found.status_code == 400 and "128" in found.json()["error"]["message"]
-
-
 def test_an_origin_that_is_none_is_refused(served: Served) -> None:
     assert served.http.get("/v1/models", headers={"Origin": "http://["}).status_code == 403
 
@@ -108,38 +94,6 @@ def test_long_works_are_limited(served: Served) -> None:
     for one in works:
         one.result(30)
     served.scheduler.call(work, long=True).result(30)
-
-
-def test_clients_that_begin_alike_keep_their_own_corrections() -> None:
-    """With equal messages and answers, only the client that sent an erratum gets it."""
-    conversations = Conversations()
-    notes: dict[str, Any] = {"splice": ["returns"]}
-    mine = {**notes, "errata": {"date": "2026-07-01"}}
-    first, other = (parse_chat({"messages": HELLO, "notes": one}) for one in (mine, notes))
-    conversations.keep(
-        first,
-        prefix_digests(first),
-        ConversationState(before={0: ("mine",)}, client_errata=first.notes.errata),
-        ["Hi!"],
-    )
-    conversations.keep(other, prefix_digests(other), ConversationState(), ["Hi!"])
-    for one, before in ((mine, {0: ("mine",)}), (notes, {})):
-        again = parse_chat({"messages": AGAIN, "notes": one})
-        talk, _ = conversations.find(again, prefix_digests(again))
-        assert talk is not None and talk.before == before
-    strange = parse_chat({"messages": AGAIN, "notes": {"splice": ["support"]}})
-    assert conversations.find(strange, prefix_digests(strange)) == (None, {})
-
-
-def test_a_conversation_with_an_older_text_is_told(served: Served) -> None:
-    """The skill was recompiled with another value before the global erratum."""
-    segment: Segment = served.at_context(lambda: served.scheduler.segment_cache.segment("returns"))
-    talk = ConversationState(skills={"returns": segment}, copies=frozenset({Copy("returns")}), n_global=0)
-    errata = [GlobalErratum("returns", "date", was="2030-01-01", value="2026-07-01", time="2026-11-22T00:00:00Z")]
-    now = place_errata(talk, {"returns": segment}, [Copy("returns")], errata, (), 2, None)
-    assert "2026-07-01" in " ".join(now.before[2])
-    again = place_errata(replace(talk, n_global=5), {"returns": segment}, [Copy("returns")], errata, (), 2, None)
-    assert again.before == now.before  # the errata file was repaired, and is shorter
 
 
 def test_a_text_that_repeats_a_skill_is_looked_over_once() -> None:

@@ -155,19 +155,6 @@ def test_a_session_that_waits_for_room_is_opened_once(tmp_path: Path, monkeypatc
             pass
 
 
-def test_a_session_thinks_to_the_end_of_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a fixed context that its reasoning fills, the turn ends, and others continue."""
-    monkeypatch.setattr(Model, "ends", lambda self, token: False)
-    context = ContextOptions(n_ctx=256, n_threads=1)
-    with started(tmp_path, context=context, fixed_size=True) as served, ThreadPoolExecutor(2) as pool:
-        thinking = {"reasoning_effort": "low", "max_tokens": 1}
-        one, two = (pool.submit(served.chat, ASK, notes={"session": name}, **thinking) for name in ("one", "two"))
-        for turn in (one, two):
-            usage = turn.result(60)["usage"]
-            assert usage["completion_tokens_details"]["reasoning_tokens"] > 100 and usage["total_tokens"] <= 256
-        assert told(served.chat(ASK, max_tokens=1))
-
-
 def test_a_stream_waits_for_no_acknowledgement() -> None:
     """Small chunks are sent at once, also on a reused connection: Nagle is off."""
 

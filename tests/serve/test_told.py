@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,10 @@ from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.server import CUT_OFF
 from notes_cli.text.erratum import OfField
 
-from .conftest import QUESTION, Json, Served, compile_into, started, told
+from .conftest import QUESTION, Json, Served, started, told
 
 ASK: Json = {"role": "user", "content": QUESTION}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Served]:
-    """A server with its own library."""
-    compile_into(tmp_path, "returns")
-    with started(tmp_path) as found:
-        yield found
 
 
 def test_a_correction_that_would_leave_no_room(own: Served) -> None:
@@ -56,17 +47,6 @@ def test_more_prompts_than_ever_wait(library: Path) -> None:
         assert reply.status_code == 400 and "Retry-After" not in reply.headers
         assert reply.json()["error"]["message"] == "5 prompts in one request: this server takes 4 at a time"
         assert served.http.post("/v1/completions", json={"prompt": [QUESTION] * 4, "max_tokens": 1}).status_code == 200
-
-
-def test_a_grammar_that_no_text_fits(served: Served) -> None:
-    """An error of the request, not of the server."""
-    error = served.chat([ASK], 400, grammar=r'root ::= "\ud800"')
-    assert "is no character" in error["message"] and error["param"] == "grammar"
-
-
-def test_no_model(served: Served) -> None:
-    """The list, as without the slash."""
-    assert served.http.get("/v1/models/").json() == served.http.get("/v1/models").json()
 
 
 @pytest.mark.parametrize("errata", [{"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}])

@@ -25,7 +25,6 @@ from notes_cli.serve.skill_texts import Placer, SkillTexts
 from notes_cli.serve.upstream import Target, Upstream
 from notes_cli.text.skill import load_skill
 
-from ..commands.conftest import run_here
 from .conftest import Json, Served
 
 RETURNS, SUPPORT = load_skill(SAMPLES / "returns"), load_skill(SAMPLES / "support")
@@ -430,20 +429,3 @@ def test_the_other_servers_prefix_is_kept(served: Served, tmp_path: Path) -> Non
                 shares[url] = (usage.prompt_tokens_details.cached_tokens or 0) / usage.prompt_tokens
         direct, ours = shares.values()
         assert ours > 0.75 and direct < 0.5  # it finds runs of its compiled texts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--upstream", "http://a", "-c", "512"], "--ctx-size does not go with --upstream"),
-        (["--upstream", "http://a", "--parallel", "2"], "--parallel does not go with --upstream"),
-        (["--upstream", "a"], "'a' is no address"),
-        (["--upstream", "http://a", "--skills", "/no/such"], "/no/such"),
-        (["--upstream", "http://a", "--upstream-key", ""], "'--upstream-key': it is empty"),
-        (["--upstream-key", "x"], "--upstream-key goes with --upstream"),
-        (["--skills", "x"], "--skills goes with --upstream"),
-    ],
-)
-def test_options_that_need_a_model_are_refused(arguments: list[str], words: str) -> None:
-    found = run_here("serve", "--port", "0", *arguments)
-    assert found.code in (1, 2) and words in found.err and len(found.err.splitlines()) <= 2

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from numpy.typing import NDArray
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import Method
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.pieces import Reason
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.sequence import KVSequence
@@ -26,6 +23,9 @@ from notes_cli.sessions.session import Session
 from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.skill import Skill, parse_skill
 
+from ..conftest import MakeWorkspace
+from .test_session import held
+
 FEES = parse_skill("fee: 5 euros\nThe fee is due at once, and in full.", source="fees.txt", default="fees")
 Open = Callable[..., Workspace]
 
@@ -33,24 +33,9 @@ pytestmark = pytest.mark.patches("recurrent")
 
 
 @pytest.fixture(params=["lfm2", "mamba"])
-def make(request: pytest.FixtureRequest, make_model: Callable[..., Path]) -> Iterator[Open]:
+def make(request: pytest.FixtureRequest, make_workspace: MakeWorkspace) -> Open:
     """A workspace on a hybrid model, or one with recurrent layers only; by default with carried state."""
-    opened: list[Workspace] = []
-
-    def make(carry: bool = True, n_ctx: int = 1024) -> Workspace:
-        options = ContextOptions(n_ctx=n_ctx, n_threads=1)
-        opened.append(Workspace(make_model(request.param), options, carry=carry))
-        return opened[-1]
-
-    yield make
-    for workspace in opened:
-        workspace.close()
-
-
-@contextmanager
-def held(workspace: Workspace) -> Iterator[Session]:
-    with Sessions(paths().sessions).locked("mine", new=True) as stored:
-        yield Session(workspace, stored)
+    return lambda carry=True, **settings: make_workspace(request.param, carry=carry, **settings)
 
 
 def carried(sequence: KVSequence) -> list[str]:

@@ -14,7 +14,6 @@ import pytest
 
 from notes_cli.config import paths
 from notes_cli.editing.methods import METHODS, Method
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
@@ -33,6 +32,7 @@ from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart, 
 from notes_cli.text.prompt import build
 from notes_cli.text.skill import Skill, parse_skill
 
+from ..conftest import MakeWorkspace
 from ..text.test_tools import SOURCES
 from ..thinkers import OPENED, SWITCH, UNAWARE
 
@@ -43,18 +43,10 @@ Talk = Sequence[tuple[str, str]]  # prompt and answer. A tool result begins with
 
 
 @pytest.fixture
-def make(make_model: Callable[..., Path]) -> Iterator[Open]:
+def make(make_workspace: MakeWorkspace) -> Open:
     """A workspace on a tiny model with a chat template."""
-    opened: list[Workspace] = []
-
-    def make(kind: str = "llama", template: str = QWEN, cache: str = "f32", n_ctx: int = 2048) -> Workspace:
-        path = make_model(kind, template=template, added=MARKS)
-        opened.append(Workspace(path, ContextOptions(n_ctx=n_ctx, n_threads=1, type_k=cache, type_v=cache)))
-        return opened[-1]
-
-    yield make
-    for workspace in opened:
-        workspace.close()
+    usual = {"template": QWEN, "added": MARKS, "cache": "f32", "n_ctx": 2048}
+    return lambda kind="llama", **settings: make_workspace(kind, **usual | settings)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ import pytest
 from projectors import image_bytes
 
 from notes_cli import config
-from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError, SessionError
@@ -22,10 +21,11 @@ from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.request import Request
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import session_kv
-from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.ledger import LedgerError, read_ledger, serialize
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import parse_skill
+
+from .test_forget import held
 
 FOUR = 'root ::= "four"'  # a fixed answer
 
@@ -40,12 +40,6 @@ def seeing(cache: str = "f16") -> Iterator[Workspace]:
     options = ContextOptions(n_ctx=512, n_threads=1, type_k=cache, type_v=cache)
     with Workspace(model, options, projector=projector) as workspace:
         yield workspace
-
-
-@contextmanager
-def held(workspace: Workspace, name: str = "mine") -> Iterator[Session]:
-    with Sessions(paths().sessions).locked(name, new=True) as stored, Session(workspace, stored) as session:
-        yield session
 
 
 def photo(folder: Path, seed: int, size: tuple[int, int] = (48, 48)) -> str:

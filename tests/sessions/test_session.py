@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from samples import SAMPLES
 
 import notes_cli as notes
-from notes_cli.config import paths, shipped_model
+from notes_cli.config import paths
 from notes_cli.editing.methods import ERRATUM, SUFFIX, Method
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import Sampler, SamplerOptions
@@ -32,8 +31,9 @@ from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.sessions.session_kv import CHUNK, FILES
 from notes_cli.text.erratum import known_fields, read_errata
-from notes_cli.text.skill import Skill, load_skill, parse_skill
+from notes_cli.text.skill import Skill, parse_skill
 
+from ..conftest import MakeWorkspace
 from ..limits import few_descriptors
 from .ledgers import forge
 
@@ -42,18 +42,9 @@ Open = Callable[..., Workspace]
 
 
 @pytest.fixture
-def make(make_model: Callable[..., Path]) -> Iterator[Open]:
+def make(make_workspace: MakeWorkspace) -> Open:
     """A workspace on a tiny model, with room for one open session."""
-    opened: list[Workspace] = []
-
-    def make(kind: str = "llama", cache: str = "f16", n_ctx: int = 1024, **settings: object) -> Workspace:
-        options = ContextOptions(n_ctx=n_ctx, n_threads=1, type_k=cache, type_v=cache)
-        opened.append(Workspace(make_model(kind, **settings), options))
-        return opened[-1]
-
-    yield make
-    for workspace in opened:
-        workspace.close()
+    return lambda kind="llama", cache="f16", **settings: make_workspace(kind, cache=cache, **settings)
 
 
 @contextmanager
@@ -237,25 +228,6 @@ def test_suffix_equals_a_recompute(make: Open, skill: Skill) -> None:
         seq.append([*tokens, 65])
         wanted = seq.logits()
         assert (error(found, wanted) < 1e-5) == right
-
-
-def test_selective_touches_its_field_and_k_more(make: Open, skill: Skill) -> None:
-    """K/V of all other tokens stays bit-identical; the positions are tracked through edits."""
-    workspace = make()
-    segment = compile_skill(workspace, skill, measure=lambda done, total: None)
-    prompt = Prompt("Why?", [segment])
-    with held(workspace) as session:
-        session.begin(prompt, assemble(workspace, prompt, room=3))
-        session.keep("yes")
-    for value in ("2026-07-01", "2026-08-22"):
-        with held(make()) as session:
-            before = rows(session.sequence)
-            session.edit("date", value, Method.parse("selective@5"))
-            span = next(span for span in session.state.skills[0].fields if span.name == "date")
-            after = rows(session.sequence)
-            changed = {int(p) for a, b in zip(before, after, strict=True) for p in differing(a, b)}
-            field = set(range(len(segment.context) + span.first, len(segment.context) + span.last))
-            assert changed & field and len(changed - field) <= 5 < len(changed)
 
 
 def test_errata_of_edits_supersede_each_other(make: Open, skill: Skill) -> None:
@@ -502,23 +474,6 @@ def test_suffix_is_for_every_model(make: Open, skill: Skill, kind: str) -> None:
         seq = make(kind).sequence()
         seq.append([*tokens, 65])
         assert error(found, seq.logits()) < 1e-5
-
-
-def test_forks_go_their_own_ways(make: Open, skill: Skill) -> None:
-    """Turns and edits of one leave the K/V of the other unchanged."""
-    with held(make()) as session:
-        turn(session, skill, "Why?")
-        before = rows(session.sequence)
-    Sessions(paths().sessions).fork("mine", "other")
-    with held(make(), "other") as session:
-        session.edit("tier", "basic", Method("suffix"))
-        turn(session, skill, "And then?")
-    with held(make()) as session:
-        assert same(rows(session.sequence), before)
-        session.undo()
-        assert session.empty
-    with held(make(), "other") as session:
-        assert session.state.turns == 2 and len(rows(session.sequence)[0]) == len(session.state.tokens)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "mistral3"])
@@ -875,38 +830,6 @@ def test_a_skill_in_a_later_turn(make: Open, skill: Skill, kind: str) -> None:
     with held(make(kind)) as session:
         assert same(rows(session.sequence), before)
         assert session.compact().fields == ("fee",)
-
-
-def test_28_toggles_on_the_shipped_model(home: Path) -> None:
-    """Before and after the limit by turns, compacted every fourth time: each answer is right, and the sequence grows
-    only by questions and answers."""
-    with Workspace(shipped_model(), ContextOptions(n_ctx=2048, n_threads=1)) as workspace:
-        segment = compile_skill(workspace, load_skill(SAMPLES / "returns"))
-        with held(workspace) as session:
-            prompt = Prompt(RETURN, [segment])
-            sequence = assemble(workspace, prompt, room=8)
-            session.begin(prompt, sequence)
-            answers = [answer(session, sequence)]
-            for number in range(28):
-                session.edit("date", f"2026-{7 - 2 * (number % 2):02}-{1 + number:02}", Method())
-                if number % 4 == 3:
-                    session.compact()
-                answers.append(answer(session, session.follow(RETURN, room=8)))
-            assert answers == ["accepted", *["refused", "accepted"] * 14]
-            session.compact()
-            errata = [entry for entry in session.state.entries if entry.kind == "erratum"]
-            assert len(errata) == 1 and len(session.state.tokens) - len(segment) < 29 * 18 + 40
-
-
-RETURN = "May I return this?"
-
-
-def answer(session: Session, sequence: KVSequence) -> str:
-    """Answer greedily and commit the turn."""
-    with Sampler(SamplerOptions()) as sampler:
-        text = session.workspace.model.text(sequence.generate(sampler, 8))
-    session.keep()
-    return text.strip()
 
 
 @pytest.mark.parametrize("later", ["2026-06-01", "the first of July"], ids=["as it was", "longer"])

@@ -13,21 +13,6 @@ from notes_cli.text.blocks import token_spans
 from notes_cli.text.fields import Field, Hole, clean_value, fill, find_fields
 
 
-def spans(text: str, fields: tuple[Field, ...]) -> dict[str, list[str]]:
-    """Return the text at the spans of each field."""
-    found: dict[str, list[str]] = {}
-    for field in fields:
-        found.setdefault(field.name, []).append(text[field.start : field.end])
-    return found
-
-
-def test_key_value_lines_are_fields() -> None:
-    """Plain lines, list items and values of several words count."""
-    text, fields, warnings = find_fields("date: 2026-06-01\n- tier: gold\nship_to: New York City\n", {})
-    assert spans(text, fields) == {"date": ["2026-06-01"], "tier": ["gold"], "ship_to": ["New York City"]}
-    assert not warnings
-
-
 @pytest.mark.parametrize("end", "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
 def test_a_line_ends_where_a_value_does(end: str) -> None:
     """No value contains any line break of str.splitlines, from any source, so that each can be set again."""
@@ -38,29 +23,12 @@ def test_a_line_ends_where_a_value_does(end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "See https://example.org/a: it helps",
-        "https://example.org",
-        "opens: ",
-        "at 12:30 we close",
-        "time:12",
-        "Note: ask the front desk first.",
-        "Remember: is it open?",
-        "two words: here",
-        "    code: indented",
-        "9lives: cat",
-        "long: " + "x" * 81,
-    ],
-)
-def test_sentences_urls_and_code_are_no_fields(line: str) -> None:
-    """Only lines that match the rule are fields."""
-    assert find_fields(line, {}) == (line, (), [])
-
-
-@pytest.mark.parametrize(
     ("body", "fields"),
     [
+        (
+            "date: 2026-06-01\n- tier: gold\nship_to: New York",
+            {"date": "2026-06-01", "tier": "gold", "ship_to": "New York"},
+        ),
         ("Delivery time: 3 days", {"Delivery time": "3 days"}),
         ("Rückgabefrist: 30 Tage", {"Rückgabefrist": "30 Tage"}),
         ("Ru\u0308ckgabefrist: 30 Tage", {"Rückgabefrist": "30 Tage"}),  # the same letters, written apart
@@ -89,6 +57,17 @@ def test_keys_as_people_write_them(body: str, fields: dict[str, str] | None) -> 
 @pytest.mark.parametrize(
     "line",
     [
+        "See https://example.org/a: it helps",
+        "https://example.org",
+        "opens: ",
+        "at 12:30 we close",
+        "time:12",
+        "Note: ask the front desk first.",
+        "Remember: is it open?",
+        "two words: here",
+        "    code: indented",
+        "9lives: cat",
+        "long: " + "x" * 81,
         "For example: 3 days",
         "For example: three days",
         "Please note: closed on 24 December",
@@ -193,40 +172,33 @@ def test_many_declared_fields_are_found_in_time() -> None:
     assert len(find_fields(body, values)[1]) == len(find_fields(body, values, values)[1]) == 1000
 
 
-def test_placeholders_of_any_name() -> None:
-    """Names are declared, or given by a line."""
-    text, fields, _ = find_fields("Delivery time: 3 days\n\nWithin {{Delivery  time}}, {{ 日期 }}.", {"日期": "1 June"})
-    assert text == "Delivery time: 3 days\n\nWithin 3 days, 1 June."
-    assert [field.name for field in fields] == ["Delivery time", "Delivery time", "日期"]
-    text, fields, _ = find_fields("Frist: {{Frist in Tagen}}\n", {"Frist in Tagen": "30"}, ["Frist in Tagen"])
-    assert text == "Frist: [Frist in Tagen]\n\nFrist in Tagen: 30" and len(fields) == 1
-
-
-def test_fenced_code_holds_no_fields() -> None:
-    """A YAML sample in a fence is an example, not a field."""
-    body = "```yaml\nhost: a\n```\nhost: b"
-    text, fields, _ = find_fields(body, {})
-    assert spans(text, fields) == {"host": ["b"]}
-
-
-def test_every_placeholder_becomes_a_span() -> None:
-    """{{date}} is replaced everywhere, and each place is known."""
-    text, fields, _ = find_fields("Before {{date}} yes, after {{ date }} no.", {"date": "2026-06-01"})
-    assert text == "Before 2026-06-01 yes, after 2026-06-01 no."
-    assert spans(text, fields) == {"date": ["2026-06-01", "2026-06-01"]}
-
-
-def test_a_placeholder_may_take_the_value_of_a_line() -> None:
-    """A value in one line of the text fills all placeholders."""
-    text, fields, _ = find_fields("date: 2026-06-01\nBefore {{date}} yes.", {})
-    assert text == "date: 2026-06-01\nBefore 2026-06-01 yes."
-    assert len(fields) == 2
-
-
-def test_a_line_with_a_placeholder_is_one_span() -> None:
-    """`date: {{date}}` is not counted twice, and `until: {{date}}` is the field date."""
-    text, fields, _ = find_fields("date: {{date}}\nuntil: {{date}}", {"date": "1 June"})
-    assert spans(text, fields) == {"date": ["1 June", "1 June"]}
+@pytest.mark.parametrize(
+    ("body", "declared", "text", "spans"),
+    [
+        ("```yaml\nhost: a\n```\nhost: b", {}, None, [("host", "b")]),  # an example in a fence is no field
+        (
+            "Before {{date}}, after {{ date }}.",
+            {"date": "1 May"},
+            "Before 1 May, after 1 May.",
+            [("date", "1 May")] * 2,
+        ),
+        ("date: 1 May\nBefore {{date}}.", {}, "date: 1 May\nBefore 1 May.", [("date", "1 May")] * 2),
+        ("date: {{date}}\nuntil: {{date}}", {"date": "1 June"}, None, [("date", "1 June")] * 2),
+        ("Ship time: 3\n\nIn {{Ship  time}}.", {}, "Ship time: 3\n\nIn 3.", [("Ship time", "3")] * 2),
+        ("On {{ 日期 }}.", {"日期": "1 June"}, "On 1 June.", [("日期", "1 June")]),
+        (r"Write \{{name}} there.", {}, "Write {{name}} there.", []),
+        ("deadline: 1 June", {"date": "1 June"}, "deadline: 1 June", [("date", "1 June")]),  # the author's name for it
+        ("Pay 120 euros, not 1200.", {"amount": "120"}, "Pay 120 euros, not 1200.", [("amount", "120")]),
+    ],
+)
+def test_placeholders_and_declared_values(
+    body: str, declared: dict[str, str], text: str | None, spans: list[tuple[str, str]]
+) -> None:
+    """A placeholder anywhere is a span of its field; a declared value is one where it stands as a whole word."""
+    found, fields, _ = find_fields(body, declared)
+    assert text in (found, None)
+    assert [(field.name, field.value) for field in fields] == spans
+    assert [found[field.start : field.end] for field in fields] == [value for _, value in spans]
 
 
 @pytest.mark.parametrize(
@@ -272,28 +244,11 @@ def test_many_braces_are_one_line() -> None:
     assert find_fields(r"\{{a}}", {}) == ("{{a}}", (), [])
 
 
-def test_a_backslash_keeps_braces() -> None:
-    """Texts about templates can be written."""
-    assert find_fields(r"Write \{{name}} there.", {})[0] == "Write {{name}} there."
-
-
-def test_a_declared_value_is_found_where_it_stands() -> None:
-    """Front matter alone is enough if the text has the value once, as a whole word."""
-    _, fields, _ = find_fields("Pay 120 euros, not 1200.", {"amount": "120"})
-    assert fields == (Field("amount", "120", 4, 7),)
-
-
 @pytest.mark.parametrize(("body", "times"), [("Nothing here.", "nowhere"), ("120 or 120", "2 times")])
 def test_a_declared_value_in_no_clear_place_is_refused(body: str, times: str) -> None:
     """notes does not guess which of two equal numbers is the field."""
     with pytest.raises(SkillError, match=rf"{times} in the text. Write \{{\{{amount\}}\}}"):
         find_fields(body, {"amount": "120"})
-
-
-def test_a_declared_field_wins_over_a_line_of_another_name() -> None:
-    """The author gave `deadline: 2026-06-01` another name."""
-    text, fields, _ = find_fields("deadline: 2026-06-01", {"date": "2026-06-01"})
-    assert spans(text, fields) == {"date": ["2026-06-01"]}
 
 
 def test_a_line_that_contradicts_the_front_matter_is_refused() -> None:
@@ -304,8 +259,8 @@ def test_a_line_that_contradicts_the_front_matter_is_refused() -> None:
 
 def test_a_key_with_two_values_is_no_field() -> None:
     """A list of records is not a field, which a warning reports."""
-    text, fields, warnings = find_fields("status: a\nstatus: b\nplan: c", {})
-    assert spans(text, fields) == {"plan": ["c"]}
+    _, fields, warnings = find_fields("status: a\nstatus: b\nplan: c", {})
+    assert [(field.name, field.value) for field in fields] == [("plan", "c")]
     assert "'status' has 2 different values in the text" in warnings[0]
     assert find_fields("a: 1\na: 2\nb: 1\nb: 2\nb: 3\n", {})[2] == [
         "'a', 'b' have different values in the text, so they are not taken as fields"
