@@ -31,7 +31,7 @@ from notes_cli.serve.decisions import (
     parse_decisions,
     parse_systemone,
 )
-from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
+from notes_cli.serve.event_stream import respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
 from notes_cli.serve.metrics import KIND, render_metrics
@@ -228,9 +228,7 @@ class Service:
         return JSONResponse(await self._prepare(lambda: function(self.scheduler, name)))
 
     async def compile(self, request: Request) -> Response:
-        data, progress = await self._body(request), ProgressQueue()
-        compiling = asyncio.ensure_future(library.compile_text(self.scheduler, data, progress.add))
-        return await start_stream(request, CompileStream(progress, compiling))
+        return await start_stream(request, library.compile_events(self.scheduler, await self._body(request)))
 
     async def explain(self, request: Request) -> Response:
         chat = self._with_defaults(await self._parse(request, parse_chat))

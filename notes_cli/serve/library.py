@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from notes_cli.library.global_errata import holding
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.runtime.compile import block_warnings
 from notes_cli.runtime.recompile import Compiled, compile_to_library
+from notes_cli.serve.event_stream import encode_event
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused, as_refusal
@@ -116,7 +118,29 @@ def _parse(scheduler: DecodeThread, data: Any) -> _CompileRequest:
     return _CompileRequest(skill, cells, wanted, kv or "f16", force, influence, warnings)
 
 
-async def compile_text(scheduler: DecodeThread, data: Any, on_progress: Callable[[Json], object]) -> Json:
+async def compile_events(scheduler: DecodeThread, data: Any) -> AsyncGenerator[bytes, None]:
+    """Compile a text, and yield the progress as encoded events, then the skill. Raises NotesError."""
+    loop, waiting, gone = asyncio.get_running_loop(), asyncio.Queue[Json | None](), False
+
+    def on_progress(progress: Json) -> None:  # in the decode thread
+        if gone:
+            raise Refused(400, "the client has gone")
+        with suppress(RuntimeError):  # asyncio's loop has ended
+            loop.call_soon_threadsafe(waiting.put_nowait, progress)
+
+    compiling = asyncio.ensure_future(_compile_text(scheduler, data, on_progress))
+    compiling.add_done_callback(lambda _: waiting.put_nowait(None))
+    try:
+        while (progress := await waiting.get()) is not None:
+            yield encode_event(progress)
+        yield encode_event({"skill": await compiling})
+    finally:
+        gone = True
+        compiling.cancel()
+        await asyncio.gather(compiling, return_exceptions=True)
+
+
+async def _compile_text(scheduler: DecodeThread, data: Any, on_progress: Callable[[Json], object]) -> Json:
     """Compile a text while other requests are decoded. Returns the skill. Raises Refused, SkillError."""
     wanted = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data)))
     workspace, skill, notices = scheduler.workspace, wanted.skill, [*wanted.warnings]
