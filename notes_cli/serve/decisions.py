@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import Json, Reply, usage
 from notes_cli.text.messages import BETWEEN
 
@@ -132,7 +132,7 @@ def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
     reader = Reader(data)
     state, listed, images = reader.any("state"), reader.any("questions"), reader.texts("images", 16)
     if state is None:
-        raise Refused(400, "state is missing", param="state", code="invalid_value")
+        raise invalid("state", "state is missing")
     if not isinstance(listed, dict) or not 0 < len(listed) <= PROMPTS:
         raise reader.wrong("questions", f"an object of 1 to {PROMPTS} questions", listed)
     _check_text(state)
@@ -167,7 +167,7 @@ def _request(
         raise Refused(400, "decisions are not streamed", param="stream", code="unsupported_value")
     for name in ("notes.session", "notes.choices"):
         if notes.pop(name.removeprefix("notes."), None) is not None:
-            raise Refused(400, f"{name} does not go with decisions", param=name, code="invalid_value")
+            raise invalid(name, f"{name} does not go with decisions")
     reader.ignore(IGNORED)
     reader.end()
     shared = BETWEEN.join(part["text"] for part in parts if part["type"] == "text" and part["text"].strip())
@@ -175,10 +175,10 @@ def _request(
     for question, place in zip(questions, places, strict=True):
         choices = [option.text for option in question.options]
         if not 1 < len(choices) <= MOST_ANSWERS:
-            raise Refused(400, f"{place} must have 2 to {MOST_ANSWERS} options", param=place, code="invalid_value")
+            raise invalid(place, f"{place} must have 2 to {MOST_ANSWERS} options")
         if not (question.text and all(choices)):
             what = "an option without a text" if question.text else "no instructions"
-            raise Refused(400, f"{place} has {what}", param=place, code="invalid_value")
+            raise invalid(place, f"{place} has {what}")
         body = {
             "model": model,
             "messages": [*system, {"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}],
@@ -197,9 +197,7 @@ def _input(data: Any) -> tuple[list[Json], list[Json]]:
     if isinstance(data, str):
         return [], [{"type": "text", "text": data}]
     if not isinstance(data, list) or not data:
-        raise Refused(
-            400, "input must be a string, or a list of one message or more", param="input", code="invalid_value"
-        )
+        raise invalid("input", "input must be a string, or a list of one message or more")
     system: list[Json] = []
     parts: list[Json] = []
     for number, item in enumerate(data):
@@ -223,7 +221,7 @@ def _parts(data: Any, where: str) -> list[Json]:
     if isinstance(data, str):
         return [{"type": "text", "text": data}]
     if not isinstance(data, list) or not data:
-        raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
+        raise invalid(where, f"{where} must be a string or a list of parts")
     parts: list[Json] = []
     for number, item in enumerate(data):
         reader = Reader(item, f"{where}[{number}]")

@@ -10,7 +10,7 @@ from notes_cli.library.global_errata import GlobalErrata, holding
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
@@ -72,7 +72,7 @@ def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[st
             ):
                 if count > most:
                     message = f"{subject} {count:,} tokens: {most:,} at most, as every prompt with the skill has it"
-                    raise Refused(400, message, param="value", code="invalid_value")
+                    raise invalid("value", message)
 
 
 def sessions(scheduler: DecodeThread) -> list[Json]:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from notes_cli.errors import NotesError
 from notes_cli.serve.access_log import COUNTS, counts_of
 from notes_cli.serve.jobs import JobEvent, ServerJob
-from notes_cli.serve.refusals import Refused, as_refusal, error_body
+from notes_cli.serve.refusals import Refused, as_refusal, error_body, invalid
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
 from notes_cli.serve.scheduler import DecodeThread
 
@@ -79,7 +79,7 @@ async def respond(
     """Answer a request with one prompt or several. Raises NotesError, ClientDisconnect."""
     if len(replies) > scheduler.limits.requests:  # trying again would not help
         message = f"{len(replies):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
-        raise Refused(400, message, param="prompt", code="invalid_value")
+        raise invalid("prompt", message)
     request.scope.setdefault("state", {})[COUNTS] = partial(counts_of, replies)
     first = replies[0]
     if first.request.stream:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from notes_cli.engine.sequence import Stopped
 from notes_cli.serve.generation import AnswerDone, TextDelta
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, usage
 
 # Keys that change nothing here: accounting, features of Anthropic's service, and those that are automatic.
@@ -39,7 +39,7 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
     places = ["system"] * len(messages)
     sent = reader.any("messages")
     if not isinstance(sent, list):
-        raise Refused(400, "messages must be a list", param="messages", code="invalid_value")
+        raise invalid("messages", "messages must be a list")
     for number, item in enumerate(sent):
         messages += _message(Reader(item, f"messages[{number}]"))
         places += [f"messages[{number}]"] * (len(messages) - len(places))
@@ -82,7 +82,7 @@ def _message(reader: Reader) -> list[Json]:
         return [{"role": role, "content": content}]
     where = reader.name("content")
     if not isinstance(content, list):
-        raise Refused(400, f"{where} must be a string or a list of blocks", param=where, code="invalid_value")
+        raise invalid(where, f"{where} must be a string or a list of blocks")
     if role == "assistant":
         return [_answer(content, where)]
     messages: list[Json] = []
@@ -119,7 +119,7 @@ def _answer(content: Sequence[Any], where: str) -> Json:
 def _parts(blocks: Any, where: str, first: int = 0) -> list[Json]:
     """Convert blocks of text, images and documents to the parts of a message. `first`: the number of the first one."""
     if not isinstance(blocks, list):
-        raise Refused(400, f"{where} must be a string or a list of blocks", param=where, code="invalid_value")
+        raise invalid(where, f"{where} must be a string or a list of blocks")
     parts: list[Json] = []
     for number, block in enumerate(blocks, first):
         reader = Reader(block, f"{where}[{number}]")
@@ -135,15 +135,14 @@ def _parts(blocks: Any, where: str, first: int = 0) -> list[Json]:
             parts.append({"type": "text", "text": source.needed("data")})
         else:
             shown = f"{kind or 'of no type'}{' by ' + form if form else ''}"[:60]
-            message = f"{where}[{number}] is {shown}: only text and images as base64 are supported"
-            raise Refused(400, message, param=where, code="invalid_value")
+            raise invalid(where, f"{where}[{number}] is {shown}: only text and images as base64 are supported")
     return parts
 
 
 def _tools(data: Any) -> tuple[list[Json], list[str]]:
     """Convert tools to those of a chat. Returns also the types of tools that Anthropic runs, which are left out."""
     if not isinstance(data or [], list):
-        raise Refused(400, "tools must be a list of tools", param="tools", code="invalid_value")
+        raise invalid("tools", "tools must be a list of tools")
     tools, skipped = [], []
     for number, item in enumerate(data or []):
         reader = Reader(item, f"tools[{number}]")

@@ -22,7 +22,7 @@ from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK
 from notes_cli.runtime.prefix_cache import REUSES, Reuse
 from notes_cli.runtime.settings import parse_method
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall, as_given
@@ -142,9 +142,7 @@ class Reader:
 
     def wrong(self, key: str, wanted: str, value: Any) -> Refused:
         shown = json.dumps(value, ensure_ascii=False)[:64]
-        return Refused(
-            400, f"{self.name(key)} must be {wanted}, not {shown}", param=self.name(key), code="invalid_value"
-        )
+        return invalid(self.name(key), f"{self.name(key)} must be {wanted}, not {shown}")
 
     def any(self, key: str) -> Any:
         return self._data.pop(key, None)
@@ -167,7 +165,7 @@ class Reader:
     def needed(self, key: str) -> str:
         """Take a required string, which may be empty."""
         if self._data.get(key) is None:
-            raise Refused(400, f"{self.name(key)} is missing", param=self.name(key), code="invalid_value")
+            raise invalid(self.name(key), f"{self.name(key)} is missing")
         return self.text(key)
 
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int | None:
@@ -327,8 +325,7 @@ def _generation(
 def _stops(reader: Reader) -> tuple[str, ...]:
     stops = reader.texts("stop", MOST_STOPS)
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
-        message = f"stop has {longest:,} characters: {LONGEST_STOP:,} at most"
-        raise Refused(400, message, param="stop", code="invalid_value")
+        raise invalid("stop", f"stop has {longest:,} characters: {LONGEST_STOP:,} at most")
     return stops
 
 
@@ -403,7 +400,7 @@ def no_forms() -> Refused:
 def _schema(reader: Reader, key: str, default: Any = None) -> Any:
     schema = reader.any(key)
     if schema is None and default is None:
-        raise Refused(400, f"{reader.name(key)} is missing", param=reader.name(key), code="invalid_value")
+        raise invalid(reader.name(key), f"{reader.name(key)} is missing")
     return default if schema is None else schema
 
 
@@ -412,7 +409,7 @@ def _compiled(param: str, compile_grammar: Callable[[], str]) -> str:
     try:
         return compile_grammar()
     except GrammarError as error:
-        raise Refused(400, str(error), param=param, code="invalid_value") from error
+        raise invalid(param, str(error)) from error
 
 
 def parse_notes(data: Any) -> NotesParams:
@@ -515,7 +512,7 @@ def _tools(reader: Reader, forms: bool) -> _ToolChoice:
         named = Reader(choice if isinstance(choice, dict) else {"type": choice}, "tool_choice")
         if named.any("type") != "function":
             wanted = "none, auto, required, or a function with its name"
-            raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
+            raise invalid("tool_choice", f"tool_choice must be {wanted}")
         name = Reader(named.any("function"), "tool_choice.function").text("name")
     with _refusing("tool_choice"):
         parameters = parameters_of(allowed, name)
@@ -536,8 +533,7 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Map
     names = {Reader(entry.any("function"), entry.name("function")).needed("name") for entry in entries}
     allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
     if unknown := names - {tool["function"]["name"] for tool in allowed}:
-        message = f"{where} has {min(unknown)[:64]!r}, which is none of the tools"
-        raise Refused(400, message, param="tool_choice", code="invalid_value")
+        raise invalid("tool_choice", f"{where} has {min(unknown)[:64]!r}, which is none of the tools")
     return allowed, mode
 
 
@@ -550,11 +546,11 @@ def _refusing(param: str) -> Iterator[None]:
         raise
     except NotesError as error:
         message = re.sub(r"\bmessage (\d+)\b", lambda match: f"messages[{int(match[1]) - 1}]", str(error))
-        raise Refused(400, message, param=param, code="invalid_value") from error
+        raise invalid(param, message) from error
 
 
 def _prompts(data: Any) -> list[str | tuple[int, ...]]:
-    wrong = Refused(400, "prompt must be a string, tokens, or a list of these", param="prompt", code="invalid_value")
+    wrong = invalid("prompt", "prompt must be a string, tokens, or a list of these")
     if isinstance(data, str):
         return [data]
     if not isinstance(data, list) or not data:
@@ -562,8 +558,7 @@ def _prompts(data: Any) -> list[str | tuple[int, ...]]:
     if all(_is_token(item) for item in data):
         return [tuple(data)]
     if len(data) > PROMPTS:
-        message = f"prompt must be {PROMPTS} prompts at most, not {len(data):,}"
-        raise Refused(400, message, param="prompt", code="invalid_value")
+        raise invalid("prompt", f"prompt must be {PROMPTS} prompts at most, not {len(data):,}")
     prompts: list[str | tuple[int, ...]] = []
     for item in data:
         if isinstance(item, list) and all(_is_token(token) for token in item):
@@ -589,7 +584,7 @@ def _messages(reader: Reader) -> tuple[tuple[Message, ...], str]:
     """Parse the messages. Returns also the text of a last one of the assistant, which is continued."""
     data, wanted = reader.any("messages"), _wants_prefill(reader)
     if not isinstance(data, list) or not data:
-        raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
+        raise invalid("messages", "messages must be a list of one message or more")
     messages = [_message(item, f"messages[{number}]") for number, item in enumerate(data)]
     prefill = ""
     if len(messages) > 1 and _is_text(messages[-1]) and wanted is not False:
@@ -614,8 +609,7 @@ def _wants_prefill(reader: Reader) -> bool | None:
         for key in ("continue_final_message", "add_generation_prompt")
     )
     if goes_on is not None and goes_on is anew:
-        message = "continue_final_message and add_generation_prompt must not be equal"
-        raise Refused(400, message, param="add_generation_prompt", code="invalid_value")
+        raise invalid("add_generation_prompt", "continue_final_message and add_generation_prompt must not be equal")
     return goes_on if anew is None else not anew
 
 
@@ -635,7 +629,7 @@ def _check_prefill(params: GenerationParams, notes: NotesParams) -> None:
     }
     if (key := next((key for key, given in does_not_go.items() if given), None)) is not None:
         message = f"{key} does not go with a last message of the assistant, which is the beginning of the answer"
-        raise Refused(400, message, param=key, code="invalid_value")
+        raise invalid(key, message)
 
 
 def _without_images(message: Message) -> Message:
@@ -660,7 +654,7 @@ def _message(data: Any, where: str) -> Message:
         reader.end()
     if not parts and role != "assistant":
         if not may_be_empty:
-            raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
+            raise invalid(f"{where}.content", f"{where} has no content")
         parts = (TextPart(""),)
     if role == "assistant":  # the parts of an answer are one text
         parts = (TextPart("".join(part.text for part in parts if isinstance(part, TextPart))),) if parts else ()
@@ -681,7 +675,7 @@ def _parts(content: Any, where: str, images: bool = False) -> tuple[TextPart | I
     if isinstance(content, str):
         return (TextPart(content),)
     if not isinstance(content, list):
-        raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
+        raise invalid(where, f"{where} must be a string or a list of parts")
     parts: list[TextPart | ImagePart] = []
     for number, part in enumerate(content):
         reader = Reader(part, f"{where}[{number}]")
@@ -708,14 +702,13 @@ def _image(reader: Reader) -> ImagePart:
     reader.end()
     head, _, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
-        message = f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere"
-        raise Refused(400, message, param=name, code="invalid_value")
+        raise invalid(name, f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere")
     try:
         return ImagePart(read_picture(b64decode(data, validate=True), name))
     except ValueError as error:
-        raise Refused(400, f"{name} is not base64: {error}", param=name, code="invalid_value") from error
+        raise invalid(name, f"{name} is not base64: {error}") from error
     except ImageError as error:
-        raise Refused(400, str(error), param=name, code="invalid_value") from error
+        raise invalid(name, str(error)) from error
 
 
 def _calls(data: Any, where: str) -> tuple[ToolCall, ...]:
@@ -723,7 +716,7 @@ def _calls(data: Any, where: str) -> tuple[ToolCall, ...]:
         return ()
     where += ".tool_calls"
     if not isinstance(data, list):
-        raise Refused(400, f"{where} must be a list", param=where, code="invalid_value")
+        raise invalid(where, f"{where} must be a list")
     calls = []
     for number, item in enumerate(data):
         call = Reader(item, f"{where}[{number}]")

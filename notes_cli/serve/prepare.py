@@ -34,7 +34,7 @@ from notes_cli.serve.conversations import (
     prefix_digests,
 )
 from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
-from notes_cli.serve.refusals import Refused, too_long
+from notes_cli.serve.refusals import Refused, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, Text, last_text, match_skills, skill_name
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
@@ -408,7 +408,7 @@ def _max_tokens(params: GenerationParams, limit: int | None) -> int:
 def check_bias(workspace: Workspace, request: ChatRequest) -> None:
     """Raises Refused for a token that the model does not have."""
     if (unknown := workspace.model.unknown(token for token, _ in request.params.sampling.bias)) is not None:
-        raise Refused(400, f"there is no token {unknown}", param="logit_bias", code="invalid_value")
+        raise invalid("logit_bias", f"there is no token {unknown}")
 
 
 def _prompt_tokens(workspace: Workspace, prompt: str | tuple[int, ...]) -> Tokens:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from notes_cli.serve.generation import AnswerDone, TextDelta, Token
 from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
@@ -130,7 +130,7 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
     if isinstance(data, str):
         return [{"role": "user", "content": data}], ["input"]
     if not isinstance(data, list) or not data:
-        raise Refused(400, "input must be a string, or a list of one item or more", param="input", code="invalid_value")
+        raise invalid("input", "input must be a string, or a list of one item or more")
     messages: list[Json] = []
     places: list[str] = []
     for number, item in enumerate(data):
@@ -183,7 +183,7 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
     for_client: dict[str, Json] = {}
     skipped: list[str] = []
     if not isinstance(data or [], list):
-        raise Refused(400, "tools must be a list of tools", param="tools", code="invalid_value")
+        raise invalid("tools", "tools must be a list of tools")
     readers = [("", Reader(item, f"tools[{number}]")) for number, item in enumerate(data or [])]
     for namespace, reader in readers:
         kind = reader.text("type")

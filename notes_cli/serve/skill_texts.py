@@ -29,7 +29,7 @@ from notes_cli.library.global_errata import GlobalErrata, holding, marks_of
 from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
 from notes_cli.serve.parsing import NotesParams, parse_notes
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
 from notes_cli.text.erratum import Erratum, Known, read_errata, word
 from notes_cli.text.fields import clean_value
@@ -149,11 +149,11 @@ class Placer:
         skills = {skill.name: skill for skill in map(self.texts.find, (*words, *notes.splice))}
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise Refused(400, "messages must be a list of objects", param="messages", code="invalid_value")
+            raise invalid("messages", "messages must be a list of objects")
         for number, message in enumerate(messages):
             if not isinstance(message.get("content"), str | list | None):
                 name = f"messages[{number}].content"
-                raise Refused(400, f"{name} must be a text, a list or null", param=name, code="invalid_value")
+                raise invalid(name, f"{name} must be a text, a list or null")
         body["messages"] = messages = copy.deepcopy(messages)
         found = _match(messages, self.texts.all().values()) if notes.match else {}
         named = {name: (skills[name], dict[str, str]()) for name in sorted(skills) if name not in found}
