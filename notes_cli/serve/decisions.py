@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat
+from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import Json, Reply, usage
 from notes_cli.text.messages import BETWEEN
@@ -130,9 +130,7 @@ def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
 def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
     """Parse a request of /v1/systemone. Raises Refused. `forms` changes nothing: choices need no grammar."""
     reader = Reader(data)
-    state, listed, images = reader.any("state"), reader.any("questions"), reader.texts("images", 16)
-    if state is None:
-        raise invalid("state", "state is missing")
+    state, listed, images = reader.required("state"), reader.any("questions"), reader.texts("images", 16)
     if not isinstance(listed, dict) or not 0 < len(listed) <= PROMPTS:
         raise reader.wrong("questions", f"an object of 1 to {PROMPTS} questions", listed)
     _check_text(state)
@@ -162,14 +160,13 @@ def _request(
 ) -> DecisionRequest:
     """Make the chat requests. `key`: of the input; `system`: messages of the system; `parts`: of the user's message;
     `places`: the keys of the questions."""
-    model, notes = reader.text("model"), Reader(reader.any("notes") or {}, "notes").rest()
+    model, notes = reader.text("model"), reader.inner("notes").rest()
     if reader.flag("stream"):
         raise Refused(400, "decisions are not streamed", param="stream", code="unsupported_value")
     for name in ("notes.session", "notes.choices"):
         if notes.pop(name.removeprefix("notes."), None) is not None:
             raise invalid(name, f"{name} does not go with decisions")
-    reader.ignore(IGNORED)
-    reader.end()
+    reader.end(IGNORED)
     shared = BETWEEN.join(part["text"] for part in parts if part["type"] == "text" and part["text"].strip())
     chats = []
     for question, place in zip(questions, places, strict=True):
@@ -196,12 +193,9 @@ def _input(data: Any) -> tuple[list[Json], list[Json]]:
     """Return the messages of the system, and the parts of the user's messages as one."""
     if isinstance(data, str):
         return [], [{"type": "text", "text": data}]
-    if not isinstance(data, list) or not data:
-        raise invalid("input", "input must be a string, or a list of one message or more")
     system: list[Json] = []
     parts: list[Json] = []
-    for number, item in enumerate(data):
-        reader = Reader(item, f"input[{number}]")
+    for reader in readers(data or None, "input", "a string, or a list of one message or more"):
         kind, role = reader.text("type", "message"), reader.text("role")
         if kind != "message" or role not in ("user", *(() if parts else ("system", "developer"))):
             message = (
@@ -220,11 +214,8 @@ def _parts(data: Any, where: str) -> list[Json]:
     """Convert the content of a message, or instructions, to the parts of a chat's message."""
     if isinstance(data, str):
         return [{"type": "text", "text": data}]
-    if not isinstance(data, list) or not data:
-        raise invalid(where, f"{where} must be a string or a list of parts")
     parts: list[Json] = []
-    for number, item in enumerate(data):
-        reader = Reader(item, f"{where}[{number}]")
+    for reader in readers(data or None, where, "a string or a list of parts"):
         kind = reader.text("type")
         if kind == "input_text":
             parts.append({"type": "text", "text": reader.needed("text")})
@@ -270,7 +261,7 @@ def _items(reader: Reader, key: str) -> list[Reader]:
     listed: list[Any] = reader.take(
         key, "a list of two or more", lambda value: isinstance(value, list) and len(value) > 1, []
     )
-    return [Reader(item, f"{reader.name(key)}[{number}]") for number, item in enumerate(listed)]
+    return readers(listed, reader.name(key), "a list")
 
 
 def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from notes_cli.serve.generation import AnswerDone, TextDelta, Token
-from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused, invalid, renaming
+from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
+from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
 
 # Keys that change nothing here: features of OpenAI's service, and those that are automatic.
@@ -85,15 +85,13 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
     messages = [*(store.messages(previous) if previous else ()), *new]
     tools, for_client, skipped = _tools(reader.any("tools"))
     choice, store_it = _tool_choice(reader.any("tool_choice"), tools), reader.any("store") is not False
-    reasoning = Reader(reader.any("reasoning") or {}, "reasoning")
-    text = Reader(reader.any("text") or {}, "text")
+    reasoning, text = reader.inner("reasoning"), reader.inner("text")
     include = reader.texts("include", 16)
     limit = reader.whole("max_output_tokens", 1, 2**31 - 1)
-    reader.ignore(IGNORED)
     first = [{"role": "system", "content": instructions}] if instructions else []
     body = {
         "add_generation_prompt": True,  # a last message of the assistant is a finished item
-        **reader.rest(),
+        **{key: value for key, value in reader.rest().items() if key not in IGNORED},
         "messages": [*first, *messages],
         "tools": tools,
         "tool_choice": choice,
@@ -129,13 +127,9 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
     """Convert the input, a text or items, to messages of a chat. Returns also the key of the item of each message."""
     if isinstance(data, str):
         return [{"role": "user", "content": data}], ["input"]
-    if not isinstance(data, list) or not data:
-        raise invalid("input", "input must be a string, or a list of one item or more")
     messages: list[Json] = []
     places: list[str] = []
-    for number, item in enumerate(data):
-        place = f"input[{number}]"
-        reader = Reader(item, place)
+    for number, reader in enumerate(readers(data or None, "input", "a string, or a list of one item or more")):
         kind = reader.text("type", "message")
         if kind == "message":
             messages.append({"role": reader.needed("role"), "content": _content(reader.any("content"), reader)})
@@ -151,7 +145,7 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
             messages.append({"role": "tool", "tool_call_id": reader.needed("call_id"), "content": content})
         elif kind != "reasoning":  # earlier reasoning is no part of the prompt
             raise Refused(400, f"{reader.name('type')} {kind[:40]!r} is not supported", param=reader.name("type"))
-        places += [place] * (len(messages) - len(places))
+        places += [f"input[{number}]"] * (len(messages) - len(places))
     return messages, places
 
 
@@ -159,11 +153,8 @@ def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:
     """Convert the content of an item to that of a message."""
     if isinstance(data, str):
         return data
-    if not isinstance(data, list):
-        raise item.wrong(key, "a string or a list of parts", data)
     parts: list[Json] = []
-    for number, part in enumerate(data):
-        reader = Reader(part, item.name(f"{key}[{number}]"))
+    for reader in readers(data, item.name(key), "a string or a list of parts"):
         kind = reader.text("type")
         if kind == "input_image":
             parts.append({"type": "image_url", "image_url": {"url": reader.needed("image_url")}})
@@ -182,16 +173,12 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
     tools: list[Json] = []
     for_client: dict[str, Json] = {}
     skipped: list[str] = []
-    if not isinstance(data or [], list):
-        raise invalid("tools", "tools must be a list of tools")
-    readers = [("", Reader(item, f"tools[{number}]")) for number, item in enumerate(data or [])]
-    for namespace, reader in readers:
+    listed = [("", tool) for tool in readers(data or [], "tools", "a list of tools")]
+    for namespace, reader in listed:
         kind = reader.text("type")
         if kind == "namespace":
-            inner, name = reader.any("tools"), reader.needed("name")
-            if not isinstance(inner, list):
-                raise reader.wrong("tools", "a list of tools", inner)
-            readers += [(name, Reader(item, reader.name(f"tools[{place}]"))) for place, item in enumerate(inner)]
+            name, inner = reader.needed("name"), readers(reader.any("tools"), reader.name("tools"), "a list of tools")
+            listed += [(name, tool) for tool in inner]
             continue
         if kind not in ("function", "custom"):
             skipped.append(f"tools of the type {kind[:40]!r}")
@@ -199,8 +186,7 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
         name, description = reader.needed("name"), reader.text("description")
         parameters, strict = reader.any("parameters"), reader.any("strict")
         if kind == "custom":
-            form = Reader(reader.any("format") or {}, reader.name("format"))
-            description = "\n\n".join(filter(None, (description, form.text("definition"))))
+            description = "\n\n".join(filter(None, (description, reader.inner("format").text("definition"))))
             parameters = INPUT
         shown = _shown_name(namespace, name)
         for_client[shown] = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
