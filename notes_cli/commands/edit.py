@@ -11,7 +11,7 @@ from notes_cli import output
 from notes_cli.commands.options import FieldValue, SessionName, library, model_options, named, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
-from notes_cli.explanations import edit_why
+from notes_cli.explanations import edit_why, erratum_as_json
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
@@ -126,8 +126,7 @@ def _list(json_: bool) -> int:
 
 
 def _errata_as_json(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
-    keys = ("skill", "field", "was", "value")
-    return {"version": 1, "errata": [{key: getattr(erratum, key) for key in keys} for erratum in errata]}
+    return {"version": 1, "errata": list(map(erratum_as_json, errata))}
 
 
 def _as_json(edit: Edited) -> dict[str, Any]:

@@ -61,31 +61,19 @@ class DecisionReply(Reply):
         if question.kind in ("predicate", "noul"):  # yes is the first option
             return {**kind, "noul" if by_name else "probability": probabilities[0]}
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
-        named = {option.text: probability for option, probability in zip(question.options, probabilities, strict=True)}
+        pairs = list(zip(question.options, probabilities, strict=True))
+        named = {option.text: probability for option, probability in pairs}
         if question.kind == "choice":
-            values = [option.value for option in question.options]
-            pairs = [
-                {"value": value, "probability": probability}
-                for value, probability in zip(values, probabilities, strict=True)
-            ]
-            return {
-                **kind,
-                "choice": values[best],
-                "probabilities": named if by_name else pairs,
-                "confidence": _choice_confidence(probabilities),
-            }
-        levels = [
-            {"value": level, "label": option.text, "probability": probability}
-            for level, (option, probability) in enumerate(zip(question.options, probabilities, strict=True))
-        ]
-        score = sum(level * probability for level, probability in enumerate(probabilities))
-        return {
-            **kind,
-            "score": score,
-            **({"legend": {option.text: option.value for option in question.options}} if by_name else {}),
-            "probabilities": named if by_name else levels,
-            "confidence": _score_confidence(probabilities, best),
-        }
+            listed = [{"value": option.value, "probability": probability} for option, probability in pairs]
+            chosen, confidence = {"choice": question.options[best].value}, _choice_confidence(probabilities)
+        else:
+            levels = enumerate(pairs)
+            listed = [{"value": at, "label": option.text, "probability": share} for at, (option, share) in levels]
+            chosen = {"score": sum(level * probability for level, probability in enumerate(probabilities))}
+            if by_name:
+                chosen["legend"] = {option.text: option.value for option in question.options}
+            confidence = _score_confidence(probabilities, best)
+        return {**kind, **chosen, "probabilities": named if by_name else listed, "confidence": confidence}
 
 
 def _choice_confidence(probabilities: Sequence[float]) -> float:
@@ -122,8 +110,8 @@ def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
     listed = reader.any("questions")
     if not isinstance(listed, list) or not 0 < len(listed) <= PROMPTS:
         raise reader.wrong("questions", f"a list of 1 to {PROMPTS} questions", listed)
-    questions = [_question(Reader(item, f"questions[{number}]")) for number, item in enumerate(listed)]
-    places = [f"questions[{number}]" for number in range(len(questions))]
+    places = [f"questions[{number}]" for number in range(len(listed))]
+    questions = [_question(Reader(item, place)) for item, place in zip(listed, places, strict=True)]
     return _request(reader, "input", system, parts, questions, places)
 
 
@@ -198,10 +186,9 @@ def _input(data: Any) -> tuple[list[Json], list[Json]]:
     for reader in readers(data or None, "input", "a string, or a list of one message or more"):
         kind, role = reader.text("type", "message"), reader.text("role")
         if kind != "message" or role not in ("user", *(() if parts else ("system", "developer"))):
-            message = (
-                f"{reader.name('role')} must be user, or system before those of the user: send other text in theirs"
-            )
-            raise Refused(400, message, param=reader.name("role"), code="unsupported_value")
+            where = reader.name("role")
+            message = f"{where} must be user, or system before those of the user: send other text in theirs"
+            raise Refused(400, message, param=where, code="unsupported_value")
         content = _parts(reader.any("content"), reader.name("content"))
         if role == "user":
             parts += content
@@ -233,18 +220,12 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _instructions(reader: Reader) -> str:
-    """Return the instructions of a question of the Decisions API."""
-    parts = _parts(reader.any("instructions"), reader.name("instructions"))
-    if any(part["type"] != "text" for part in parts):
-        raise Refused(400, f"{reader.name('instructions')} has an image: send it in the input", param="questions")
-    return BETWEEN.join(part["text"] for part in parts)
-
-
 def _question(reader: Reader) -> Question:
     """Parse a question of the Decisions API."""
     kind, name = reader.text("type"), reader.take("name", "a string", lambda value: isinstance(value, str), None)
-    instructions = _instructions(reader)
+    parts = _parts(reader.any("instructions"), reader.name("instructions"))
+    if any(part["type"] != "text" for part in parts):
+        raise Refused(400, f"{reader.name('instructions')} has an image: send it in the input", param="questions")
     if kind == "predicate":
         options = [Option("yes", True), Option("no", False)]
     elif kind == "choice":
@@ -254,14 +235,13 @@ def _question(reader: Reader) -> Question:
     else:
         raise reader.wrong("type", "predicate, choice or score", kind)
     reader.end()
-    return Question(kind, name, instructions, options)
+    return Question(kind, name, BETWEEN.join(part["text"] for part in parts), options)
 
 
 def _items(reader: Reader, key: str) -> list[Reader]:
-    listed: list[Any] = reader.take(
-        key, "a list of two or more", lambda value: isinstance(value, list) and len(value) > 1, []
-    )
-    return readers(listed, reader.name(key), "a list")
+    wanted = "a list of two or more"
+    listed: Any = reader.take(key, wanted, lambda value: isinstance(value, list) and len(value) > 1, [])
+    return readers(listed, reader.name(key), wanted)
 
 
 def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from notes_cli.errors import NotesError
+from notes_cli.explanations import erratum_as_json
 from notes_cli.serve.access_log import COUNTS
 from notes_cli.serve.app import Options, application, read_body
 from notes_cli.serve.errata import parse_correction
@@ -169,8 +170,7 @@ class Upstream:
             raise Refused(400, f"value has more than {LONGEST_CORRECTION:,} characters", param="value")
         texts = self._placer.texts
         added = await run_in_threadpool(lambda: texts.errata.add(errata_of(texts.all(), values)))
-        errata = [{"skill": one.skill, "field": one.field, "was": one.was, "value": one.value} for one in added]
-        return JSONResponse({"errata": errata})
+        return JSONResponse({"errata": list(map(erratum_as_json, added))})
 
     # Requests that are passed on.
 
