@@ -177,8 +177,6 @@ def open(
 
 
 class _Streaming(Computing, Protocol):
-    """Model or Session."""
-
     def stream(self, question: Request, *, callbacks: Callbacks) -> Stream: ...
 
 

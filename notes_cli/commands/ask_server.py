@@ -45,7 +45,6 @@ def ask_server(ask: AskCommand, started: float, given: Mapping[str, Any]) -> Jso
 
 
 def refusal(server: str, why: str) -> NotesError:
-    """Return the error for a named server that cannot answer."""
     return NotesError(f"{server} cannot answer this: {why}", HERE)
 
 
@@ -88,7 +87,6 @@ def _has_url(server: Server, url: str) -> bool:
 
 
 def _goes_on(ask: AskCommand) -> bool:
-    """True for a later turn of a session."""
     if ask.session is None:
         return False
     from notes_cli.sessions.folder import Sessions

@@ -114,7 +114,6 @@ def check_report(path: Path) -> None:
 
 
 def write_report(path: Path, profile: Profile) -> None:
-    """Write the page of a profile."""
     from notes_cli.measure.note_taking import page
 
     day = profile.created[:10] or date.today().isoformat()

@@ -117,7 +117,6 @@ class Chat:
 
     @property
     def _used(self) -> set[str]:
-        """The skills that the conversation has."""
         return {entry.name for entry in self._session.entries if entry.kind == "splice"}
 
     def handle(self, line: str) -> bool:

@@ -49,7 +49,6 @@ class Project:
 
     @property
     def folder(self) -> Path:
-        """The project's folder."""
         return self.path.parent.parent
 
     @property
@@ -63,7 +62,6 @@ class Project:
 
     @property
     def refusal(self) -> str:
-        """The line about a file that is not allowed."""
         why = "has changed since you allowed it" if _record(self.path).exists() else "is not allowed"
         return f"{self.path} {why}, so it is ignored. Read it, then: notes config allow"
 

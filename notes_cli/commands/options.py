@@ -443,7 +443,6 @@ def open_workspace(
 
 
 def library() -> Library:
-    """Return the library of compiled skills."""
     from notes_cli.runtime import naming
 
     return naming.library()

@@ -357,7 +357,6 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def _subject(line: Line) -> str:
-    """Return the new value, question, fields or parts of a line of the ledger."""
     if line["op"] == "edit":
         return f"{line['field']}={line['value']}"
     if line["op"] == "turn":

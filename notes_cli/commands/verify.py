@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from notes_cli.errors import Notice
     from notes_cli.measure.examination import SessionReport
     from notes_cli.measure.verify import Case, Composed, Edits, Parting, Report
-    from notes_cli.runtime.check_rows import RowCheck
     from notes_cli.sessions.state import Entry
 
 _WIDE = 100  # columns of a terminal from which on the table has figures
@@ -193,7 +192,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "kl": report.kl,
         "same_top": all(case.same_top for case in cases),
         "same_decision": all(case.same_decision for case in cases),
-        "rows": {name: _rows_as_json(check) for name, check in report.rows},
+        "rows": {name: {**asdict(check), "wrong": list(map(str, check.wrong))} for name, check in report.rows},
         "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
         "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
@@ -212,16 +211,6 @@ def _composition_as_json(composed: Composed) -> dict[str, Any]:
         "tried": [{"name": way.name, "same": sum(way.same), "refused": way.refused} for way in composed.tried],
         "repair": composed.repair or None,
         "advice": advice(repair(composed.repair, composed.names, these=True)) if composed.repair else None,
-    }
-
-
-def _rows_as_json(check: RowCheck) -> dict[str, Any]:
-    return {
-        "tokens": check.tokens,
-        "layers": check.layers,
-        "farthest": check.farthest,
-        "wrong": [str(error) for error in check.wrong],
-        "unchecked": list(check.unchecked),
     }
 
 

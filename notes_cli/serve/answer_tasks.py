@@ -122,7 +122,7 @@ class AnswerTasks:
 
     def _answer(self, job: ServerJob, work: Job[None], prepared: PreparedRequest) -> Task[None]:
         """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
-        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        self._metrics.queued.observe(time.perf_counter() - job.arrived)
         layout, sequence, prefix = work.layout, work.sequence, work.prefix
         assert layout is not None and sequence is not None and prefix is not None
         forks: list[KVSequence] = []
@@ -178,7 +178,7 @@ class AnswerTasks:
 
     def _question(self, job: ServerJob, work: Job[None], asked: PreparedQuestion) -> Task[None]:
         """Answer a question in a sequence of its own, which keeps what other questions share."""
-        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        self._metrics.queued.observe(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, asked.notices)
         if asked.layout and work.live and work.sequence is not None:
             work.sequence.pieces = asked.layout.live(work.live)
@@ -194,7 +194,7 @@ class AnswerTasks:
 
     def _session(self, job: ServerJob, work: Job[None], turn: PreparedTurn) -> Task[None]:
         """Answer the next turn of a session; the session is closed at the end."""
-        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        self._metrics.queued.observe(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, turn.notices)
         with job.resources:
             try:
@@ -237,7 +237,7 @@ class AnswerTasks:
         self._metrics.decoded += counts.decoded
         self._metrics.spliced += cached - live
         self._metrics.live += live
-        self._metrics.first_token.add(seconds)
+        self._metrics.first_token.observe(seconds)
         job.on_event(PrefillDone(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
 
     def _emit_done(self, job: ServerJob, answer: AnswerDone) -> None:

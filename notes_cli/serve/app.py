@@ -241,7 +241,6 @@ class Service:
     # Helpers.
 
     async def _parse(self, request: Request, parse: Callable[..., T]) -> T:
-        """Read a request and parse it."""
         data = await self._body(request)
 
         def check_and_parse() -> T:
@@ -281,7 +280,6 @@ class Service:
             raise Refused(503, "the model is being loaded", code="loading", wait=5)
 
     async def _compute(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the decode thread."""
         self._check()
         return await asyncio.wrap_future(self.scheduler.call(function))
 

@@ -216,12 +216,10 @@ def _parts(data: Any, where: str) -> list[Json]:
 
 
 def _as_text(value: Any) -> str:
-    """Return a text as it is, null as an empty one, and other values as JSON."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _question(reader: Reader) -> Question:
-    """Parse a question of the Decisions API."""
     kind, name = reader.text("type"), reader.take("name", "a string", lambda value: isinstance(value, str), None)
     parts = _parts(reader.any("instructions"), reader.name("instructions"))
     if any(part["type"] != "text" for part in parts):
@@ -253,7 +251,6 @@ def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
 
 
 def _named_question(name: str, reader: Reader) -> Question:
-    """Parse a question of the System One API."""
     kind, instructions, criteria = reader.text("type"), _as_text(reader.any("instructions")), reader.any("criteria")
     if kind == "noul":
         described = {} if criteria is None else criteria

@@ -142,7 +142,6 @@ def _tools(data: Any) -> tuple[list[Json], list[str]]:
 
 
 def _tool_choice(data: Any) -> Any:
-    """Convert `tool_choice` to that of a chat."""
     if not isinstance(data, dict):
         return data
     kind = data.get("type")
@@ -202,7 +201,6 @@ class MessagesReply(Reply):
         yield {"type": "message_stop"}
 
     def failure(self, error: Refused) -> Json:
-        """Return the last event of an answer that failed."""
         return messages_error(error)
 
     def _stop_reason(self) -> str:

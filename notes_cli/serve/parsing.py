@@ -209,7 +209,6 @@ class Reader:
         return tuple(texts)
 
     def rest(self) -> dict[str, Any]:
-        """Take the remaining keys."""
         rest, self._data = self._data, {}
         return rest
 
@@ -535,7 +534,6 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Map
 
 @contextmanager
 def _refusing(param: str) -> Iterator[None]:
-    """Convert errors in a parameter to Refused."""
     try:
         yield
     except Refused:
@@ -620,7 +618,6 @@ def _check_prefill(params: GenerationParams, notes: NotesParams) -> None:
 
 
 def _without_images(message: Message) -> Message:
-    """Replace images by text."""
     text = TextPart("image")
     return replace(message, parts=tuple(part if isinstance(part, TextPart) else text for part in message.parts))
 

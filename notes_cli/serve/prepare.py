@@ -213,7 +213,6 @@ def single_turn(
 
 
 def _text(message: Message) -> str:
-    """Return the texts of a message, joined as in a chat."""
     return BETWEEN.join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
@@ -301,7 +300,6 @@ def _editable(skills: Mapping[str, Segment], copies: Sequence[Copy]) -> frozense
 
 
 def _fields(conversation: ConversationState) -> dict[str, str]:
-    """Return the values in place, by `skill.field`."""
     return {f"{skill}.{name}": value for (skill, name), value in conversation.in_place.items()}
 
 
@@ -359,7 +357,6 @@ def _parts(message: Message, number: int) -> Iterator[tuple[Part, Copy | None]]:
 
 
 def _late(messages: Sequence[Message], place: str) -> int | None:
-    """Return the number of the message that gets the skills if they are placed late."""
     if place != "late":
         return None
     return next((number for number, message in enumerate(messages) if message.role == "user"), None)

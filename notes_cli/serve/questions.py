@@ -118,7 +118,6 @@ def _layout(state: ServerState, question: answering.Question, text: str | None =
 
 
 def _common_tokens(layout: Layout, other: Layout) -> int:
-    """Return the number of leading tokens that two prompts have in common."""
     shortest = min(len(layout), len(other))
     same = layout.tokens[:shortest] == other.tokens[:shortest]
     return shortest if same.all() else int(same.argmin())

@@ -150,7 +150,6 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
 
 
 def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:
-    """Convert the content of an item to that of a message."""
     if isinstance(data, str):
         return data
     parts: list[Json] = []
@@ -196,12 +195,10 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
 
 
 def _shown_name(namespace: str, name: str) -> str:
-    """Return the name of a tool that the model sees."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:
-    """Convert `tool_choice` to that of a chat."""
     if not isinstance(data, dict):
         return data if tools else None
     kind = data.get("type")
@@ -214,7 +211,6 @@ def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:
 
 
 def _format(data: Any) -> Json | None:
-    """Convert `text.format` to `response_format`."""
     if not isinstance(data, dict) or data.get("type") != "json_schema":
         return data  # type: ignore[no-any-return]
     return {"type": "json_schema", "json_schema": {key: value for key, value in data.items() if key != "type"}}
@@ -297,7 +293,6 @@ class ResponsesReply(Reply):
         yield self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: Refused) -> Json:
-        """Return the last event of a response that failed."""
         body = {"code": error.code or "server_error", "message": str(error)}
         return self._event("response.failed", response=self._response("failed", body))
 
@@ -338,7 +333,6 @@ class ResponsesReply(Reply):
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=_copied(item))
 
     def _call(self, identity: str, name: str, arguments: Mapping[str, Any]) -> Iterable[Json]:
-        """Yield the events of a tool call."""
         assert self.asked is not None
         tool = self.asked.tools[name]
         custom = tool["type"] == "custom"

@@ -223,7 +223,6 @@ def _sentence(known: Known, key: tuple[str, str], value: str) -> str:
 
 
 def _put_before(message: Json, texts: Sequence[str]) -> None:
-    """Put texts at the beginning of a message."""
     content = message.get("content")
     if isinstance(content, list):
         message["content"] = [*({"type": "text", "text": text} for text in texts), *content]

@@ -104,7 +104,7 @@ class Exchange:
 
 
 class Upstream:
-    """The endpoints of the proxy, which is its own `Work` (server.py)."""
+    """The endpoints of the proxy; for server.py it is its own scheduler, too."""
 
     def __init__(self, target: Target, placer: Placer, options: Options) -> None:
         self.ready: Future[None] = Future()
@@ -128,7 +128,6 @@ class Upstream:
 
     @property
     def app(self) -> Starlette:
-        """The ASGI application."""
         routes = [
             Route("/health", self.health),
             Route("/metrics", self.render_metrics),
@@ -330,7 +329,6 @@ class Upstream:
             yield waiting
 
     def _end(self, outcome: str) -> None:
-        """Count a request that has ended."""
         self.load -= 1
         self.metrics.outcomes[outcome] += 1
 
@@ -346,7 +344,7 @@ class Upstream:
             metrics.decoded += max(0, exchange.prompt - exchange.cached)
         metrics.generated += exchange.answer
         if exchange.first is not None:
-            metrics.first_token.add(exchange.first)
+            metrics.first_token.observe(exchange.first)
 
     async def _read(self, request: Request) -> tuple[bytes, Any]:
         """Read a JSON body; return its bytes and its value. Raises Refused."""
@@ -364,7 +362,6 @@ def _end_of_event(data: bytes, searched: int) -> int:
 
 
 def _data(event: bytes) -> bytes:
-    """Return the data of an event."""
     return b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
 
 
