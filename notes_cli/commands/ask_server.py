@@ -209,35 +209,25 @@ def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, starte
                         output.say(f"answered by the server on {server.url}")
                 if ask.explain:
                     summary = event
-                else:
-                    _print_chunk(event, printer, options)
-                    summary = event.get("notes", summary)
+                    continue
+                summary = event.get("notes", summary)
+                for delta in (choice["delta"] for choice in event.get("choices", ())):
+                    if text := delta.get("reasoning_content"):
+                        printer.reasoning(text)
+                    if (text := delta.get("content")) and options["choices"] is None:  # else it is printed at the end
+                        printer.answer(text)
             if not summary:
                 raise Lost("it does not answer as a server of notes does")
             if not ask.explain:
-                _end(summary, printer, options)
+                if summary["reasoning"] is not None:
+                    printer.end_reasoning(summary["reasoning"], summary["thought_stopped"], options["think"], None)
+                printer.end_answer(summary["answer"], summary["stopped"], None)
     except Lost as why:
         kept = f". See what was kept: notes session show {ask.session}" if ask.session else ""
         raise NotesError(f"the server on {server.url} did not complete the answer: {why}", f"Ask again{kept}") from why
     for notice in summary["notices"]:
         output.say(notice)
     return _document(summary, server, before, started)
-
-
-def _print_chunk(event: Json, printer: AnswerPrinter, options: Options) -> None:
-    """Print a chunk of reasoning or answer; a choice is printed at the end."""
-    for choice in event.get("choices", ()):
-        delta = choice["delta"]
-        if text := delta.get("reasoning_content"):
-            printer.reasoning(text)
-        if (text := delta.get("content")) and options["choices"] is None:
-            printer.answer(text)
-
-
-def _end(summary: Json, printer: AnswerPrinter, options: Options) -> None:
-    if summary["reasoning"] is not None:
-        printer.end_reasoning(summary["reasoning"], summary["thought_stopped"], options["think"], None)
-    printer.end_answer(summary["answer"], summary["stopped"], None)
 
 
 def _document(summary: Json, server: Server, before: float, started: float) -> Json:

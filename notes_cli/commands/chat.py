@@ -150,9 +150,8 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         first = {"system": self._system} if self._session.empty else {}
-        settings = AskCommand(
-            {**self._options, "max_think": 512}, (), (), False, self._session.name, False, False, True
-        )
+        options = {**self._options, "max_think": 512}
+        settings = AskCommand(options, (), (), False, self._session.name, explain=False, json=False, stream=True)
         with AnswerPrinter(settings) as printer:
             callbacks = printer.callbacks(self._model.workspace)
             errata, splice = self._errata, self._splice

@@ -65,9 +65,8 @@ def skills_of_alias(model: str, known: Sequence[str]) -> tuple[str, ...]:
         return ()
     skills = next((model.removeprefix(f"{name}@") for name in known if model.startswith(f"{name}@")), None)
     if skills is None:
-        raise Refused(
-            404, f"The model '{model[:80]}' does not exist. There is {known[0]}", param="model", code="model_not_found"
-        )
+        message = f"The model '{model[:80]}' does not exist. There is {known[0]}"
+        raise Refused(404, message, param="model", code="model_not_found")
     return tuple(name for name in skills.split("+") if name)
 
 
@@ -170,20 +169,14 @@ def single_turn(
     params, messages = request.params, list(request.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or request.tools:
-        message = "a session keeps its messages: send the new message alone, and a system message with the first one"
-        if request.notes.session is None:
-            message = (
-                "notes.ask is for one question: send one message of the user, after a system message or without one"
-            )
-        raise Refused(400, message, param="messages")
+        alone = "a session keeps its messages: send the new message alone, and a system message with the first one"
+        single = "notes.ask is for one question: send one message of the user, after a system message or without one"
+        raise Refused(400, single if request.notes.session is None else alone, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")
     if system is not None and any(isinstance(part, ImagePart) for part in system.parts):
-        raise Refused(
-            400,
-            "the system message of a session or of notes.ask has no images: send them with a question",
-            param="messages",
-        )
+        message = "the system message of a session or of notes.ask has no images: send them with a question"
+        raise Refused(400, message, param="messages")
     if params.choices > 1:
         raise Refused(400, "n does not go with a session or notes.ask, which have one answer", param="n")
     if params.stops:  # the last token of a stop string may have more text
@@ -276,10 +269,9 @@ def _prepare_chat(
     notes = request.notes
     layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not notes.recompute, exact=notes.exact)
     layout = _with_reuse(state, request, layout)
-    general = request.tools and workspace.template.generic_tools
-    notices = (
-        (f"{workspace.template.name} has no tools: the prompt describes them in a general form",) if general else ()
-    )
+    notices: tuple[str, ...] = ()
+    if request.tools and workspace.template.generic_tools:
+        notices = (f"{workspace.template.name} has no tools: the prompt describes them in a general form",)
     return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
 
 

@@ -28,7 +28,7 @@ from notes_cli.errors import Help, NotesError, SegmentError, SkillError, reason
 from notes_cli.library.global_errata import GlobalErrata, holding, marks_of
 from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
-from notes_cli.serve.parsing import NotesParams, parse_notes
+from notes_cli.serve.parsing import parse_notes
 from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
 from notes_cli.text.erratum import Erratum, Known, read_errata, word
@@ -143,7 +143,14 @@ class Placer:
 
     def place(self, data: Any) -> Placed:
         """Put skills and errata into a chat request. Raises NotesError."""
-        notes, body = notes_of(data)
+        if not isinstance(data, dict):
+            raise Refused(400, "the body must be a JSON object")
+        body, given = {name: value for name, value in data.items() if name != "notes"}, data.get("notes")
+        for key in NEED_A_MODEL:
+            if isinstance(given, dict) and given.get(key):
+                message = f"notes.{key} needs a model of this server, which only passes requests on"
+                raise Refused(400, message, param=f"notes.{key}", code="unsupported_value")
+        notes = parse_notes(given)
         model, words = self.skills_of_alias(body.get("model"))
         body |= {"model": model} if words else {}
         skills = {skill.name: skill for skill in map(self.texts.find, (*words, *notes.splice))}
@@ -200,18 +207,6 @@ class Placer:
         for number, stated in places.items():
             _put_before(messages[number], [_sentence(known, key, value) for key, value in stated.items()])
         return [_sentence(known, key, value) for stated in places.values() for key, value in stated.items()]
-
-
-def notes_of(data: Any) -> tuple[NotesParams, Json]:
-    """Return the key `notes` of a request, and the request without it. Raises Refused for keys that need a model."""
-    if not isinstance(data, dict):
-        raise Refused(400, "the body must be a JSON object")
-    given = data.get("notes")
-    for key in NEED_A_MODEL:
-        if isinstance(given, dict) and given.get(key):
-            message = f"notes.{key} needs a model of this server, which only passes requests on"
-            raise Refused(400, message, param=f"notes.{key}", code="unsupported_value")
-    return parse_notes(given), {name: value for name, value in data.items() if name != "notes"}
 
 
 def _sentence(known: Known, key: tuple[str, str], value: str) -> str:
