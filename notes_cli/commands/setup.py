@@ -109,9 +109,9 @@ def _write(path: Path, text: str) -> bool:
     from notes_cli import config
     from notes_cli.library.safe_files import make_private
 
-    if path.exists():
-        return False
     with _writing(path):
+        if path.exists():
+            return False
         if path == config.paths().config:
             make_private(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
