@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import AUTO, ModelChoice, choose_model
+from notes_cli.commands.options import AUTO, ModelChoice, choose_model, own_sessions
 from notes_cli.commands.request import AnswerPrinter, AskCommand, Options
 from notes_cli.engine.header import parts, stamp
 from notes_cli.errors import NotesError, reason
@@ -89,9 +89,7 @@ def _has_url(server: Server, url: str) -> bool:
 def _goes_on(ask: AskCommand) -> bool:
     if ask.session is None:
         return False
-    from notes_cli.sessions.folder import Sessions
-
-    sessions = Sessions(config.paths().sessions)
+    sessions = own_sessions()
     return ask.session in sessions.names() and bool(sessions.find(ask.session).state.live)
 
 

@@ -11,11 +11,11 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import (
-    FieldValue,
     Number,
     SessionName,
     SkillName,
     errata_of_skills,
+    erratum_option,
     model_options,
     named,
     open_model,
@@ -47,15 +47,7 @@ A line that ends with \\ goes on in the next one."""
     metavar="NAME",
     help="A skill that is kept just before each question. The conversation remembers it.",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
-    callback=errata_of_skills,
-    metavar="FIELD=VALUE",
-    help="A correction, as in notes ask. Repeatable.",
-)
+@erratum_option(callback=errata_of_skills, help="A correction, as in notes ask. Repeatable.")
 @click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
 @click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
 @click.option(

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.library.store import Library
     from notes_cli.runtime.workspace import Workspace
+    from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.ledger import Header
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -224,6 +226,12 @@ def _shared(*flags: str, **how: Any) -> Callable[[Command], Command]:
     return click.option(*flags, envvar=f"NOTES_{flag[2:].replace('-', '_').upper()}", **how)
 
 
+def _values_option(flag: str, name: str, metavar: str = "FIELD=VALUE", **how: Any) -> Callable[[Command], Command]:
+    return click.option(flag, name, type=FieldValue(), multiple=True, metavar=metavar, **how)
+
+
+erratum_option = partial(_values_option, "--erratum", "errata")
+field_option = partial(_values_option, "--field", "fields")
 FILE_PATH = click.Path(path_type=Path)
 rpc_option = _shared(
     "--rpc",
@@ -448,6 +456,13 @@ def library() -> Library:
     return naming.library()
 
 
+def own_sessions() -> Sessions:
+    from notes_cli.config import paths
+    from notes_cli.sessions.folder import Sessions
+
+    return Sessions(paths().sessions)
+
+
 @contextmanager
 def open_model(**given: Any) -> Iterator[Model]:
     """Open the workspace of the model options as a Model of the Python API."""
@@ -480,10 +495,7 @@ def _session_header(session: str | None, begins: bool) -> Header | None:
     session."""
     if session is None:
         return None
-    from notes_cli import config
-    from notes_cli.sessions.folder import Sessions
-
-    sessions = Sessions(config.paths().sessions)
+    sessions = own_sessions()
     return None if begins and session not in sessions.names() else sessions.find(session).header
 
 

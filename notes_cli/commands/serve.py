@@ -12,11 +12,11 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import (
-    FieldValue,
     Number,
     SkillName,
     choose_model,
     errata_of_skills,
+    erratum_option,
     model_options,
     named,
     open_workspace,
@@ -90,13 +90,8 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     metavar="NAME",
     help="A skill for each request that names none and no session: a compiled one, or a text. Repeatable.",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
+@erratum_option(
     callback=errata_of_skills,
-    metavar="FIELD=VALUE",
     help="A correction for these requests, as in notes ask, where they have none. Repeatable.",
 )
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")

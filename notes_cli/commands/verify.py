@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
+from notes_cli.commands.options import (
+    Number,
+    SessionName,
+    SkillName,
+    answers_of,
+    erratum_option,
+    field_option,
+    model_options,
+    open_model,
+)
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
 from notes_cli.explanations import difference_why, entry_why
@@ -43,22 +52,8 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
     metavar="FILE",
     help="Questions, one a line (-: standard input).",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Ask each question with this correction, too. Repeatable.",
-)
-@click.option(
-    "--field",
-    "fields",
-    type=FieldValue(),
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Verify edit methods that give the field this value. Repeatable.",
-)
+@erratum_option(help="Ask each question with this correction, too. Repeatable.")
+@field_option(metavar="NAME=VALUE", help="Verify edit methods that give the field this value. Repeatable.")
 @click.option(
     "--method",
     "methods",
