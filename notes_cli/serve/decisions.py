@@ -277,32 +277,25 @@ def _named_question(name: str, reader: Reader) -> Question:
 
 def join_decisions(replies: Sequence[Reply]) -> Json:
     """Join the answers in the form of the Decisions API."""
-    answers = [reply.answer(by_name=False) for reply in replies if isinstance(reply, DecisionReply)]
-    return {"model": replies[0].model, "answers": answers, "usage": _usage(replies), **_explained(replies)}
+    return _joined(replies, [reply.answer(by_name=False) for reply in replies if isinstance(reply, DecisionReply)])
 
 
 def join_systemone(replies: Sequence[Reply]) -> Json:
     """Join the answers in the form of the System One API."""
-    answers: Mapping[str | None, Json] = {
-        reply.question.name: reply.answer(by_name=True)
-        for reply in replies
-        if isinstance(reply, DecisionReply) and reply.question
-    }
-    return {"model": replies[0].model, "answers": answers, "usage": _usage(replies), **_explained(replies)}
+    named = [(reply.question, reply) for reply in replies if isinstance(reply, DecisionReply)]
+    return _joined(replies, {question.name: reply.answer(by_name=True) for question, reply in named if question})
 
 
-def _usage(replies: Sequence[Reply]) -> Json:
+def _joined(replies: Sequence[Reply], answers: object) -> Json:
+    """Return the document of all answers, with the keys `notes` of the questions, in order, if requested."""
     counts = usage(replies)
-    return {
+    tokens = {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts["prompt_tokens"],
     }
-
-
-def _explained(replies: Sequence[Reply]) -> Json:
-    """Return the keys `notes` of the questions, in order, if requested."""
     explained = [reply.explained()["notes"] for reply in replies if reply.request.notes.explain]
-    return {"notes": explained} if explained else {}
+    more = {"notes": explained} if explained else {}
+    return {"model": replies[0].model, "answers": answers, "usage": tokens, **more}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -165,9 +164,7 @@ class MessagesReply(Reply):
     _blocks: list[Json] = field(default_factory=list)  # the last one may be open
 
     def whole(self) -> Json:
-        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
-        for event in events:
-            deque(self.chunks(event), maxlen=0)  # collects the blocks
+        self._collect()
         return self._message(self._blocks, self._stop_reason())
 
     def opening(self) -> Iterable[Json]:

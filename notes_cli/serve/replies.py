@@ -6,6 +6,7 @@ import codecs
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -98,6 +99,12 @@ class Reply:
             yield self._chunk(event.index, {key: event.text}, event.tokens)
         elif isinstance(event, TextDelta):
             yield self._chunk(event.index, event.text, event.tokens)
+
+    def _collect(self) -> None:
+        """Take all events, for a reply that is built by its chunks."""
+        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
+        for event in events:
+            deque(self.chunks(event), maxlen=0)
 
     def failure(self, error: Refused) -> Json:
         return error_body(error)

@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -229,9 +229,7 @@ class ResponsesReply(Reply):
     # Whole.
 
     def whole(self) -> Json:
-        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
-        for event in events:
-            deque(self.chunks(event), maxlen=0)  # collects the items
+        self._collect()
         return self._response("completed")
 
     def _response(self, status: str, error: Json | None = None) -> Json:
