@@ -177,8 +177,6 @@ def open(
 
 
 class _Streaming(Computing, Protocol):
-    """Model or Session."""
-
     def stream(self, question: Request, *, callbacks: Callbacks) -> Stream: ...
 
 
@@ -187,11 +185,7 @@ class _AsyncMethods:
 
     @with_question_options
     async def aask(
-        self: _Streaming,
-        question: str | Request,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **how: Unpack[Asking],
+        self: _Streaming, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
     ) -> Answer:
         """Answer one question as `ask` does, in the model's worker thread, where concurrent calls queue and callbacks
         run. Cancelling the task cancels the generation; a session does not keep the turn. Options as in `Model.ask`."""
@@ -203,11 +197,7 @@ class _AsyncMethods:
 
     @with_question_options
     async def astream(
-        self: _Streaming,
-        question: str | Request,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **how: Unpack[Asking],
+        self: _Streaming, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]
     ) -> AsyncGenerator[str, None]:
         """Yield the text as `stream` does, for `async for`; `callbacks.on_answer` gets the Answer. Options as in
         `Model.ask`."""
@@ -387,13 +377,7 @@ class Model(_AsyncMethods):
 
     @synchronized
     @with_question_options
-    def ask(
-        self,
-        question: str | Request,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **how: Unpack[Asking],
-    ) -> Answer:
+    def ask(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Answer:
         """Answer one question: splice the skills, decode the rest of the prompt, generate.
 
         Return an Answer: `str(answer)` is its text, `answer.choice` the preferred one of `choices`, `answer.counts` the
@@ -407,13 +391,7 @@ class Model(_AsyncMethods):
 
     @synchronized_steps
     @with_question_options
-    def stream(
-        self,
-        question: str | Request,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **how: Unpack[Asking],
-    ) -> Stream:
+    def stream(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Stream:
         """Yield the answer's text as it is generated, or the choice at once, and return the Answer. Nothing is computed
         before the first `next`; closing the generator cancels the generation. Options as in `ask`."""
         return ask_stream(self.workspace, _request(question, how), callbacks)
@@ -448,13 +426,7 @@ class Model(_AsyncMethods):
 
     @synchronized
     @with_question_options
-    def explain(
-        self,
-        question: str | Request,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **how: Unpack[Asking],
-    ) -> Plan:
+    def explain(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Plan:
         """Return the plan of a prompt without computing it: its pieces, and whether each would be spliced or decoded
         and why. Options as in `ask`."""
         return explain(self.workspace, _request(question, how), callbacks)
@@ -665,26 +637,14 @@ class Session(_AsyncMethods):
 
     @synchronized
     @with_question_options
-    def ask(
-        self,
-        question: str | Request,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **how: Unpack[Asking],
-    ) -> Answer:
+    def ask(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Answer:
         """Answer the next question and save the turn. Options as in `Model.ask`. Raises SessionError for `fields`,
         `system`, `place`, `recompute`, `decode` or `exact` after the first turn."""
         return self._session.ask(_request(question, how), callbacks)
 
     @synchronized_steps
     @with_question_options
-    def stream(
-        self,
-        question: str | Request,
-        *,
-        callbacks: Callbacks = NO_CALLBACKS,
-        **how: Unpack[Asking],
-    ) -> Stream:
+    def stream(self, question: str | Request, *, callbacks: Callbacks = NO_CALLBACKS, **how: Unpack[Asking]) -> Stream:
         """Yield the answer's text as it is generated, and return the Answer. The turn is saved when the answer is
         complete, not if the generator is closed before. Options as in `ask`."""
         return self._session.stream(_request(question, how), callbacks)

@@ -110,7 +110,6 @@ class Commands(click.Group):
 
 
 def command_named(name: str) -> click.Command:
-    """Import and return a subcommand."""
     module = importlib.import_module(f"notes_cli.commands.{MODULES.get(name, name)}")
     command: click.Command = getattr(module, f"{name}_command" if name in MODULES else "command")
     return add_common_options(command, name)
@@ -269,9 +268,11 @@ def run(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> Any:
     """Run the command and return its result. `click.Command.main` would print an empty line on an interrupt."""
     if "_NOTES_COMPLETE" in os.environ:  # a shell completes a command line
-        from notes_cli.commands.setup import register
+        from click.shell_completion import add_completion_class
 
-        register()
+        from notes_cli.commands.setup import BashLine
+
+        add_completion_class(BashLine, "bash")
         return cli.main(arguments, prog_name="notes", standalone_mode=False)
     try:
         with cli.make_context("notes", list(arguments), obj=arguments) as context:

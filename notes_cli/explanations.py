@@ -11,6 +11,7 @@ from notes_cli.text.sizes import human_size
 
 if TYPE_CHECKING:
     from notes_cli.engine.pieces import Piece
+    from notes_cli.library.global_errata import GlobalErratum
     from notes_cli.library.info import SegmentInfo
     from notes_cli.library.store import SegmentFile
     from notes_cli.measure.examination import Cause
@@ -140,6 +141,10 @@ def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
         "source": info.source or None,
         "identity": info.identity.as_dict(),
     }
+
+
+def erratum_as_json(erratum: GlobalErratum) -> dict[str, str]:
+    return {key: getattr(erratum, key) for key in ("skill", "field", "was", "value")}
 
 
 class ContextSize(NamedTuple):

@@ -70,7 +70,6 @@ def begin(*, json: bool) -> None:
 
 
 def want_json() -> None:
-    """Print errors as JSON, too."""
     _run.json = True
 
 
@@ -156,7 +155,6 @@ def page(text: str) -> None:
 
 
 def log(text: str) -> None:
-    """Print a part of llama.cpp's log on stderr."""
     _print(clean(text))
 
 
@@ -200,12 +198,10 @@ def binary() -> BinaryIO:
 
 
 def terminal() -> bool:
-    """True if stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def watched() -> bool:
-    """True if stderr is a terminal, which shows progress."""
     return sys.stderr.isatty()
 
 
@@ -215,7 +211,6 @@ def as_json(value: Any) -> None:
 
 
 def json_line(value: Any) -> None:
-    """Print a JSON value on a line of stdout."""
     _json(value)
 
 

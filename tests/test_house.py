@@ -63,6 +63,7 @@ ONLY = {
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
+    "httpx": {"serve"},
 }
 
 # The command line, and files with flags of pip or sentences that an earlier version wrote into sessions.

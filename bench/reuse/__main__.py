@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import queue
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
@@ -33,7 +34,7 @@ from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.jobs import JobEvent, PrefillDone
 from notes_cli.serve.parsing import parse_chat
-from notes_cli.serve.scheduler import DecodeThread, run_scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.text.skill import Skill
 from notes_cli.text.tools import ToolSet, in_order
 
@@ -105,7 +106,8 @@ def counts(model: Path, agent: Agent, reuse: Reuse, *, compiled: bool, n_ctx: in
                 tools = ToolSet("tools", in_order(agent.tools), "-")
                 compile_to_library(workspace, skill_of(workspace, tools))
         scheduler = DecodeThread(opened)
-        with run_scheduler(scheduler):
+        with closing(scheduler):
+            scheduler.start()
             scheduler.ready.result()
             yield "first request", *decoded(scheduler, agent.request(reuse))
             for change, function in CHANGES.items():

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from notes_cli import config, output
-from notes_cli.commands.options import AUTO, ModelChoice, choose_model
+from notes_cli.commands.options import AUTO, ModelChoice, choose_model, own_sessions
 from notes_cli.commands.request import AnswerPrinter, AskCommand, Options
 from notes_cli.engine.header import parts, stamp
 from notes_cli.errors import NotesError, reason
@@ -45,7 +45,6 @@ def ask_server(ask: AskCommand, started: float, given: Mapping[str, Any]) -> Jso
 
 
 def refusal(server: str, why: str) -> NotesError:
-    """Return the error for a named server that cannot answer."""
     return NotesError(f"{server} cannot answer this: {why}", HERE)
 
 
@@ -88,12 +87,9 @@ def _has_url(server: Server, url: str) -> bool:
 
 
 def _goes_on(ask: AskCommand) -> bool:
-    """True for a later turn of a session."""
     if ask.session is None:
         return False
-    from notes_cli.sessions.folder import Sessions
-
-    sessions = Sessions(config.paths().sessions)
+    sessions = own_sessions()
     return ask.session in sessions.names() and bool(sessions.find(ask.session).state.live)
 
 
@@ -211,35 +207,25 @@ def _request_answer(server: Server, choice: ModelChoice, ask: AskCommand, starte
                         output.say(f"answered by the server on {server.url}")
                 if ask.explain:
                     summary = event
-                else:
-                    _print_chunk(event, printer, options)
-                    summary = event.get("notes", summary)
+                    continue
+                summary = event.get("notes", summary)
+                for delta in (choice["delta"] for choice in event.get("choices", ())):
+                    if text := delta.get("reasoning_content"):
+                        printer.reasoning(text)
+                    if (text := delta.get("content")) and options["choices"] is None:  # else it is printed at the end
+                        printer.answer(text)
             if not summary:
                 raise Lost("it does not answer as a server of notes does")
             if not ask.explain:
-                _end(summary, printer, options)
+                if summary["reasoning"] is not None:
+                    printer.end_reasoning(summary["reasoning"], summary["thought_stopped"], options["think"], None)
+                printer.end_answer(summary["answer"], summary["stopped"], None)
     except Lost as why:
         kept = f". See what was kept: notes session show {ask.session}" if ask.session else ""
         raise NotesError(f"the server on {server.url} did not complete the answer: {why}", f"Ask again{kept}") from why
     for notice in summary["notices"]:
         output.say(notice)
     return _document(summary, server, before, started)
-
-
-def _print_chunk(event: Json, printer: AnswerPrinter, options: Options) -> None:
-    """Print a chunk of reasoning or answer; a choice is printed at the end."""
-    for choice in event.get("choices", ()):
-        delta = choice["delta"]
-        if text := delta.get("reasoning_content"):
-            printer.reasoning(text)
-        if (text := delta.get("content")) and options["choices"] is None:
-            printer.answer(text)
-
-
-def _end(summary: Json, printer: AnswerPrinter, options: Options) -> None:
-    if summary["reasoning"] is not None:
-        printer.end_reasoning(summary["reasoning"], summary["thought_stopped"], options["think"], None)
-    printer.end_answer(summary["answer"], summary["stopped"], None)
 
 
 def _document(summary: Json, server: Server, before: float, started: float) -> Json:

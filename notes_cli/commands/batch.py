@@ -6,7 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,7 +22,7 @@ from notes_cli.errors import NotesError, reason
 from notes_cli.explanations import answer_as_json
 
 if TYPE_CHECKING:
-    from notes_cli.runtime.request import Answer, Request
+    from notes_cli.runtime.request import Request
 
 LONGEST = 16 << 20  # bytes of a line
 _CONSTRAINTS = ("choices", "json_schema", "grammar")
@@ -63,31 +63,23 @@ def answer_all(source: Path, parallel: int | None, given: Mapping[str, Any], nam
                 output.json_line({**head, "error": {"message": worded(outcome), "status": 1}})
             else:
                 assert request
-                output.json_line({**head, **_as_json(outcome, request, started)})
+                output.json_line({**head, **answer_as_json(outcome, started), "sampling": asdict(request.sampling)})
             done += 1
             update(done, done + len(lines.waiting) + (not lines.ended))
     if failed:
         raise NotesError(f"{failed:,} of {done:,} lines failed", "The output says why, line by line")
 
 
-def _as_json(answer: Answer, request: Request, started: float) -> dict[str, Any]:
-    return {**answer_as_json(answer, started), "sampling": asdict(request.sampling)}
-
-
-@contextmanager
-def _open(source: Path) -> Iterator[BinaryIO]:
+def _open(source: Path) -> AbstractContextManager[BinaryIO]:
     if str(source) != "-":
         try:
-            file = source.open("rb")
+            return source.open("rb")
         except OSError as error:
             raise click.UsageError(f"cannot read {source}: {reason(error)}") from error
-        with file:
-            yield file
-        return
     piped = standard_input()
     if piped.isatty():
         output.say("reading from the terminal; end it with Ctrl-D on a line of its own")
-    yield piped
+    return nullcontext(piped)
 
 
 class _Lines:

@@ -114,7 +114,6 @@ def check_report(path: Path) -> None:
 
 
 def write_report(path: Path, profile: Profile) -> None:
-    """Write the page of a profile."""
     from notes_cli.measure.note_taking import page
 
     day = profile.created[:10] or date.today().isoformat()
@@ -277,7 +276,6 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 @_JSON
 def show(name: str, report: Path | None, json_: bool) -> None:
     """Show the figures of a profile, and the settings chosen by them."""
-
     profiles = _profiles()
     path, profile = profiles.named(name), _read(profiles, name)
     if report:
@@ -301,6 +299,5 @@ def rm(names: tuple[str, ...], json_: bool) -> None:
     removed = [str(profiles.remove(name)) for name in dict.fromkeys(str(profiles.named(word).stem) for word in names)]
     if json_:
         output.as_json({"version": 1, "removed": removed})
-        return
-    for path in removed:
-        output.data(path)
+    else:
+        output.data("\n".join(removed))

@@ -11,11 +11,11 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import (
-    FieldValue,
     Number,
     SessionName,
     SkillName,
     errata_of_skills,
+    erratum_option,
     model_options,
     named,
     open_model,
@@ -47,15 +47,7 @@ A line that ends with \\ goes on in the next one."""
     metavar="NAME",
     help="A skill that is kept just before each question. The conversation remembers it.",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
-    callback=errata_of_skills,
-    metavar="FIELD=VALUE",
-    help="A correction, as in notes ask. Repeatable.",
-)
+@erratum_option(callback=errata_of_skills, help="A correction, as in notes ask. Repeatable.")
 @click.option("-s", "--system", cls=SingleOption, metavar="TEXT", help="System text before the skills.")
 @click.option("--think", is_flag=True, help="Let the model reason before it answers; its reasoning goes to stderr.")
 @click.option(
@@ -117,7 +109,6 @@ class Chat:
 
     @property
     def _used(self) -> set[str]:
-        """The skills that the conversation has."""
         return {entry.name for entry in self._session.entries if entry.kind == "splice"}
 
     def handle(self, line: str) -> bool:
@@ -151,9 +142,8 @@ class Chat:
 
     def _ask(self, question: str) -> None:
         first = {"system": self._system} if self._session.empty else {}
-        settings = AskCommand(
-            {**self._options, "max_think": 512}, (), (), False, self._session.name, False, False, True
-        )
+        options = {**self._options, "max_think": 512}
+        settings = AskCommand(options, (), (), False, self._session.name, explain=False, json=False, stream=True)
         with AnswerPrinter(settings) as printer:
             callbacks = printer.callbacks(self._model.workspace)
             errata, splice = self._errata, self._splice

@@ -20,13 +20,10 @@ from notes_cli.commands.terminal import GroupedCommand
 from notes_cli.errors import NotesError, SkillError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from notes_cli.api import Model
     from notes_cli.library.info import SegmentInfo
     from notes_cli.runtime.file_watch import FileStamp
     from notes_cli.runtime.recompile import Compiled
-    from notes_cli.runtime.request import Callbacks
     from notes_cli.runtime.sources import Shape, Source, Sources
     from notes_cli.text.skill import Skill
     from notes_cli.text.tools import ToolSet
@@ -174,7 +171,8 @@ def compile_command(
     words, joins = _expand_sources(sources, together, name, target)
     notify = (lambda text: None) if quiet or json_ or stale else output.say
     for source in sources:
-        _count_texts(source, words, notify)
+        if notice := _count_texts(source, words):
+            notify(notice)
     known = Sources(library(), notify)
     failures = _Failures(several=(len(words) > 1 and not joins) or bool(sweeps))
     skills: list[Source] = []
@@ -236,14 +234,13 @@ def _expand_sources(
     return words, joins
 
 
-def _count_texts(source: str, words: Sequence[str], notify: Callable[[str], object]) -> None:
-    """Print the number of texts in a folder without skills, which may surprise."""
+def _count_texts(source: str, words: Sequence[str]) -> str:
+    """Return a notice of the texts in a folder without skills, which may surprise; "" without any."""
     from notes_cli.text.skill import TEXTS
 
-    texts = [word for word in words if Path(word).parent == Path(source) and word.lower().endswith(TEXTS)]
-    if texts:
-        each = "a text, which becomes a skill" if len(texts) == 1 else f"{len(texts):,} texts, each of which is a skill"
-        notify(f"{source} has {each}. Folders below it are left out")
+    count = sum(Path(word).parent == Path(source) and word.lower().endswith(TEXTS) for word in words)
+    each = "a text, which becomes a skill" if count == 1 else f"{count:,} texts, each of which is a skill"
+    return f"{source} has {each}. Folders below it are left out" if count else ""
 
 
 class _Failures:
@@ -272,7 +269,6 @@ def _read(known: Sources, source: str, name: str | None) -> Source:
 
 
 def _join(known: Sources, words: list[str], name: str | None) -> Source:
-    """Join several texts into one skill; by default its name joins theirs."""
     from notes_cli.runtime.sources import Source
     from notes_cli.text.names import name_of
     from notes_cli.text.skill import Skill, joined
@@ -329,7 +325,19 @@ def _compile(
         carried = info.carried > 0
         limits = placement_limits(model.workspace, compiled.tokens, carried=carried) if compiled.reasons else None
         output.say(_line(skill, compiled, info, list(values)) + (f". {limits}" if limits else ""))
-    return _facts(skill, compiled, values, info.nbytes)
+    facts = {key: getattr(compiled, key) for key in ("kv", "blocks", "fresh", "decoded")}
+    return {
+        "name": skill.name,
+        "path": str(compiled.path),
+        "tokens": compiled.tokens,
+        "fields": values,
+        "up_to_date": not compiled.reasons,
+        "reasons": list(compiled.reasons),
+        **facts,
+        "bytes": info.nbytes,
+        "ms": {"prefill": None if compiled.seconds is None else round(1000 * compiled.seconds, 3)},
+        "warnings": [*skill.warnings, *compiled.warnings],
+    }
 
 
 def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]) -> str:
@@ -362,24 +370,6 @@ def _line(skill: Skill, compiled: Compiled, info: SegmentInfo, fields: list[str]
     if skill.picture:
         return line + end
     return output.fitting(f"{line}, {names}{end}", f"{line}, {count}{end}")
-
-
-def _facts(skill: Skill, compiled: Compiled, values: dict[str, str], nbytes: int) -> dict[str, Any]:
-    return {
-        "name": skill.name,
-        "path": str(compiled.path),
-        "tokens": compiled.tokens,
-        "fields": values,
-        "up_to_date": not compiled.reasons,
-        "reasons": list(compiled.reasons),
-        "kv": compiled.kv,
-        "blocks": compiled.blocks,
-        "fresh": compiled.fresh,
-        "decoded": compiled.decoded,
-        "bytes": nbytes,
-        "ms": {"prefill": None if compiled.seconds is None else round(1000 * compiled.seconds, 3)},
-        "warnings": [*skill.warnings, *compiled.warnings],
-    }
 
 
 @click.command(cls=GroupedCommand)
@@ -498,6 +488,9 @@ def _compile_all(
 ) -> None:
     """Compile the skills that depend on a file, and print events. `named`: the words are names in the library, not
     files. `first`: print nothing for skills that are up to date."""
+    from notes_cli.runtime.compile import skill_of
+    from notes_cli.runtime.sources import Shape
+
     done = set[str]()
     for word in skills:
         try:
@@ -506,7 +499,14 @@ def _compile_all(
             if name in done:  # two words for one skill
                 continue
             done.add(name)
-            compiled = _compile_as_before(model, words, source, print_callbacks(json_))
+            shape = shape_of(model, words, words.readable_skill(name) or source, Shape(None, kv=None))
+            compiled = model.bring_up_to_date(
+                skill_of(model.workspace, source.skill),
+                influence=shape.influence,
+                blocks=shape.blocks,
+                kv=shape.kv,
+                callbacks=print_callbacks(json_),
+            )
         except NotesError as error:
             _print_event(json_, event="failed", source=str(path), error=worded(error))
             continue
@@ -514,21 +514,6 @@ def _compile_all(
             event = "compiled" if compiled.reasons else "up_to_date"
             facts = {"name": name, "path": str(compiled.path), "reasons": list(compiled.reasons)}
             _print_event(json_, event=event, source=str(path), **facts)
-
-
-def _compile_as_before(model: Model, words: Sources, source: Source, callbacks: Callbacks) -> Compiled:
-    from notes_cli.runtime.compile import skill_of
-    from notes_cli.runtime.sources import Shape
-
-    previous = words.readable_skill(source.skill.name)
-    shape = shape_of(model, words, previous or source, Shape(None, kv=None))
-    return model.bring_up_to_date(
-        skill_of(model.workspace, source.skill),
-        influence=shape.influence,
-        blocks=shape.blocks,
-        kv=shape.kv,
-        callbacks=callbacks,
-    )
 
 
 def _print_event(json_: bool, *, event: str, source: str, **facts: Any) -> None:

@@ -48,7 +48,6 @@ class Project:
 
     @property
     def folder(self) -> Path:
-        """The project's folder."""
         return self.path.parent.parent
 
     @property
@@ -62,7 +61,6 @@ class Project:
 
     @property
     def refusal(self) -> str:
-        """The line about a file that is not allowed."""
         why = "has changed since you allowed it" if _record(self.path).exists() else "is not allowed"
         return f"{self.path} {why}, so it is ignored. Read it, then: notes config allow"
 
@@ -221,13 +219,7 @@ def _settings(name: str, found: Project | None) -> list[tuple[str, Any, str]]:
     """Return name, value and source of a command's settings. Values are texts, or lists of texts."""
     from notes_cli.runtime.naming import default_model, model_argument
 
-    context = click.get_current_context().find_root()
-    group = context.command
-    assert isinstance(group, click.Group)
-    names = group.list_commands(context)
-    command = group.get_command(context, name)
-    if command is None or isinstance(command, click.Group):
-        raise click.UsageError(f"{name!r} is no command with settings. There are {', '.join(names)}")
+    command, names = _command(name)
     settings, paths = config.load_config(), config.paths()
     ours = defaults_of(command, settings_for(name, settings, names), "config.yaml")
     theirs = defaults_of(command, found.flags(name), str(found.path)) if found and found.allowed else {}
@@ -244,6 +236,16 @@ def _settings(name: str, found: Project | None) -> list[tuple[str, Any, str]]:
             flag = next((flag for flag in option.opts if flag.startswith("--")), option.opts[0])
             rows.append((flag.lstrip("-"), _as_text(value), where))
     return rows
+
+
+def _command(name: str) -> tuple[click.Command, list[str]]:
+    """Return a command of `notes` with settings, and the names of all commands. Raises UsageError."""
+    context = click.get_current_context().find_root()
+    assert isinstance(context.command, click.Group)
+    names, command = context.command.list_commands(context), context.command.get_command(context, name)
+    if command is None or isinstance(command, click.Group):
+        raise click.UsageError(f"{name!r} is no command with settings. There are {', '.join(names)}")
+    return command, names
 
 
 def _as_text(value: Any) -> str | list[str]:
@@ -266,10 +268,7 @@ def allow_command(folder: Path) -> None:
     found = find_project(folder)
     if found is None:
         raise NotesError(f"there is no {FILE} in {folder.resolve()}, nor above it", "Write one")
-    context = click.get_current_context().find_root()
-    assert isinstance(context.command, click.Group)
-    ask = context.command.get_command(context, "ask")  # has all settings
-    assert ask is not None
+    ask, _ = _command("ask")  # has all settings
     defaults_of(ask, found.flags("ask"), str(found.path))  # raises for an invalid value
     found.allow()
     output.data(str(found.path))

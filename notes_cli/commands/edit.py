@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FieldValue, SessionName, library, model_options, named, open_model
+from notes_cli.commands.options import SessionName, field_option, library, model_options, named, open_model
 from notes_cli.commands.remedies import print_callbacks
 from notes_cli.commands.terminal import GroupedCommand
-from notes_cli.explanations import edit_why
+from notes_cli.explanations import edit_why, erratum_as_json
 
 if TYPE_CHECKING:
     from notes_cli.library.global_errata import GlobalErratum
@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 @click.command(cls=GroupedCommand)
 @click.argument("name", type=SessionName(), required=False)
 @click.option("--all", "everybody", is_flag=True, help="Correct all sessions that have the field, and later ones.")
-@click.option(
-    "--field",
-    "fields",
-    type=FieldValue(),
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="The new value. Repeatable.",
-)
+@field_option(help="The new value. Repeatable.")
 @click.option(
     "--method",
     default="auto",
@@ -126,8 +119,7 @@ def _list(json_: bool) -> int:
 
 
 def _errata_as_json(errata: Sequence[GlobalErratum]) -> dict[str, Any]:
-    keys = ("skill", "field", "was", "value")
-    return {"version": 1, "errata": [{key: getattr(erratum, key) for key in keys} for erratum in errata]}
+    return {"version": 1, "errata": list(map(erratum_as_json, errata))}
 
 
 def _as_json(edit: Edited) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from shlex import quote
@@ -24,19 +25,24 @@ if TYPE_CHECKING:
     from notes_cli.runtime.freshness import Reason
 
 
+@dataclass(slots=True)
 class _Row:
     """A file of the library and the facts for the table."""
 
-    def __init__(self, entry: SegmentFile, kept: LibraryFile | None, stale: Sequence[Reason]) -> None:
-        self.entry, self.kept, self.stale = entry, kept, stale
+    entry: SegmentFile
+    kept: LibraryFile | None
+    stale: Sequence[Reason]
 
     @property
     def nbytes(self) -> int:
         return self.kept.nbytes if self.kept else 0
 
     @property
+    def uses(self) -> int:
+        return self.kept.uses if self.kept else 0
+
+    @property
     def model(self) -> str:
-        """Name and quantization of its model."""
         info = self.entry.info
         return f"{info.identity.model} {info.identity.quantization}" if info else ""
 
@@ -63,10 +69,9 @@ class _Row:
 
     @property
     def used(self) -> str | None:
-        """Time of its last use, as in JSON documents."""
-        if not (self.kept and self.kept.uses):
-            return None
-        return datetime.fromtimestamp(self.kept.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if self.kept and self.kept.uses:
+            return datetime.fromtimestamp(self.kept.last, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return None
 
 
 # Sort keys: name and model, or largest, newest, last used or most used first.
@@ -75,7 +80,7 @@ SORTS: Mapping[str, Callable[[_Row], Any]] = {
     "size": lambda row: -row.nbytes,
     "age": lambda row: -(row.written or 0.0),
     "used": lambda row: -(row.kept.last if row.kept else 0.0),
-    "uses": lambda row: -(row.kept.uses if row.kept else 0),
+    "uses": lambda row: -row.uses,
 }
 
 _SOURCES = {"": "not known", "-": "standard input"}
@@ -191,7 +196,7 @@ def _facts(row: _Row) -> dict[str, Any]:
         return facts
     return {
         **facts,
-        "uses": row.kept.uses if row.kept else 0,
+        "uses": row.uses,
         "used": row.used,
         "spliced": {
             "times": row.spliced.times,
@@ -258,7 +263,7 @@ def _cell(row: _Row, name: str) -> str:
     from notes_cli.commands.remedies import worded
     from notes_cli.library.store import source_text
 
-    info, uses = row.entry.info, row.kept.uses if row.kept else 0
+    info = row.entry.info
     if name == "name":
         return row.entry.name
     if name == "state":
@@ -269,12 +274,12 @@ def _cell(row: _Row, name: str) -> str:
     if name == "tokens":
         return f"{len(info.tokens):,}" if output.terminal() else str(len(info.tokens))
     if name == "used":
-        return f"{human_age(row.kept.idle)} ago" if row.kept and uses else "never"
+        return f"{human_age(row.kept.idle)} ago" if row.kept and row.uses else "never"
     return {
         "size": output.human_size(info.nbytes),
         "model": row.model,
         "compiled": info.created[:10],
-        "uses": str(uses),
+        "uses": str(row.uses),
         "fields": ", ".join(dict.fromkeys(f"{span.name}={span.value}" for span in info.fields)),
         "text": _SOURCES.get(info.source, source_text(info.source)),
     }[name]

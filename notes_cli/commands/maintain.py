@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,7 +44,6 @@ def rm_command(names: tuple[str, ...], dry_run: bool, json_: bool) -> None:
       notes rm returns
       notes ls -q | xargs notes rm
     """
-    from notes_cli.errors import SegmentError
     from notes_cli.text.names import typed
 
     store = library()
@@ -174,13 +174,8 @@ def _count_files(files: Sequence[LibraryFile]) -> str:
     return f"{counted(len(files), 'file')}, {size}"
 
 
-_Listed = TypeVar("_Listed")
-
-
 @dataclass(slots=True)
 class _Outcome:
-    """A finding of fsck and the outcome of its repair."""
-
     finding: Finding
     mended: str | None = None
     failed: str | None = None
@@ -208,7 +203,12 @@ def fsck_command(repair: bool, json_: bool) -> int:
 
     paths = config.paths()
     sessions = Sessions(paths.sessions)
-    segments, names = _if_readable(lambda: library_files(paths.library)), _if_readable(sessions.names)
+    segments: list[LibraryFile] = []
+    names: list[str] = []
+    with suppress(NotesError):  # a folder that cannot be read is a finding
+        segments = library_files(paths.library)
+    with suppress(NotesError):
+        names = sessions.names()
     size = sum(segment.nbytes for segment in segments)
     with output.progress("checking", "MB", hidden=json_) as update:
         read = 0
@@ -235,14 +235,6 @@ def fsck_command(repair: bool, json_: bool) -> int:
     more = ". Mend what can be: notes fsck --repair" if mendable else ""
     output.say(f"checked {count}: {problems}{' left' if repair and left else ''}{more}")
     return 1 if left else 0
-
-
-def _if_readable(list_items: Callable[[], list[_Listed]]) -> list[_Listed]:
-    """Return the items of a folder; none if it cannot be read, which is a finding."""
-    try:
-        return list_items()
-    except NotesError:
-        return []
 
 
 def _findings(sessions: Sessions, on_read: OnChecked) -> Iterator[Finding]:
@@ -343,7 +335,6 @@ def export_command(names: tuple[str, ...], target: str, force: bool, json_: bool
 
 
 def _files(store: Library, name: str) -> list[Path]:
-    """Return the segments of a skill, or the file that `name` is."""
     target = store.resolve(name)
     if target.kind == "text":
         raise SegmentError(f"{name} is a text, not a compiled skill", Help.LIST_SKILLS())
@@ -391,7 +382,9 @@ def import_command(
                 failed[str(source)] = worded(error)
                 output.say(f"notes: {failed[str(source)]}")
                 continue
-            done.append(_import_facts(source, imported))
+            facts = {key: getattr(imported, key) for key in ("tokens", "how", "reasons", "checked", "farthest")}
+            named = {"source": str(source), "name": imported.name, "path": str(imported.path)}
+            done.append({**named, **facts, "influence_dropped": imported.dropped})
             if not json_:
                 output.data(str(imported.path))
             if not (quiet or json_):
@@ -423,20 +416,6 @@ def _best_match(group: list[Path], identity: Identity) -> Path:
         return group[0]
     matching = [path for path in group if path.name.endswith(f".{identity.key}.gguf")]
     return matching[0] if matching else max(group, key=lambda path: peek(path).created)
-
-
-def _import_facts(source: Path, imported: Imported) -> dict[str, Any]:
-    return {
-        "source": str(source),
-        "name": imported.name,
-        "path": str(imported.path),
-        "tokens": imported.tokens,
-        "how": imported.how,
-        "reasons": list(imported.reasons),
-        "checked": imported.checked,
-        "farthest": imported.farthest,
-        "influence_dropped": imported.dropped,
-    }
 
 
 def _summary(imported: Imported, trust: bool) -> str:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A model with its GGUF header, or its problem."""
-
     model: NamedModel
     header: Header | None
     skills: Skills | None

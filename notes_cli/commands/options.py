@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from notes_cli.api import Model
     from notes_cli.library.store import Library
     from notes_cli.runtime.workspace import Workspace
+    from notes_cli.sessions.folder import Sessions
     from notes_cli.sessions.ledger import Header
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -220,97 +221,78 @@ class Servers(click.ParamType):  # type: ignore[type-arg]  # generic in newer cl
         return servers
 
 
-rpc_option = click.option(
+def _shared(*flags: str, **how: Any) -> Callable[[Command], Command]:
+    """Return an option whose variable is NOTES_FLAG for all commands, and whose default is shown."""
+    flag = max(flags, key=len)
+    how.setdefault("show_default", how.get("default") is not None)
+    return click.option(*flags, envvar=f"NOTES_{flag[2:].replace('-', '_').upper()}", **how)
+
+
+def _values_option(flag: str, name: str, metavar: str = "FIELD=VALUE", **how: Any) -> Callable[[Command], Command]:
+    return click.option(flag, name, type=FieldValue(), multiple=True, metavar=metavar, **how)
+
+
+erratum_option = partial(_values_option, "--erratum", "errata")
+field_option = partial(_values_option, "--field", "fields")
+FILE_PATH = click.Path(path_type=Path)
+rpc_option = _shared(
     "--rpc",
-    envvar="NOTES_RPC",
     type=Servers(),
     default=(),
+    show_default=False,
     metavar="HOST:PORT,...",
     help="RPC servers of llama.cpp whose devices take layers first (docs/devices.md).",
 )
-model_option = click.option(
+model_option = _shared(
     *("-m", "--model"),
-    envvar="NOTES_MODEL",
     type=ModelName(),
     help="GGUF file, or the name of a model (notes models).  [default: smollm2, else the tiny one that ships]",
 )
 _MODEL_OPTIONS = [
     model_option,
-    click.option(
+    _shared(
         *("-c", "--ctx-size"),
-        envvar="NOTES_CTX_SIZE",
         type=Number(16, special=0),
         help="Context in tokens, 0: as the model was trained for.  [default: 4096, or what is needed]",
     ),
-    click.option(
+    _shared(
         *("-t", "--threads"),
-        envvar="NOTES_THREADS",
         type=Number(1, 512),
         help="Threads.  [default: physical cores, fewer for a tiny model]",
     ),
-    click.option(
-        *("-b", "--batch-size"),
-        envvar="NOTES_BATCH_SIZE",
-        type=Number(1),
-        default=2048,
-        show_default=True,
-        help="Logical batch.",
-    ),
-    click.option(
-        *("-ub", "--ubatch-size"),
-        envvar="NOTES_UBATCH_SIZE",
-        type=Number(1),
-        default=512,
-        show_default=True,
-        help="Physical batch.",
-    ),
-    click.option(
-        *("-ngl", "--gpu-layers"),
-        envvar="NOTES_GPU_LAYERS",
-        type=Number(-1),
-        default=-1,
-        show_default=True,
-        help="Layers on the GPU, -1: all.",
-    ),
+    _shared("-b", "--batch-size", type=Number(1), default=2048, help="Logical batch."),
+    _shared("-ub", "--ubatch-size", type=Number(1), default=512, help="Physical batch."),
+    _shared("-ngl", "--gpu-layers", type=Number(-1), default=-1, help="Layers on the GPU, -1: all."),
     rpc_option,
-    click.option(
+    _shared(
         "--mmproj",
-        envvar="NOTES_MMPROJ",
-        type=click.Path(path_type=Path),
+        type=FILE_PATH,
         metavar="FILE",
         help="The model's projector, which makes rows of images: a GGUF file.",
     ),
     click.option(
-        "--image-min-tokens",
-        type=Number(1),
-        help="Fewest tokens of an image, where its projector lets you choose.",
+        "--image-min-tokens", type=Number(1), help="Fewest tokens of an image, where its projector lets you choose."
     ),
     click.option("--image-max-tokens", type=Number(1), help="Most tokens of an image.  [default: the projector's]"),
-    click.option(
+    _shared(
         *("-fa", "--flash-attn"),
-        envvar="NOTES_FLASH_ATTN",
         type=click.Choice(["auto", "on", "off"]),
         default="auto",
         metavar="WHEN",
-        show_default=True,
         help="Flash attention: auto, on, off.",
     ),
-    click.option(
+    _shared(
         *("-ctk", "--cache-type-k"),
-        envvar="NOTES_CACHE_TYPE_K",
         type=click.Choice(KV_TYPES),
         default="f16",
         metavar="TYPE",
-        show_default=True,
         help="K in the cache: f32, f16, bf16, q8_0, q5_1, ...",
     ),
-    click.option(
+    _shared(
         *("-ctv", "--cache-type-v"),
-        envvar="NOTES_CACHE_TYPE_V",
         type=click.Choice(KV_TYPES),
         default="f16",
         metavar="TYPE",
-        show_default=True,
         help="V likewise. A quantized V needs flash attention.",
     ),
     click.option(
@@ -331,10 +313,9 @@ _MODEL_OPTIONS = [
         is_flag=True,
         help="Allow more tokens than the model was trained for, RoPE scaling included.",
     ),
-    click.option(
+    _shared(
         "--chat-template-file",
-        envvar="NOTES_CHAT_TEMPLATE_FILE",
-        type=click.Path(path_type=Path),
+        type=FILE_PATH,
         metavar="FILE",
         help="A chat template in Jinja.  [default: the model's]",
     ),
@@ -375,25 +356,17 @@ class ModelChoice:
 
     path: Path
     context: dict[str, Any]  # fields of ContextOptions
-    fixed_size: bool
-    beyond_trained: bool
-    gpu_layers: int
-    rpc: tuple[str, ...]
-    projector: Path | None
-    image_tokens: tuple[int | None, int | None]
-    carry: bool | None
-    chat_template: str | None
+    options: dict[str, Any]  # of Workspace
     notices: list[str]  # messages about the choice
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings that answers depend on, as JSON values; the number of threads is left out."""
-        sizes = {"fixed_size": self.fixed_size, "beyond_trained": self.beyond_trained, "gpu_layers": self.gpu_layers}
-        vision = {"projector": self.projector and str(self.projector), "image_tokens": list(self.image_tokens)}
-        chosen = {"carry": self.carry, "chat_template": self.chat_template}
-        more = {name: value for name, value in chosen.items() if value is not None}
-        settings = {**self.context, **sizes, "rpc": list(self.rpc), **more, **(vision if self.projector else {})}
-        return {name: value for name, value in settings.items() if name != "n_threads"}
+        settings = {**self.context, **self.options, "rpc": list(self.options["rpc"])}
+        settings["projector"] = self.options["projector"] and str(self.options["projector"])
+        settings["image_tokens"] = list(self.options["image_tokens"])
+        del settings["n_threads"]
+        return settings
 
 
 def choose_model(*, quiet: bool = False, session: str | None = None, begins: bool = False, **given: Any) -> ModelChoice:
@@ -423,12 +396,17 @@ def choose_model(*, quiet: bool = False, session: str | None = None, begins: boo
         context["n_ctx"] = given["ctx_size"]
     notices: list[str] = []
     path = _model_path(header, session, given, quiet, notices.append)
-    fixed, beyond = given["ctx_size"] is not None, given["beyond_trained"]
-    limits = given["image_min_tokens"], given["image_max_tokens"]
-    projector = given["mmproj"] or projector_of(path)
-    template = given["chat_template_file"] and read_text(given["chat_template_file"])
-    rest = given["gpu_layers"], given["rpc"], projector, limits, given["carry"], template
-    return ModelChoice(path, context, fixed, beyond, *rest, notices)
+    options = {
+        "fixed_size": given["ctx_size"] is not None,
+        "beyond_trained": given["beyond_trained"],
+        "gpu_layers": given["gpu_layers"],
+        "rpc": given["rpc"],
+        "projector": given["mmproj"] or projector_of(path),
+        "image_tokens": (given["image_min_tokens"], given["image_max_tokens"]),
+        "carry": given["carry"],
+        "chat_template": given["chat_template_file"] and read_text(given["chat_template_file"]),
+    }
+    return ModelChoice(path, context, options, notices)
 
 
 @contextmanager
@@ -463,7 +441,7 @@ def open_workspace(
     with bar as hashing, ExitStack() as stack:
         with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
             update(0, 100)
-            loading = partial(Model, path, gpu_layers=choice.gpu_layers, rpc=choice.rpc)
+            loading = partial(Model, path, gpu_layers=choice.options["gpu_layers"], rpc=choice.options["rpc"])
             loaded = in_background(partial(loading, loading=lambda part: update(int(100 * part), 100)))
             if path == Path(os.path.expanduser(given["model"] or "")):  # names of such files are refused
                 _warn_if_misread(path)
@@ -475,12 +453,7 @@ def open_workspace(
             workspace = Workspace(
                 stack.enter_context(loaded()),
                 ContextOptions(**{"n_ctx": DEFAULT_CONTEXT, **choice.context}),
-                fixed_size=choice.fixed_size,
-                beyond_trained=choice.beyond_trained,
-                projector=choice.projector,
-                image_tokens=choice.image_tokens,
-                carry=choice.carry,
-                chat_template=choice.chat_template,
+                **choice.options,
                 hashing=hashing,
                 log=output.say if given["verbose"] else None,
             )
@@ -511,10 +484,16 @@ def in_background(compute: Callable[[], Result]) -> Callable[[], Result]:
 
 
 def library() -> Library:
-    """Return the library of compiled skills."""
     from notes_cli.runtime import naming
 
     return naming.library()
+
+
+def own_sessions() -> Sessions:
+    from notes_cli.config import paths
+    from notes_cli.sessions.folder import Sessions
+
+    return Sessions(paths().sessions)
 
 
 @contextmanager
@@ -549,10 +528,7 @@ def _session_header(session: str | None, begins: bool) -> Header | None:
     session."""
     if session is None:
         return None
-    from notes_cli import config
-    from notes_cli.sessions.folder import Sessions
-
-    sessions = Sessions(config.paths().sessions)
+    sessions = own_sessions()
     return None if begins and session not in sessions.names() else sessions.find(session).header
 
 

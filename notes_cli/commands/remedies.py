@@ -146,7 +146,6 @@ def is_usage(error: NotesError) -> bool:
 
 
 def print_notice(notice: Notice) -> None:
-    """Print a notice on stderr."""
     output.say(worded(notice))
 
 

@@ -268,7 +268,6 @@ class AnswerPrinter:
         self._warn_cut("reasoning", stopped, "--max-think", self._command.options["max_think"], context)
 
     def answer(self, text: str) -> None:
-        """Print a part of the answer."""
         self._reasoning.end()
         if self._streams:
             self._answer.write(text)

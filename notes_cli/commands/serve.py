@@ -12,11 +12,11 @@ import click
 
 from notes_cli import output
 from notes_cli.commands.options import (
-    FieldValue,
     Number,
     SkillName,
     choose_model,
     errata_of_skills,
+    erratum_option,
     model_options,
     named,
     open_workspace,
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 # Options that need no model of this server.
 WITH_UPSTREAM = ("host", "port", "max_body", "keys", "origins", "drain", "verbose", "upstream", "upstream_key", "texts")
-NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client"
+NEEDS = ("starlette", "uvicorn", "anyio", "prometheus_client", "httpx")
+NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client httpx"
 
 
 @click.command(cls=GroupedCommand)
@@ -89,13 +90,8 @@ NEEDED = "Install what it needs: pip install starlette uvicorn prometheus-client
     metavar="NAME",
     help="A skill for each request that names none and no session: a compiled one, or a text. Repeatable.",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
+@erratum_option(
     callback=errata_of_skills,
-    metavar="FIELD=VALUE",
     help="A correction for these requests, as in notes ask, where they have none. Repeatable.",
 )
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="What clients may call the model. Repeatable.")
@@ -168,9 +164,11 @@ def command(
         from notes_cli.serve.jobs import Limits
         from notes_cli.serve.scheduler import DecodeThread
         from notes_cli.serve.server import listen, serve
-        from notes_cli.serve.upstream import Target
+
+        if upstream is not None:
+            from notes_cli.serve.upstream import Target
     except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] in ("starlette", "uvicorn", "anyio", "prometheus_client"):
+        if error.name and error.name.partition(".")[0] in NEEDS:
             raise NotesError(f"notes serve: {error.name} is not installed", NEEDED) from error
         raise
     if not all(key.strip() for key in keys):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import SessionName, model_options, open_model
+from notes_cli.commands.options import SessionName, model_options, open_model, own_sessions
 from notes_cli.commands.terminal import standard_input
 from notes_cli.engine.pieces import Reason
 from notes_cli.explanations import entry_why
@@ -22,7 +22,7 @@ from notes_cli.output import counted
 from notes_cli.text.sizes import human_age
 
 if TYPE_CHECKING:
-    from notes_cli.sessions.folder import SessionFolder, Sessions
+    from notes_cli.sessions.folder import SessionFolder
     from notes_cli.sessions.forget import Forgotten
     from notes_cli.sessions.lines import Line
     from notes_cli.sessions.state import Entry, State
@@ -46,13 +46,6 @@ def command() -> None:
     """
 
 
-def _sessions() -> Sessions:
-    from notes_cli.config import paths
-    from notes_cli.sessions.folder import Sessions
-
-    return Sessions(paths().sessions)
-
-
 @command.command("ls")
 @click.option("-q", "--quiet", is_flag=True, help="Names only, one a line.")
 @click.option("--json", "json_", is_flag=True, help="A JSON array (docs/json.md).")
@@ -61,7 +54,7 @@ def ls(quiet: bool, json_: bool) -> None:
     from notes_cli.commands.remedies import worded
     from notes_cli.errors import NotesError
 
-    sessions = _sessions()
+    sessions = own_sessions()
     names = sessions.names()
     if quiet:
         for name in names:
@@ -100,7 +93,7 @@ def ls(quiet: bool, json_: bool) -> None:
 @_JSON
 def show(name: str, pieces: bool, json_: bool) -> None:
     """Show a session turn by turn: questions, answers, what tools returned, corrections and edits."""
-    stored = _sessions().find(name)
+    stored = own_sessions().find(name)
     state = stored.state
     facts = {"name": stored.name, "path": str(stored.folder), **_facts(stored)}
     if json_:
@@ -155,7 +148,7 @@ def rm(names: tuple[str, ...], yes: bool, json_: bool) -> int:
     """
     from notes_cli.library.safe_files import raise_file_limit
 
-    sessions = _sessions()
+    sessions = own_sessions()
     names = tuple(sessions.known(*names))
     question = f"Remove {counted(len(names), 'session')}: {', '.join(names)}?"
     if not yes and not output.confirmed(question, ". Repeat with -y to remove without asking", "nothing was removed"):
@@ -175,7 +168,7 @@ def fork(name: str, new: str, json_: bool) -> None:
     from notes_cli.text.names import typed
 
     name, new = typed(name), typed(new)
-    folder = str(_sessions().fork(name, new))
+    folder = str(own_sessions().fork(name, new))
     _print({"name": new, "path": folder, "forked": name}, folder, json_)
 
 
@@ -184,7 +177,7 @@ def fork(name: str, new: str, json_: bool) -> None:
 @_JSON
 def undo(name: str, json_: bool) -> None:
     """Take back the last turn, edit, compaction or cut of a session."""
-    with _sessions().locked(name) as stored:
+    with own_sessions().locked(name) as stored:
         undone = stored.undo()
     facts = {"name": name, "op": undone["op"], "what": _subject(undone)}
     _print(facts, f"undid the {_OPS[undone['op']]}: {output.line(facts['what'], SHORT)}", json_)
@@ -303,7 +296,7 @@ def export(name: str, file: Path | None, force: bool, json_: bool) -> None:
     path = file or Path(name + SUFFIX)
     if piped and (json_ or output.terminal()):
         raise click.UsageError("a session is not text: name a file, or pipe it on, without --json")
-    with _sessions().locked(name, reading=True) as stored:
+    with own_sessions().locked(name, reading=True) as stored:
         if piped:
             save(stored, output.binary())
             return
@@ -339,7 +332,7 @@ def import_(file: Path, name: str | None, json_: bool) -> None:
         raise click.UsageError("a session is not text: name a file, or pipe it in")
     name = name or name_of(file)
     with nullcontext(standard_input()) if piped else file.open("rb") as source:
-        stored = load(_sessions(), source, "standard input" if piped else str(file), name)
+        stored = load(own_sessions(), source, "standard input" if piped else str(file), name)
     _print({"name": name, "path": str(stored.folder), **_facts(stored)}, str(stored.folder), json_)
 
 
@@ -357,7 +350,6 @@ def _as_json(entry: Entry) -> dict[str, Any]:
 
 
 def _subject(line: Line) -> str:
-    """Return the new value, question, fields or parts of a line of the ledger."""
     if line["op"] == "edit":
         return f"{line['field']}={line['value']}"
     if line["op"] == "turn":

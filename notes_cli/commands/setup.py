@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import BashComplete, add_completion_class, split_arg_string
+from click.shell_completion import BashComplete, split_arg_string
 
 from notes_cli import __version__, output
 from notes_cli.commands.options import DEMONSTRATION, model_option, rpc_option
@@ -93,21 +95,28 @@ def init_command(folder: Path, quiet: bool, json_: bool) -> None:
     output.say(f'next: notes compile {skill}, then: notes ask "{QUESTION}" --splice store-handbook')
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Convert errors of writing a file to NotesError."""
+    try:
+        yield
+    except OSError as error:
+        raise NotesError(f"cannot write {path}: {reason(error)}") from error
+
+
 def _write(path: Path, text: str) -> bool:
     """Write a text to a new file; return False if the file exists. Raises NotesError."""
     from notes_cli import config
     from notes_cli.library.safe_files import make_private
 
-    try:
+    with _writing(path):
+        if path.exists():
+            return False
         if path == config.paths().config:
             make_private(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
-        if isinstance(error, FileExistsError) and path.exists():  # not a broken link, or a file in place of a folder
-            return False
-        raise NotesError(f"cannot write {path}: {reason(error)}") from error
     return True
 
 
@@ -139,7 +148,11 @@ def paths_command(place: str | None, json_: bool) -> None:
       "$EDITOR" "$(notes paths config)"
       du -sh "$(notes paths library)"
     """
-    places = _places()
+    from notes_cli import config
+
+    paths = config.paths()
+    resources = {name: config.resource(name) for name in ("skills", "prompts")}
+    places = {name: resources.get(name) or getattr(paths, name) for name in PATHS}
     if json_:
         output.as_json({"version": 1, **{name: str(path) for name, path in places.items()}})
     elif place:
@@ -148,15 +161,6 @@ def paths_command(place: str | None, json_: bool) -> None:
         missing = {} if places["config"].exists() else {"config": "settings; not there until you write it: notes init"}
         rows = [(name, str(path), {**PATHS, **missing}[name]) for name, path in places.items()]
         output.table(("place", "path", "what is there"), rows)
-
-
-def _places() -> dict[str, Path]:
-    from notes_cli import config
-
-    paths = config.paths()
-    names = ("config", "library", "sessions", "profiles", "models", "servers", "allowed")
-    places = {name: getattr(paths, name) for name in names}
-    return {**places, **{name: config.resource(name) for name in ("skills", "prompts")}}
 
 
 @click.command()
@@ -233,7 +237,6 @@ def _model(given: str | None, rpc: tuple[str, ...]) -> dict[str, str]:
 
 
 def _context(model: Model) -> dict[str, str]:
-    """Return context lengths and the memory that they take."""
     from notes_cli.engine import limits
     from notes_cli.engine.options import ContextOptions
     from notes_cli.runtime.contexts import DEFAULT_CONTEXT
@@ -327,7 +330,9 @@ def completion_command(shell: str | None, install: bool, quiet: bool) -> None:
         output.data(source(shell), end="")
         return
     path, startup = places(shell)
-    _write_script(path, source(shell))
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source(shell), encoding="utf-8")
     output.data(str(path))
     message = f"shells that you start from now on complete notes; this one after: source {path}"
     if startup is not None:
@@ -345,7 +350,6 @@ def _current_shell() -> str:
 
 
 def source(shell: str) -> str:
-    """Return the completion script of a shell."""
     from click.shell_completion import get_completion_class
 
     if shell == "bash":
@@ -376,39 +380,20 @@ def line(path: Path) -> str:
     return f"[ ! -r {quote(str(path))} ] || {{ {begin}source {quote(str(path))}; }} {MARK}\n"
 
 
-def _write_script(path: Path, text: str) -> None:
-    from notes_cli.errors import NotesError, reason
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise NotesError(f"cannot write {path}: {reason(error)}") from error
-
-
 def _append(path: Path, text: str) -> None:
     """Append a line to a user's file, once."""
-    from notes_cli.errors import NotesError, reason
-
-    try:
+    with _writing(path):
         content = path.read_bytes() if path.exists() else b""
         if MARK.encode() not in content:
             with path.open("ab") as file:
                 file.write((b"\n" if content and not content.endswith(b"\n") else b"") + text.encode())
-    except OSError as error:
-        raise NotesError(f"cannot write {path}: {reason(error)}") from error
 
 
 class BashLine(BashComplete):
-    """Splits the line up to the cursor into words itself, not as bash does."""
+    """Splits the line up to the cursor into words itself, not as bash does. Replaces click's class (cli.py)."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         line = os.environ["COMP_WORDS"]
         words = split_arg_string(line)[1:]
         open_ = bool(words) and not line[-1:].isspace()
         return (words[:-1], words[-1]) if open_ else (words, "")
-
-
-def register() -> None:
-    """Use BashLine in place of click's class."""
-    add_completion_class(BashLine, "bash")

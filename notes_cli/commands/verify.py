@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from notes_cli import output
-from notes_cli.commands.options import FieldValue, Number, SessionName, SkillName, answers_of, model_options, open_model
+from notes_cli.commands.options import (
+    Number,
+    SessionName,
+    SkillName,
+    answers_of,
+    erratum_option,
+    field_option,
+    model_options,
+    open_model,
+)
 from notes_cli.commands.remedies import advice, print_callbacks, worded
 from notes_cli.commands.terminal import GroupedCommand, piped_text, read_text
 from notes_cli.explanations import difference_why, entry_why
@@ -19,7 +28,6 @@ if TYPE_CHECKING:
     from notes_cli.errors import Notice
     from notes_cli.measure.examination import SessionReport
     from notes_cli.measure.verify import Case, Composed, Edits, Parting, Report
-    from notes_cli.runtime.check_rows import RowCheck
     from notes_cli.sessions.state import Entry
 
 _WIDE = 100  # columns of a terminal from which on the table has figures
@@ -44,22 +52,8 @@ _WIDE = 100  # columns of a terminal from which on the table has figures
     metavar="FILE",
     help="Questions, one a line (-: standard input).",
 )
-@click.option(
-    "--erratum",
-    "errata",
-    type=FieldValue(),
-    multiple=True,
-    metavar="FIELD=VALUE",
-    help="Ask each question with this correction, too. Repeatable.",
-)
-@click.option(
-    "--field",
-    "fields",
-    type=FieldValue(),
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Verify edit methods that give the field this value. Repeatable.",
-)
+@erratum_option(help="Ask each question with this correction, too. Repeatable.")
+@field_option(metavar="NAME=VALUE", help="Verify edit methods that give the field this value. Repeatable.")
 @click.option(
     "--method",
     "methods",
@@ -193,7 +187,7 @@ def _as_json(report: Report) -> dict[str, Any]:
         "kl": report.kl,
         "same_top": all(case.same_top for case in cases),
         "same_decision": all(case.same_decision for case in cases),
-        "rows": {name: _rows_as_json(check) for name, check in report.rows},
+        "rows": {name: {**asdict(check), "wrong": list(map(str, check.wrong))} for name, check in report.rows},
         "failed": [worded(failure) for failure in report.failures],
         "pass": report.passed,
         "cases": [{**asdict(case), "same_decision": case.same_decision, "right": case.right} for case in cases],
@@ -212,16 +206,6 @@ def _composition_as_json(composed: Composed) -> dict[str, Any]:
         "tried": [{"name": way.name, "same": sum(way.same), "refused": way.refused} for way in composed.tried],
         "repair": composed.repair or None,
         "advice": advice(repair(composed.repair, composed.names, these=True)) if composed.repair else None,
-    }
-
-
-def _rows_as_json(check: RowCheck) -> dict[str, Any]:
-    return {
-        "tokens": check.tokens,
-        "layers": check.layers,
-        "farthest": check.farthest,
-        "wrong": [str(error) for error in check.wrong],
-        "unchecked": list(check.unchecked),
     }
 
 

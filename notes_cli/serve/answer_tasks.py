@@ -6,7 +6,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
 
 from notes_cli import output
 from notes_cli.engine.pieces import Piece, Reason
@@ -17,32 +19,19 @@ from notes_cli.explanations import explanation, plan_as_json, turn_as_json
 from notes_cli.runtime.answering import Plan
 from notes_cli.runtime.assemble import append_text, assemble_task, saved_seconds
 from notes_cli.runtime.kv_budget import GRANT
-from notes_cli.runtime.prefix_cache import CachedPrefix, Layout
+from notes_cli.runtime.prefix_cache import Layout
 from notes_cli.runtime.request import Answer, Callbacks, Counts, Request
 from notes_cli.runtime.scheduler import Job, Scheduler
 from notes_cli.runtime.token_runs import PlacedRun
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.serve.generation import AnswerDone, TextDelta, TokenRecorder, generate_answers
-from notes_cli.serve.jobs import JobEvent, PrefillDone, ServerJob
+from notes_cli.serve.jobs import PrefillDone, ServerJob
 from notes_cli.serve.metrics import Metrics
 from notes_cli.serve.parsing import DRAWN
 from notes_cli.serve.prepare import PreparedRequest, ServerState
 from notes_cli.serve.questions import PreparedQuestion, PreparedTurn
 from notes_cli.serve.refusals import ServerError
 from notes_cli.sessions.session import Session
-
-
-@dataclass(slots=True)
-class _AnswerTexts:
-    """Collects the texts of the answers to a request, by choice, and passes the deltas on."""
-
-    on_event: Callable[[JobEvent], object]
-    texts: dict[int, str] = field(default_factory=dict)
-
-    def add(self, delta: TextDelta) -> None:
-        if not delta.reasoning:
-            self.texts[delta.index] = self.texts.get(delta.index, "") + delta.text
-        self.on_event(delta)
 
 
 class _AnswerEvents:
@@ -104,7 +93,7 @@ class AnswerTasks:
 
     def work(self, job: ServerJob) -> Job[None]:
         """Return a prepared request as a job of the scheduler."""
-        prepared, longest = job.prepared, self._state.longest
+        prepared, longest, salt = job.prepared, self._state.longest, job.request.notes.cache_salt
         if isinstance(prepared, PreparedRequest):
             tokens = len(prepared.layout)
             return Job(
@@ -116,7 +105,7 @@ class AnswerTasks:
                 reasoning_end=prepared.reasoning_end,
                 limit=tokens + prepared.max_new if longest is None else min(tokens + prepared.max_new, longest),
                 layout=prepared.layout,
-                salt=job.request.notes.cache_salt,
+                salt=salt,
                 preemptible=True,
                 arrived=job.arrived,
             )
@@ -124,37 +113,31 @@ class AnswerTasks:
         tokens, first = prepared.tokens, prepared.first_tokens
         first = first if longest is None else max(1, min(first, longest - tokens))
         if isinstance(prepared, PreparedTurn):
-            turn = prepared
-            return Job(
-                lambda work: self._session(job, work, turn),
-                *(tokens, first, 1),
-                lookahead=turn.lookahead,
-                own=True,
-                arrived=job.arrived,
-            )
-        asked = prepared
-        return Job(
-            lambda work: self._question(job, work, asked),
-            *(tokens, first, 1),
-            lookahead=asked.lookahead,
-            layout=asked.layout,
-            salt=job.request.notes.cache_salt,
-            boundary=asked.boundary,
-            arrived=job.arrived,
-        )
+            answer: Callable[[Job[None]], Task[None]] = partial(self._session, job, turn=prepared)
+            more: dict[str, Any] = {"own": True}
+        else:
+            answer = partial(self._question, job, asked=prepared)
+            more = {"layout": prepared.layout, "salt": salt, "boundary": prepared.boundary}
+        return Job(answer, tokens, first, 1, lookahead=prepared.lookahead, arrived=job.arrived, **more)
 
     def _answer(self, job: ServerJob, work: Job[None], prepared: PreparedRequest) -> Task[None]:
         """Prefill the prompt and generate the answers. The first answer's sequence becomes an idle prefix."""
-        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        self._metrics.queued.observe(time.perf_counter() - job.arrived)
         layout, sequence, prefix = work.layout, work.sequence, work.prefix
         assert layout is not None and sequence is not None and prefix is not None
         forks: list[KVSequence] = []
-        answers, failed, complete = _AnswerTexts(job.on_event), False, 0
+        texts: dict[int, str] = {}  # by choice
+        failed, complete = False, 0
 
         def keep_conversation() -> None:
             if prepared.conversation is not None:
-                texts = [prepared.request.prefill + text for text in answers.texts.values() or [""]]
-                self._state.conversations.keep(prepared.request, prepared.digests, prepared.conversation, texts)
+                answers = [prepared.request.prefill + text for text in texts.values() or [""]]
+                self._state.conversations.keep(prepared.request, prepared.digests, prepared.conversation, answers)
+
+        def on_delta(delta: TextDelta) -> None:
+            if not delta.reasoning:
+                texts[delta.index] = texts.get(delta.index, "") + delta.text
+            job.on_event(delta)
 
         def on_done(answer: AnswerDone) -> None:
             nonlocal complete
@@ -179,7 +162,7 @@ class AnswerTasks:
             seed = prepared.request.params.sampling.seed
             seed = time.time_ns() & 0xFFFFFFFF if seed == DRAWN else seed
             seqs = [sequence, *forks]
-            yield from generate_answers(self._workspace, prepared, seqs, seed, answers.add, on_done)
+            yield from generate_answers(self._workspace, prepared, seqs, seed, on_delta, on_done)
         except Exception as error:
             failed = True
             raise client_error(error) from error
@@ -187,14 +170,15 @@ class AnswerTasks:
             for fork in forks:
                 fork.close()
             # A stopped answer, too: its client continues from the text that it got.
-            if complete < work.answers and (any(answers.texts.values()) or not failed):
+            if complete < work.answers and (any(texts.values()) or not failed):
                 keep_conversation()
             if not failed:
-                self._set_idle(prefix)
+                with suppress(NotesError):  # drops a prefix whose sequence is not intact
+                    self._prefixes.set_idle(prefix)
 
     def _question(self, job: ServerJob, work: Job[None], asked: PreparedQuestion) -> Task[None]:
         """Answer a question in a sequence of its own, which keeps what other questions share."""
-        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        self._metrics.queued.observe(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, asked.notices)
         if asked.layout and work.live and work.sequence is not None:
             work.sequence.pieces = asked.layout.live(work.live)
@@ -210,7 +194,7 @@ class AnswerTasks:
 
     def _session(self, job: ServerJob, work: Job[None], turn: PreparedTurn) -> Task[None]:
         """Answer the next turn of a session; the session is closed at the end."""
-        self._metrics.queued.add(time.perf_counter() - job.arrived)
+        self._metrics.queued.observe(time.perf_counter() - job.arrived)
         events = _AnswerEvents(job, self._workspace, turn.notices)
         with job.resources:
             try:
@@ -234,11 +218,8 @@ class AnswerTasks:
     def _explain_question(self, asked: PreparedQuestion) -> dict[str, object]:
         question = asked.question
         with self._workspace.sequence(dry=True) as sequence:
-            run(
-                assemble_task(
-                    self._workspace, question.prompt, question.parts, **question.draft.how, dry=True, begun=sequence
-                )
-            )
+            how: dict[str, Any] = {**question.draft.how, "dry": True, "begun": sequence}
+            run(assemble_task(self._workspace, question.prompt, question.parts, **how))
             plan = Plan.of(question.draft, sequence)
             return {**plan_as_json(plan), "counts": asdict(plan.counts), "notices": asked.notices}
 
@@ -256,7 +237,7 @@ class AnswerTasks:
         self._metrics.decoded += counts.decoded
         self._metrics.spliced += cached - live
         self._metrics.live += live
-        self._metrics.first_token.add(seconds)
+        self._metrics.first_token.observe(seconds)
         job.on_event(PrefillDone(counts.total, cached, counts, tuple(pieces), seconds, tuple(notices), gain))
 
     def _emit_done(self, job: ServerJob, answer: AnswerDone) -> None:
@@ -277,11 +258,6 @@ class AnswerTasks:
             counted=True,
             runs=runs,
         )
-
-    def _set_idle(self, prefix: CachedPrefix) -> None:
-        """Make the prefix available to other requests, if its sequence is intact."""
-        with suppress(NotesError):  # which drops it
-            self._prefixes.set_idle(prefix)
 
 
 def client_error(error: Exception) -> NotesError:

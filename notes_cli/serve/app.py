@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from notes_cli.serve.decisions import (
     parse_decisions,
     parse_systemone,
 )
-from notes_cli.serve.event_stream import CompileStream, ProgressQueue, respond, start_stream
+from notes_cli.serve.event_stream import respond, start_stream
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.messages_api import MessagesReply, messages_error, parse_messages
 from notes_cli.serve.metrics import KIND, render_metrics
@@ -80,7 +80,6 @@ class Service:
 
     @property
     def app(self) -> Starlette:
-        """The ASGI application."""
         return application(self.routes(), self.options)
 
     def routes(self) -> list[Route]:
@@ -111,13 +110,9 @@ class Service:
     # The server and its model.
 
     async def health(self, request: Request) -> Response:
-        if self.draining:
-            return JSONResponse({"status": "draining"}, 503)
-        if not self.scheduler.ready.done():
-            return JSONResponse({"status": "loading"}, 503)
-        if self.scheduler.ended:
-            return JSONResponse({"status": "failed"}, 503)
-        return JSONResponse({"status": "ok"})
+        states = {"draining": self.draining, "loading": not self.scheduler.ready.done(), "failed": self.scheduler.ended}
+        status = next((name for name, holds in states.items() if holds), "ok")
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     async def metrics(self, request: Request) -> Response:
         running = self.scheduler.ready.done() and not self.scheduler.ended  # also while it drains
@@ -172,29 +167,24 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         chat = self._with_defaults(await self._parse(request, parse_chat))
-        self._log_ignored(chat)
-        return await respond(request, self.scheduler, [Reply(chat, chat.model or self.scheduler.names[0])])
+        return await self._respond(request, [Reply(chat, chat.model or self.scheduler.names[0])])
 
     async def completions(self, request: Request) -> Response:
         chats = await self._parse(request, parse_completion)
-        self._log_ignored(chats[0])
         model, choices = chats[0].model or self.scheduler.names[0], chats[0].params.choices
-        replies = [Reply(chat, model, number * choices) for number, chat in enumerate(chats)]
-        return await respond(request, self.scheduler, replies)
+        return await self._respond(request, [Reply(chat, model, at * choices) for at, chat in enumerate(chats)])
 
     async def responses(self, request: Request) -> Response:
         parsed = await self._parse(request, partial(parse_responses, store=self._responses))
         parsed = replace(parsed, chat=self._with_defaults(parsed.chat))
-        self._log_ignored(parsed.chat)
         model = parsed.chat.model or self.scheduler.names[0]
         reply = ResponsesReply(parsed.chat, model, asked=parsed, kept=self._responses)
         with renaming(NAMES):
-            return await respond(request, self.scheduler, [reply])
+            return await self._respond(request, [reply])
 
     async def messages(self, request: Request) -> Response:
         chat = self._with_defaults(await self._parse(request, parse_messages))
-        self._log_ignored(chat)
-        return await respond(request, self.scheduler, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
+        return await self._respond(request, [MessagesReply(chat, chat.model or self.scheduler.names[0])])
 
     async def count_tokens(self, request: Request) -> Response:
         chat = self._with_defaults(await self._parse(request, parse_messages))
@@ -228,9 +218,7 @@ class Service:
         return JSONResponse(await self._prepare(lambda: function(self.scheduler, name)))
 
     async def compile(self, request: Request) -> Response:
-        data, progress = await self._body(request), ProgressQueue()
-        compiling = asyncio.ensure_future(library.compile_text(self.scheduler, data, progress.add))
-        return await start_stream(request, CompileStream(progress, compiling))
+        return await start_stream(request, library.compile_events(self.scheduler, await self._body(request)))
 
     async def explain(self, request: Request) -> Response:
         chat = self._with_defaults(await self._parse(request, parse_chat))
@@ -241,8 +229,7 @@ class Service:
         return JSONResponse(await self._compute(lambda: self.scheduler.tasks.explain(prepared)))
 
     async def errata(self, request: Request) -> Response:
-        correction = errata.parse_correction(await self._body(request))
-        steps = errata.apply_correction(self.scheduler, correction)
+        steps = errata.apply_correction(self.scheduler, errata.parse_correction(await self._body(request)))
         result = await self._prepare(lambda: next(steps))
         while result is None:
             result = await self._compute(lambda: next(steps))
@@ -254,7 +241,6 @@ class Service:
     # Helpers.
 
     async def _parse(self, request: Request, parse: Callable[..., T]) -> T:
-        """Read a request and parse it."""
         data = await self._body(request)
 
         def check_and_parse() -> T:
@@ -274,11 +260,12 @@ class Service:
         splice = tuple(name for name in self.scheduler.splice if name != memory)
         return replace(chat, notes=replace(notes, splice=splice, errata=errata))
 
-    def _log_ignored(self, chat: ChatRequest) -> None:
-        """Log the ignored keys of a request, each once."""
-        if new := [key for key in chat.ignored if key not in self._ignored]:
+    async def _respond(self, request: Request, replies: Sequence[Reply]) -> Response:
+        """Log the ignored keys of a request, each once, and answer it."""
+        if new := [key for key in replies[0].request.ignored if key not in self._ignored]:
             self._ignored.update(new)
             output.say(f"ignored: {', '.join(new)}")
+        return await respond(request, self.scheduler, replies)
 
     async def _prepare(self, function: Callable[[], T]) -> T:
         """Call a function in a preparation thread, where it may take seconds."""
@@ -293,7 +280,6 @@ class Service:
             raise Refused(503, "the model is being loaded", code="loading", wait=5)
 
     async def _compute(self, function: Callable[[], Any]) -> Any:
-        """Call a function in the decode thread."""
         self._check()
         return await asyncio.wrap_future(self.scheduler.call(function))
 
@@ -353,9 +339,6 @@ def _piece(model: Model, token: int) -> dict[str, object]:
         return {"id": token, "piece": raw.decode()}
     except UnicodeDecodeError:
         return {"id": token, "piece": list(raw)}
-
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 async def _on_notes_error(request: Request, error: Exception) -> Response:

@@ -69,7 +69,6 @@ def _response(connection: HTTPConnection, server: Server, path: str, body: Mappi
 
 
 def _declined(event: Json) -> Declined:
-    """Convert an error of OpenAI's API."""
     error = event["error"]
     unable = error["type"] in _UNABLE or error["code"] in ("no_forms", "too_large", "over_limit")
     return Declined(str(error["message"]), wrong=not unable)

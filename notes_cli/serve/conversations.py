@@ -143,7 +143,6 @@ def _is_answer(message: Message, answers: Sequence[str]) -> bool:
 
 
 def value_of(segment: Segment, name: str) -> str | None:
-    """Return the value of a field in the text of a skill."""
     return next((span.value for span in segment.fields if span.name == name), None)
 
 
@@ -208,7 +207,6 @@ def place_errata(
     last_of = {field: at for (at, _), fields in zip(parsed, fields_of, strict=True) for field in fields}
 
     def state_errata(texts: Iterable[str], skills: Collection[str]) -> None:
-        """Add errata of these skills."""
         after = skills and {*skills} <= edited and question <= 1  # else answers with the old value would follow
         (after_named if after else sentences).extend(texts)
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.parsing import MOST_ANSWERS, PROMPTS, ChatRequest, Reader, parse_chat, readers
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import Json, Reply, usage
 from notes_cli.text.messages import BETWEEN
 
@@ -61,31 +61,19 @@ class DecisionReply(Reply):
         if question.kind in ("predicate", "noul"):  # yes is the first option
             return {**kind, "noul" if by_name else "probability": probabilities[0]}
         best = max(range(len(probabilities)), key=probabilities.__getitem__)
-        named = {option.text: probability for option, probability in zip(question.options, probabilities, strict=True)}
+        pairs = list(zip(question.options, probabilities, strict=True))
+        named = {option.text: probability for option, probability in pairs}
         if question.kind == "choice":
-            values = [option.value for option in question.options]
-            pairs = [
-                {"value": value, "probability": probability}
-                for value, probability in zip(values, probabilities, strict=True)
-            ]
-            return {
-                **kind,
-                "choice": values[best],
-                "probabilities": named if by_name else pairs,
-                "confidence": _choice_confidence(probabilities),
-            }
-        levels = [
-            {"value": level, "label": option.text, "probability": probability}
-            for level, (option, probability) in enumerate(zip(question.options, probabilities, strict=True))
-        ]
-        score = sum(level * probability for level, probability in enumerate(probabilities))
-        return {
-            **kind,
-            "score": score,
-            **({"legend": {option.text: option.value for option in question.options}} if by_name else {}),
-            "probabilities": named if by_name else levels,
-            "confidence": _score_confidence(probabilities, best),
-        }
+            listed = [{"value": option.value, "probability": probability} for option, probability in pairs]
+            chosen, confidence = {"choice": question.options[best].value}, _choice_confidence(probabilities)
+        else:
+            levels = enumerate(pairs)
+            listed = [{"value": at, "label": option.text, "probability": share} for at, (option, share) in levels]
+            chosen = {"score": sum(level * probability for level, probability in enumerate(probabilities))}
+            if by_name:
+                chosen["legend"] = {option.text: option.value for option in question.options}
+            confidence = _score_confidence(probabilities, best)
+        return {**kind, **chosen, "probabilities": named if by_name else listed, "confidence": confidence}
 
 
 def _choice_confidence(probabilities: Sequence[float]) -> float:
@@ -122,17 +110,15 @@ def parse_decisions(data: Any, *, forms: bool = True) -> DecisionRequest:
     listed = reader.any("questions")
     if not isinstance(listed, list) or not 0 < len(listed) <= PROMPTS:
         raise reader.wrong("questions", f"a list of 1 to {PROMPTS} questions", listed)
-    questions = [_question(Reader(item, f"questions[{number}]")) for number, item in enumerate(listed)]
-    places = [f"questions[{number}]" for number in range(len(questions))]
+    places = [f"questions[{number}]" for number in range(len(listed))]
+    questions = [_question(Reader(item, place)) for item, place in zip(listed, places, strict=True)]
     return _request(reader, "input", system, parts, questions, places)
 
 
 def parse_systemone(data: Any, *, forms: bool = True) -> DecisionRequest:
     """Parse a request of /v1/systemone. Raises Refused. `forms` changes nothing: choices need no grammar."""
     reader = Reader(data)
-    state, listed, images = reader.any("state"), reader.any("questions"), reader.texts("images", 16)
-    if state is None:
-        raise Refused(400, "state is missing", param="state", code="invalid_value")
+    state, listed, images = reader.required("state"), reader.any("questions"), reader.texts("images", 16)
     if not isinstance(listed, dict) or not 0 < len(listed) <= PROMPTS:
         raise reader.wrong("questions", f"an object of 1 to {PROMPTS} questions", listed)
     _check_text(state)
@@ -162,23 +148,22 @@ def _request(
 ) -> DecisionRequest:
     """Make the chat requests. `key`: of the input; `system`: messages of the system; `parts`: of the user's message;
     `places`: the keys of the questions."""
-    model, notes = reader.text("model"), Reader(reader.any("notes") or {}, "notes").rest()
+    model, notes = reader.text("model"), reader.inner("notes").rest()
     if reader.flag("stream"):
         raise Refused(400, "decisions are not streamed", param="stream", code="unsupported_value")
     for name in ("notes.session", "notes.choices"):
         if notes.pop(name.removeprefix("notes."), None) is not None:
-            raise Refused(400, f"{name} does not go with decisions", param=name, code="invalid_value")
-    reader.ignore(IGNORED)
-    reader.end()
+            raise invalid(name, f"{name} does not go with decisions")
+    reader.end(IGNORED)
     shared = BETWEEN.join(part["text"] for part in parts if part["type"] == "text" and part["text"].strip())
     chats = []
     for question, place in zip(questions, places, strict=True):
         choices = [option.text for option in question.options]
         if not 1 < len(choices) <= MOST_ANSWERS:
-            raise Refused(400, f"{place} must have 2 to {MOST_ANSWERS} options", param=place, code="invalid_value")
+            raise invalid(place, f"{place} must have 2 to {MOST_ANSWERS} options")
         if not (question.text and all(choices)):
             what = "an option without a text" if question.text else "no instructions"
-            raise Refused(400, f"{place} has {what}", param=place, code="invalid_value")
+            raise invalid(place, f"{place} has {what}")
         body = {
             "model": model,
             "messages": [*system, {"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}],
@@ -196,20 +181,14 @@ def _input(data: Any) -> tuple[list[Json], list[Json]]:
     """Return the messages of the system, and the parts of the user's messages as one."""
     if isinstance(data, str):
         return [], [{"type": "text", "text": data}]
-    if not isinstance(data, list) or not data:
-        raise Refused(
-            400, "input must be a string, or a list of one message or more", param="input", code="invalid_value"
-        )
     system: list[Json] = []
     parts: list[Json] = []
-    for number, item in enumerate(data):
-        reader = Reader(item, f"input[{number}]")
+    for reader in readers(data or None, "input", "a string, or a list of one message or more"):
         kind, role = reader.text("type", "message"), reader.text("role")
         if kind != "message" or role not in ("user", *(() if parts else ("system", "developer"))):
-            message = (
-                f"{reader.name('role')} must be user, or system before those of the user: send other text in theirs"
-            )
-            raise Refused(400, message, param=reader.name("role"), code="unsupported_value")
+            where = reader.name("role")
+            message = f"{where} must be user, or system before those of the user: send other text in theirs"
+            raise Refused(400, message, param=where, code="unsupported_value")
         content = _parts(reader.any("content"), reader.name("content"))
         if role == "user":
             parts += content
@@ -222,11 +201,8 @@ def _parts(data: Any, where: str) -> list[Json]:
     """Convert the content of a message, or instructions, to the parts of a chat's message."""
     if isinstance(data, str):
         return [{"type": "text", "text": data}]
-    if not isinstance(data, list) or not data:
-        raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
     parts: list[Json] = []
-    for number, item in enumerate(data):
-        reader = Reader(item, f"{where}[{number}]")
+    for reader in readers(data or None, where, "a string or a list of parts"):
         kind = reader.text("type")
         if kind == "input_text":
             parts.append({"type": "text", "text": reader.needed("text")})
@@ -240,22 +216,14 @@ def _parts(data: Any, where: str) -> list[Json]:
 
 
 def _as_text(value: Any) -> str:
-    """Return a text as it is, null as an empty one, and other values as JSON."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _instructions(reader: Reader) -> str:
-    """Return the instructions of a question of the Decisions API."""
+def _question(reader: Reader) -> Question:
+    kind, name = reader.text("type"), reader.take("name", "a string", lambda value: isinstance(value, str), None)
     parts = _parts(reader.any("instructions"), reader.name("instructions"))
     if any(part["type"] != "text" for part in parts):
         raise Refused(400, f"{reader.name('instructions')} has an image: send it in the input", param="questions")
-    return BETWEEN.join(part["text"] for part in parts)
-
-
-def _question(reader: Reader) -> Question:
-    """Parse a question of the Decisions API."""
-    kind, name = reader.text("type"), reader.take("name", "a string", lambda value: isinstance(value, str), None)
-    instructions = _instructions(reader)
     if kind == "predicate":
         options = [Option("yes", True), Option("no", False)]
     elif kind == "choice":
@@ -265,14 +233,13 @@ def _question(reader: Reader) -> Question:
     else:
         raise reader.wrong("type", "predicate, choice or score", kind)
     reader.end()
-    return Question(kind, name, instructions, options)
+    return Question(kind, name, BETWEEN.join(part["text"] for part in parts), options)
 
 
 def _items(reader: Reader, key: str) -> list[Reader]:
-    listed: list[Any] = reader.take(
-        key, "a list of two or more", lambda value: isinstance(value, list) and len(value) > 1, []
-    )
-    return [Reader(item, f"{reader.name(key)}[{number}]") for number, item in enumerate(listed)]
+    wanted = "a list of two or more"
+    listed: Any = reader.take(key, wanted, lambda value: isinstance(value, list) and len(value) > 1, [])
+    return readers(listed, reader.name(key), wanted)
 
 
 def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
@@ -284,7 +251,6 @@ def _option(reader: Reader, key: str, types: tuple[type, ...]) -> Option:
 
 
 def _named_question(name: str, reader: Reader) -> Question:
-    """Parse a question of the System One API."""
     kind, instructions, criteria = reader.text("type"), _as_text(reader.any("instructions")), reader.any("criteria")
     if kind == "noul":
         described = {} if criteria is None else criteria
@@ -311,32 +277,25 @@ def _named_question(name: str, reader: Reader) -> Question:
 
 def join_decisions(replies: Sequence[Reply]) -> Json:
     """Join the answers in the form of the Decisions API."""
-    answers = [reply.answer(by_name=False) for reply in replies if isinstance(reply, DecisionReply)]
-    return {"model": replies[0].model, "answers": answers, "usage": _usage(replies), **_explained(replies)}
+    return _joined(replies, [reply.answer(by_name=False) for reply in replies if isinstance(reply, DecisionReply)])
 
 
 def join_systemone(replies: Sequence[Reply]) -> Json:
     """Join the answers in the form of the System One API."""
-    answers: Mapping[str | None, Json] = {
-        reply.question.name: reply.answer(by_name=True)
-        for reply in replies
-        if isinstance(reply, DecisionReply) and reply.question
-    }
-    return {"model": replies[0].model, "answers": answers, "usage": _usage(replies), **_explained(replies)}
+    named = [(reply.question, reply) for reply in replies if isinstance(reply, DecisionReply)]
+    return _joined(replies, {question.name: reply.answer(by_name=True) for question, reply in named if question})
 
 
-def _usage(replies: Sequence[Reply]) -> Json:
+def _joined(replies: Sequence[Reply], answers: object) -> Json:
+    """Return the document of all answers, with the keys `notes` of the questions, in order, if requested."""
     counts = usage(replies)
-    return {
+    tokens = {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {**counts["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts["prompt_tokens"],
     }
-
-
-def _explained(replies: Sequence[Reply]) -> Json:
-    """Return the keys `notes` of the questions, in order, if requested."""
     explained = [reply.explained()["notes"] for reply in replies if reply.request.notes.explain]
-    return {"notes": explained} if explained else {}
+    more = {"notes": explained} if explained else {}
+    return {"model": replies[0].model, "answers": answers, "usage": tokens, **more}

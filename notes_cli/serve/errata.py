@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from notes_cli.errors import NotesError, SessionError
+from notes_cli.explanations import erratum_as_json
 from notes_cli.library.global_errata import GlobalErrata, holding
 from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
@@ -43,7 +44,7 @@ def apply_correction(scheduler: DecodeThread, values: dict[str, str]) -> Iterato
     conversations, errata = 0, []
     for erratum in corrected.errata:
         conversations += state.conversations.count_outdated(erratum.skill, erratum.field, erratum.value)
-        errata.append({"skill": erratum.skill, "field": erratum.field, "was": erratum.was, "value": erratum.value})
+        errata.append(erratum_as_json(erratum))
     skipped = {name: str(error) for name, error in corrected.skipped.items()}
     yield {"errata": errata, "told": conversations, "sessions": list(corrected.edited), "skipped": skipped}
 
@@ -72,7 +73,7 @@ def _check_length(scheduler: DecodeThread, errata: GlobalErrata, values: dict[st
             ):
                 if count > most:
                     message = f"{subject} {count:,} tokens: {most:,} at most, as every prompt with the skill has it"
-                    raise Refused(400, message, param="value", code="invalid_value")
+                    raise invalid("value", message)
 
 
 def sessions(scheduler: DecodeThread) -> list[Json]:

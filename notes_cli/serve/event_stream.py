@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from notes_cli.errors import NotesError
 from notes_cli.serve.access_log import COUNTS, counts_of
 from notes_cli.serve.jobs import JobEvent, ServerJob
-from notes_cli.serve.refusals import Refused, as_refusal, error_body
+from notes_cli.serve.refusals import Refused, as_refusal, error_body, invalid
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, headers, join_replies
 from notes_cli.serve.scheduler import DecodeThread
 
@@ -32,40 +32,37 @@ class Submission:
 
     def __init__(self, scheduler: DecodeThread, replies: Sequence[Reply]) -> None:
         """Submit the prompts. Raises Refused if too many requests are waiting."""
-        self.replies = replies
+        self._replies = replies
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, JobEvent]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[Reply, JobEvent]] = asyncio.Queue()
         self._jobs: list[ServerJob] = []
-        self._running = len(replies)
         try:
-            for number, reply in enumerate(replies):
-                self._jobs.append(scheduler.submit(reply.request, self._on_event(number)))
+            for reply in replies:
+                self._jobs.append(scheduler.submit(reply.request, partial(self._put, reply)))
         except Refused:
             self.close()
             raise
 
-    def _on_event(self, number: int) -> Callable[[JobEvent], None]:
-        def put(event: JobEvent) -> None:  # in a thread of the scheduler
-            with suppress(RuntimeError):  # asyncio's loop has ended
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
+    def _put(self, reply: Reply, event: JobEvent) -> None:
+        """Put an event into the queue, in a thread of the scheduler."""
+        with suppress(RuntimeError):  # asyncio's loop has ended
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (reply, event))
 
-        return put
-
-    async def next(self) -> tuple[Reply, AnswerEvent] | None:
-        """Wait for the next event, and return it with its reply; None at the end. Raises Refused if a prompt fails."""
-        while self._running:
-            number, event = await self._events.get()
-            reply = self.replies[number]
+    async def events(self) -> AsyncGenerator[tuple[Reply, AnswerEvent], None]:
+        """Yield the events with their replies, to which they are added. Raises Refused if a prompt fails."""
+        running = len(self._replies)
+        while running:
+            reply, event = await self._events.get()
             if isinstance(event, NotesError):
                 raise as_refusal(event)
-            if event is not None:
-                reply.add(event)
-                return reply, event
-            self._running -= 1
-        return None
+            if event is None:
+                running -= 1
+                continue
+            reply.add(event)
+            yield reply, event
 
     async def wait(self) -> None:
-        while await self.next():
+        async for _ in self.events():
             pass
 
     def close(self) -> None:
@@ -79,19 +76,43 @@ async def respond(
     replies: Sequence[Reply],
     join: Callable[[Sequence[Reply]], Json] = join_replies,
 ) -> Response:
-    """Answer a request with one prompt or several. Raises Refused, ClientDisconnect."""
+    """Answer a request with one prompt or several. Raises NotesError, ClientDisconnect."""
     if len(replies) > scheduler.limits.requests:  # trying again would not help
         message = f"{len(replies):,} prompts in one request: this server takes {scheduler.limits.requests:,} at a time"
-        raise Refused(400, message, param="prompt", code="invalid_value")
+        raise invalid("prompt", message)
     request.scope.setdefault("state", {})[COUNTS] = partial(counts_of, replies)
+    first = replies[0]
+    if first.request.stream:
+        events = _reply_events(scheduler, replies)
+        return await start_stream(request, events, lambda error: encode_event(first.failure(error), first.named_events))
     submission = Submission(scheduler, replies)
-    if not replies[0].request.stream:
-        try:
-            await while_connected(request.receive, submission.wait())
-        finally:
-            submission.close()
-        return JSONResponse(join(submission.replies), headers=headers(submission.replies))
-    return await start_stream(request, ReplyStream(submission))
+    try:
+        await while_connected(request.receive, submission.wait())
+    finally:
+        submission.close()
+    return JSONResponse(join(replies), headers=headers(replies))
+
+
+async def _reply_events(scheduler: DecodeThread, replies: Sequence[Reply]) -> AsyncGenerator[bytes, None]:
+    """Submit the prompts, and yield the chunks or named events of the API. Raises Refused if a prompt fails."""
+    first, begun = replies[0], False
+    submission = Submission(scheduler, replies)
+    try:
+        async for reply, event in submission.events():
+            for chunk in (*(() if begun else _openings(replies)), *reply.chunks(event)):
+                yield encode_event(chunk, first.named_events)
+            begun = True
+    finally:
+        submission.close()
+    for chunk in first.closing(replies):
+        yield encode_event(chunk, first.named_events)
+    if not first.named_events:
+        yield b"data: [DONE]\n\n"
+
+
+def _openings(replies: Sequence[Reply]) -> Iterator[Json]:
+    for reply in replies:
+        yield from reply.opening()
 
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
@@ -115,12 +136,24 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends server-sent events, with data and no names, until the client disconnects or stalls."""
+    """Sends encoded server-sent events until the client disconnects or stalls, and comments while there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], failure: Callable[[Refused], bytes]) -> None:
+        """`failure`: encodes an error after the first event."""
         self.background = None
         self.status_code = 200
         self.init_headers({"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"})
+        self._events, self._failure = events, failure
+        self._next = self._begin_next()
+
+    def _begin_next(self) -> asyncio.Future[bytes | None]:
+        return asyncio.ensure_future(anext(self._events, None))
+
+    async def begin(self) -> None:
+        """Wait at most PING seconds for the first event: until then an error gets its own status. Raises NotesError."""
+        await asyncio.wait({self._next}, timeout=PING)
+        if self._next.done():
+            self._next.result()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -128,148 +161,50 @@ class EventStream(Response):
         except (ClientDisconnect, TimeoutError):
             pass  # the client is gone or stalled
         finally:
-            self.close()
+            await self.close()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self.events()) as events:
-            async for data in events:
-                await _send_part(send, data)
+        async with aclosing(self._parts()) as parts:
+            async for data in parts:
+                with anyio.fail_after(STALLED):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def begin(self) -> None:
-        """Wait at most PING seconds for the first event: until then an error gets its own status. Raises NotesError."""
+    async def _parts(self) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                done, _ = await asyncio.wait({self._next}, timeout=PING)
+                if not done:
+                    yield PINGING
+                elif (data := self._next.result()) is not None:
+                    yield data
+                    self._next = self._begin_next()
+                else:
+                    return
+        except NotesError as error:
+            yield self._failure(as_refusal(error))
 
-    def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield encoded events, or PINGING."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Cancel the work."""
-        raise NotImplementedError
+    async def close(self) -> None:
+        """End the events, which cancels the work."""
+        self._next.cancel()
+        await asyncio.gather(self._next, return_exceptions=True)
+        await self._events.aclose()
 
 
-async def start_stream(request: Request, stream: EventStream) -> EventStream:
+async def start_stream(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    failure: Callable[[Refused], bytes] = lambda error: encode_event(error_body(error)),
+) -> EventStream:
     """Wait for the first event of a stream. Raises NotesError for an error before it, and ClientDisconnect."""
+    stream = EventStream(events, failure)
     try:
         await while_connected(request.receive, stream.begin())
     except BaseException:
-        stream.close()
+        await stream.close()
         raise
     return stream
-
-
-class ReplyStream(EventStream):
-    """Streams a reply in the chunks or named events of its API."""
-
-    def __init__(self, submission: Submission) -> None:
-        super().__init__()
-        self._submission = submission
-        self._next: asyncio.Future[Any] | None = None
-
-    async def begin(self) -> None:
-        self._next = asyncio.ensure_future(self._submission.next())
-        await asyncio.wait({self._next}, timeout=PING)
-        if self._next.done():
-            self._next.result()
-
-    def close(self) -> None:
-        self._submission.close()
-        if self._next is not None and not self._next.cancel() and not self._next.cancelled():
-            self._next.exception()  # retrieved, as asyncio would log it
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        first = self._submission.replies[0]
-        for reply in self._submission.replies:
-            for chunk in reply.opening():
-                yield encode_event(chunk, first.named_events)
-        try:
-            following = self._next or asyncio.ensure_future(self._submission.next())
-            while True:
-                done, _ = await asyncio.wait({following}, timeout=PING)
-                if not done:
-                    yield PINGING
-                    continue
-                if (result := following.result()) is None:
-                    break
-                reply, event = result
-                for chunk in reply.chunks(event):
-                    yield encode_event(chunk, first.named_events)
-                self._next = following = asyncio.ensure_future(self._submission.next())
-        except Refused as error:
-            yield encode_event(first.failure(error), first.named_events)
-            return
-        for chunk in first.closing(self._submission.replies):
-            yield encode_event(chunk, first.named_events)
-        if not first.named_events:
-            yield b"data: [DONE]\n\n"
-
-
-class ProgressQueue:
-    """Passes the progress of a compile from the decode thread to the client's stream."""
-
-    def __init__(self) -> None:
-        self.closed = False  # the client is gone
-        self._queue: asyncio.Queue[Json] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-
-    def add(self, progress: Json) -> None:
-        """Add progress, in the decode thread. Raises Refused if the client is gone, which ends the compile."""
-        if self.closed:
-            raise Refused(400, "the client has gone")
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, progress)
-
-    async def next(self) -> Json:
-        return await self._queue.get()
-
-
-class CompileStream(EventStream):
-    """Streams the progress of a compile, then the skill."""
-
-    def __init__(self, progress: ProgressQueue, result: asyncio.Future[Json]) -> None:
-        super().__init__()
-        self._progress, self._result = progress, result
-        self._first = asyncio.ensure_future(progress.next())
-
-    async def begin(self) -> None:
-        both: set[asyncio.Future[Any]] = {self._first, self._result}
-        await asyncio.wait(both, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
-        if self._result.done() and not self._first.done():
-            self._result.result()
-
-    def close(self) -> None:
-        self._progress.closed = True
-        self._first.cancel()
-        if not self._result.cancel() and not self._result.cancelled():
-            self._result.exception()  # retrieved, as asyncio would log it
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        following = self._first
-        try:
-            while True:
-                both: set[asyncio.Future[Any]] = {following, self._result}
-                done, _ = await asyncio.wait(both, timeout=PING, return_when=asyncio.FIRST_COMPLETED)
-                if following in done:
-                    yield encode_event(following.result())
-                    following = asyncio.ensure_future(self._progress.next())
-                elif self._result in done:
-                    break
-                else:
-                    yield PINGING
-        finally:
-            following.cancel()
-        try:
-            last = {"skill": self._result.result()}
-        except NotesError as error:
-            last = error_body(as_refusal(error))
-        yield encode_event(last)
-
-
-async def _send_part(send: Send, data: bytes) -> None:
-    """Send a part of a body. Raises TimeoutError if the client does not take it."""
-    with anyio.fail_after(STALLED):
-        await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def encode_event(data: Json, named: bool = False) -> bytes:

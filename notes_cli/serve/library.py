@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
 from notes_cli.engine.segment import STORED_TYPES
@@ -14,12 +14,12 @@ from notes_cli.library.global_errata import holding
 from notes_cli.library.store import Library, SegmentFile, source_text
 from notes_cli.runtime.compile import block_warnings
 from notes_cli.runtime.recompile import Compiled, compile_to_library
+from notes_cli.serve.event_stream import encode_event
 from notes_cli.serve.parsing import Reader
 from notes_cli.serve.prepare import check_size
 from notes_cli.serve.refusals import Refused, as_refusal
 from notes_cli.serve.replies import Json
 from notes_cli.serve.scheduler import DecodeThread
-from notes_cli.text.blocks import Blocks
 from notes_cli.text.skill import Skill, parse_skill
 
 PAUSE = 0.2  # seconds between attempts while another process compiles the same text
@@ -77,21 +77,8 @@ def _unknown(name: str) -> SegmentError:
     return SegmentError(f"no compiled skill {name[:80]!r}", Help.LIST_SKILLS())
 
 
-@dataclass(frozen=True, slots=True)
-class _CompileRequest:
-    """A request to compile a text."""
-
-    skill: Skill
-    cells: int
-    blocks: Blocks
-    kv: str
-    force: bool
-    influence: bool
-    warnings: tuple[str, ...]
-
-
-def _parse(scheduler: DecodeThread, data: Any) -> _CompileRequest:
-    """Raises Refused, SkillError."""
+def _parse(scheduler: DecodeThread, data: Any) -> tuple[Skill, int, dict[str, Any], list[str]]:
+    """Return the skill, its cells, options of its compile, and warnings. Raises Refused, SkillError."""
     reader = Reader(data)
     name, text = reader.text("name"), reader.text("text")
     force, influence = reader.flag("force"), reader.flag("influence")
@@ -109,17 +96,39 @@ def _parse(scheduler: DecodeThread, data: Any) -> _CompileRequest:
     check_size(scheduler.state, [text], "text")
     try:
         skill = parse_skill(text, source="-", default=name, name=name, where=f"the skill {name[:80]!r}")
-        warnings = (*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ()))
+        warnings = [*skill.warnings, *(block_warnings(workspace, skill, wanted) if wanted != 1 else ())]
         cells = len(workspace.left_context) + len(workspace.model.tokenize(skill.text))
     except NotesError as error:
         raise _text_refusal(error) from error
-    return _CompileRequest(skill, cells, wanted, kv or "f16", force, influence, warnings)
+    return skill, cells, {"blocks": wanted, "kv": kv or "f16", "force": force, "measure": influence}, warnings
 
 
-async def compile_text(scheduler: DecodeThread, data: Any, on_progress: Callable[[Json], object]) -> Json:
+async def compile_events(scheduler: DecodeThread, data: Any) -> AsyncGenerator[bytes, None]:
+    """Compile a text, and yield the progress as encoded events, then the skill. Raises NotesError."""
+    loop, waiting, gone = asyncio.get_running_loop(), asyncio.Queue[Json | None](), False
+
+    def on_progress(progress: Json) -> None:  # in the decode thread
+        if gone:
+            raise Refused(400, "the client has gone")
+        with suppress(RuntimeError):  # asyncio's loop has ended
+            loop.call_soon_threadsafe(waiting.put_nowait, progress)
+
+    compiling = asyncio.ensure_future(_compile_text(scheduler, data, on_progress))
+    compiling.add_done_callback(lambda _: waiting.put_nowait(None))
+    try:
+        while (progress := await waiting.get()) is not None:
+            yield encode_event(progress)
+        yield encode_event({"skill": await compiling})
+    finally:
+        gone = True
+        compiling.cancel()
+        await asyncio.gather(compiling, return_exceptions=True)
+
+
+async def _compile_text(scheduler: DecodeThread, data: Any, on_progress: Callable[[Json], object]) -> Json:
     """Compile a text while other requests are decoded. Returns the skill. Raises Refused, SkillError."""
-    wanted = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data)))
-    workspace, skill, notices = scheduler.workspace, wanted.skill, [*wanted.warnings]
+    parsed = await asyncio.wrap_future(scheduler.prepare(lambda: _parse(scheduler, data)))
+    workspace, (skill, cells, options, notices) = scheduler.workspace, parsed
 
     def step(label: str) -> Progress:
         def update(done: int, total: int) -> None:
@@ -129,17 +138,10 @@ async def compile_text(scheduler: DecodeThread, data: Any, on_progress: Callable
         return update
 
     def compile_skill() -> Compiled:
-        with scheduler.budget.reserving(wanted.cells):
-            return compile_to_library(
-                *(workspace, skill),
-                force=wanted.force,
-                progress=step("compiling"),
-                measure=step("measuring influence") if wanted.influence else None,
-                blocks=wanted.blocks,
-                kv=wanted.kv,
-                say=lambda notice: notices.append(str(notice)),
-                wait=0,
-            )
+        measure = step("measuring influence") if options["measure"] else None
+        how = {**options, "measure": measure, "progress": step("compiling"), "wait": 0}
+        with scheduler.budget.reserving(cells):
+            return compile_to_library(workspace, skill, say=lambda notice: notices.append(str(notice)), **how)
 
     while True:
         try:
@@ -165,7 +167,6 @@ def _origin(entry: SegmentFile) -> str:
 
 
 def _text_refusal(error: NotesError) -> Refused:
-    """Return the refusal of a text that was sent."""
     refusal = as_refusal(error)
     if refusal.status == 400:
         refusal.param = "text"

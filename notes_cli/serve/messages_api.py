@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from notes_cli.engine.sequence import Stopped
 from notes_cli.serve.generation import AnswerDone, TextDelta
-from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
-from notes_cli.serve.refusals import Refused, renaming
+from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
+from notes_cli.serve.refusals import Refused, invalid, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, usage
 
 # Keys that change nothing here: accounting, features of Anthropic's service, and those that are automatic.
@@ -37,25 +36,20 @@ def parse_messages(data: Any, *, forms: bool = True) -> ChatRequest:
             raise Refused(400, f"Unknown parameter: '{key}'.", param=key, code="unknown_parameter")
     messages = _system(reader.any("system"))
     places = ["system"] * len(messages)
-    sent = reader.any("messages")
-    if not isinstance(sent, list):
-        raise Refused(400, "messages must be a list", param="messages", code="invalid_value")
-    for number, item in enumerate(sent):
-        messages += _message(Reader(item, f"messages[{number}]"))
+    for number, message in enumerate(readers(reader.any("messages"), "messages", "a list")):
+        messages += _message(message)
         places += [f"messages[{number}]"] * (len(messages) - len(places))
     tools, skipped = _tools(reader.any("tools"))
-    thinking = Reader(reader.any("thinking") or {}, "thinking")
+    thinking = reader.inner("thinking")
     think = thinking.text("type") == "enabled"
-    output = Reader(reader.any("output_config") or {}, "output_config")
-    schema = output.any("format") or reader.any("output_format")
+    schema = reader.inner("output_config").any("format") or reader.any("output_format")
     if reader.any("mcp_servers"):
         raise Refused(400, "mcp_servers is not supported", param="mcp_servers", code="unsupported_value")
-    reader.ignore(IGNORED)
     body = {
         "max_tokens": reader.whole("max_tokens", 0, 2**31 - 1),
         "stop": reader.any("stop_sequences") or None,
         "tool_choice": _tool_choice(reader.any("tool_choice")) if tools else None,
-        **reader.rest(),
+        **{key: value for key, value in reader.rest().items() if key not in IGNORED},
         "messages": messages,
         "tools": tools,
         "response_format": None if schema is None else {"type": "json_schema", "json_schema": _schema(schema)},
@@ -80,73 +74,63 @@ def _message(reader: Reader) -> list[Json]:
     role, content = reader.needed("role"), reader.any("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    where = reader.name("content")
-    if not isinstance(content, list):
-        raise Refused(400, f"{where} must be a string or a list of blocks", param=where, code="invalid_value")
+    blocks = readers(content, reader.name("content"), "a string or a list of blocks")
     if role == "assistant":
-        return [_answer(content, where)]
+        return [_answer(blocks)]
     messages: list[Json] = []
     parts: list[Json] = []
-    for number, block in enumerate(content):
-        if not isinstance(block, dict) or block.get("type") != "tool_result":
-            parts += _parts([block], where, number)
+    for block in blocks:
+        kind = block.text("type")
+        if kind != "tool_result":
+            parts.append(_part(block, kind))
             continue
-        result = Reader(block, f"{where}[{number}]")
-        inner = result.any("content")
+        inner = block.any("content")
         inner = inner if isinstance(inner, list) else [{"type": "text", "text": inner or ""}]
-        texts = _parts(inner, result.name("content"))
+        texts = _parts(inner, block.name("content"))
         parts += [part for part in texts if part["type"] != "text"]  # templates have no images in results
         texts = [part for part in texts if part["type"] == "text"]
-        messages.append({"role": "tool", "tool_call_id": result.needed("tool_use_id"), "content": texts})
+        messages.append({"role": "tool", "tool_call_id": block.needed("tool_use_id"), "content": texts})
     return [*messages, {"role": role, "content": parts}] if parts else messages
 
 
-def _answer(content: Sequence[Any], where: str) -> Json:
-    """Convert the blocks of an answer."""
+def _answer(blocks: Sequence[Reader]) -> Json:
     texts: list[Json] = []
     calls: list[Json] = []
-    for number, block in enumerate(content):
-        reader = Reader(block, f"{where}[{number}]")
+    for reader in blocks:
         kind = reader.text("type")
         if kind == "tool_use":
             function = {"name": reader.needed("name"), "arguments": reader.any("input")}
             calls.append({"id": reader.needed("id"), "type": "function", "function": function})
         elif kind not in ("thinking", "redacted_thinking"):  # earlier reasoning is no part of the prompt
-            texts += _parts([block], where, number)
+            texts.append(_part(reader, kind))
     return {"role": "assistant", "content": texts, **({"tool_calls": calls} if calls else {})}
 
 
-def _parts(blocks: Any, where: str, first: int = 0) -> list[Json]:
-    """Convert blocks of text, images and documents to the parts of a message. `first`: the number of the first one."""
-    if not isinstance(blocks, list):
-        raise Refused(400, f"{where} must be a string or a list of blocks", param=where, code="invalid_value")
-    parts: list[Json] = []
-    for number, block in enumerate(blocks, first):
-        reader = Reader(block, f"{where}[{number}]")
-        kind = reader.text("type")
-        source = Reader(reader.any("source") or {}, reader.name("source"))
-        form = source.text("type")
-        if kind == "text":
-            parts.append({"type": "text", "text": reader.needed("text")})
-        elif kind == "image" and form == "base64":
-            url = f"data:{source.needed('media_type')};base64,{source.needed('data')}"
-            parts.append({"type": "image_url", "image_url": {"url": url}})
-        elif kind == "document" and form == "text":
-            parts.append({"type": "text", "text": source.needed("data")})
-        else:
-            shown = f"{kind or 'of no type'}{' by ' + form if form else ''}"[:60]
-            message = f"{where}[{number}] is {shown}: only text and images as base64 are supported"
-            raise Refused(400, message, param=where, code="invalid_value")
-    return parts
+def _parts(blocks: Any, where: str) -> list[Json]:
+    """Convert blocks of text, images and documents to the parts of a message."""
+    listed = readers(blocks, where, "a string or a list of blocks")
+    return [_part(reader, reader.text("type")) for reader in listed]
+
+
+def _part(reader: Reader, kind: str) -> Json:
+    source = reader.inner("source")
+    form = source.text("type")
+    if kind == "text":
+        return {"type": "text", "text": reader.needed("text")}
+    if kind == "image" and form == "base64":
+        url = f"data:{source.needed('media_type')};base64,{source.needed('data')}"
+        return {"type": "image_url", "image_url": {"url": url}}
+    if kind == "document" and form == "text":
+        return {"type": "text", "text": source.needed("data")}
+    shown = f"{kind or 'of no type'}{' by ' + form if form else ''}"[:60]
+    message = f"{reader.where} is {shown}: only text and images as base64 are supported"
+    raise invalid(reader.where.rpartition("[")[0], message)
 
 
 def _tools(data: Any) -> tuple[list[Json], list[str]]:
     """Convert tools to those of a chat. Returns also the types of tools that Anthropic runs, which are left out."""
-    if not isinstance(data or [], list):
-        raise Refused(400, "tools must be a list of tools", param="tools", code="invalid_value")
     tools, skipped = [], []
-    for number, item in enumerate(data or []):
-        reader = Reader(item, f"tools[{number}]")
+    for reader in readers(data or [], "tools", "a list of tools"):
         kind = reader.text("type", "custom")
         if kind != "custom":
             skipped.append(f"tools of the type {kind[:40]!r}")
@@ -157,7 +141,6 @@ def _tools(data: Any) -> tuple[list[Json], list[str]]:
 
 
 def _tool_choice(data: Any) -> Any:
-    """Convert `tool_choice` to that of a chat."""
     if not isinstance(data, dict):
         return data
     kind = data.get("type")
@@ -181,9 +164,7 @@ class MessagesReply(Reply):
     _blocks: list[Json] = field(default_factory=list)  # the last one may be open
 
     def whole(self) -> Json:
-        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
-        for event in events:
-            deque(self.chunks(event), maxlen=0)  # collects the blocks
+        self._collect()
         return self._message(self._blocks, self._stop_reason())
 
     def opening(self) -> Iterable[Json]:
@@ -217,7 +198,6 @@ class MessagesReply(Reply):
         yield {"type": "message_stop"}
 
     def failure(self, error: Refused) -> Json:
-        """Return the last event of an answer that failed."""
         return messages_error(error)
 
     def _stop_reason(self) -> str:

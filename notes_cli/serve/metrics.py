@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # upper, in seconds
+disable_created_metrics()  # type: ignore[no-untyped-call]  # series of when each histogram was made
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(slots=True)
-class Histogram:
-    """Durations counted by bucket; the last bucket has no upper bound."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    sum: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.sum += seconds
+def _histogram(name: str, help_text: str) -> Histogram:
+    return Histogram(f"notes_{name}_seconds", help_text, buckets=BOUNDS, registry=None)
 
 
 @dataclass(slots=True)
@@ -41,13 +34,13 @@ class Metrics:
     restored: int = 0  # evicted prefixes, from memory
     restored_tokens: int = 0  # of `live`
     outcomes: Counter[str] = field(default_factory=Counter)  # answered, failed, gone, refused
-    first_token: Histogram = field(default_factory=Histogram)  # from arrival
-    queued: Histogram = field(default_factory=Histogram)
+    first_token: Histogram = field(
+        default_factory=partial(_histogram, "first_token", "From a request to its first token.")
+    )
+    queued: Histogram = field(default_factory=partial(_histogram, "queue", "From a request to its beginning."))
 
 
 class _Snapshot(Collector):
-    """Collects given metrics and gauges."""
-
     def __init__(self, metrics: Metrics, gauges: dict[str, float]) -> None:
         self._metrics, self._gauges = metrics, gauges
 
@@ -69,21 +62,9 @@ class _Snapshot(Collector):
         restored, tokens = metrics.restored, metrics.restored_tokens
         yield CounterMetricFamily("notes_restored_prefixes", "Evicted prefixes restored from memory.", value=restored)
         yield CounterMetricFamily("notes_restored_tokens", "Tokens of these prefixes.", value=tokens)
-        for name, (help_text, histogram) in {
-            "notes_first_token_seconds": ("From a request to its first token.", metrics.first_token),
-            "notes_queue_seconds": ("From a request to its beginning.", metrics.queued),
-        }.items():
-            yield _histogram_metric(name, help_text, histogram)
+        yield from (*metrics.first_token.collect(), *metrics.queued.collect())
         for name, value in self._gauges.items():
             yield GaugeMetricFamily(f"notes_{name}", name.replace("_", " "), value=value)
-
-
-def _histogram_metric(name: str, help_text: str, histogram: Histogram) -> Metric:
-    buckets, total = [], 0
-    for bound, count in zip((*map(str, BOUNDS), "+Inf"), histogram.counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=histogram.sum)
 
 
 def render_metrics(metrics: Metrics, gauges: dict[str, float]) -> bytes:

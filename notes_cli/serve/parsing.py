@@ -10,19 +10,19 @@ import json
 import math
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from notes_cli.engine.decision import check_choices
 from notes_cli.engine.sampler import RANGES, VALID_BREAKERS, SamplerOptions, valid_breakers
-from notes_cli.errors import GrammarError, ImageError, NotesError
+from notes_cli.errors import ImageError, NotesError
 from notes_cli.images import read_picture
 from notes_cli.runtime.generate import DEFAULT_MAX_THINK
 from notes_cli.runtime.prefix_cache import REUSES, Reuse
 from notes_cli.runtime.settings import parse_method
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.text.erratum import of_fields
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.messages import Conversation, ImagePart, Message, TextPart, ToolCall, as_given
@@ -134,17 +134,18 @@ class Reader:
         if not isinstance(data, dict):
             raise Refused(400, f"{where or 'the body'} must be a JSON object", param=where or None)
         self._data = dict(data)
-        self._where = f"{where}." if where else ""
+        self.where = where
         self.ignored: list[str] = []  # keys of NEEDLESS and NEUTRAL
 
     def name(self, key: str) -> str:
-        return self._where + key
+        return f"{self.where}.{key}" if self.where else key
 
     def wrong(self, key: str, wanted: str, value: Any) -> Refused:
         shown = json.dumps(value, ensure_ascii=False)[:64]
-        return Refused(
-            400, f"{self.name(key)} must be {wanted}, not {shown}", param=self.name(key), code="invalid_value"
-        )
+        return invalid(self.name(key), f"{self.name(key)} must be {wanted}, not {shown}")
+
+    def has(self, key: str) -> bool:
+        return key in self._data
 
     def any(self, key: str) -> Any:
         return self._data.pop(key, None)
@@ -158,17 +159,30 @@ class Reader:
             raise self.wrong(key, wanted, value)
         return value  # type: ignore[no-any-return]
 
-    def flag(self, key: str) -> bool:
-        return self.take(key, "true or false", lambda value: isinstance(value, bool), False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        return self.take(key, "true or false", lambda value: isinstance(value, bool), default)
+
+    def one_of(self, key: str, options: Sequence[str], default: str | None = None) -> Any:
+        wanted = f"{', '.join(options[:-1])} or {options[-1]}"
+        return self.take(key, wanted, lambda value: value in options, default)
 
     def text(self, key: str, default: str = "") -> str:
         return self.take(key, "a string", lambda value: isinstance(value, str), default)
 
+    def required(self, key: str) -> Any:
+        """Take a value that is not null."""
+        if (value := self.any(key)) is None:
+            raise invalid(self.name(key), f"{self.name(key)} is missing")
+        return value
+
     def needed(self, key: str) -> str:
         """Take a required string, which may be empty."""
-        if self._data.get(key) is None:
-            raise Refused(400, f"{self.name(key)} is missing", param=self.name(key), code="invalid_value")
+        self._data[key] = self.required(key)
         return self.text(key)
+
+    def inner(self, key: str) -> Reader:
+        """Take an object, which null leaves empty."""
+        return Reader(self.any(key) or {}, self.name(key))
 
     def whole(self, key: str, low: int, high: int, default: int | None = None) -> int | None:
         def is_valid(value: Any) -> bool:
@@ -195,13 +209,8 @@ class Reader:
         return tuple(texts)
 
     def rest(self) -> dict[str, Any]:
-        """Take the remaining keys."""
         rest, self._data = self._data, {}
         return rest
-
-    def ignore(self, keys: set[str]) -> None:
-        for key in keys:
-            self._data.pop(key, None)
 
     def ignore_needless(self) -> None:
         """Ignore the keys of NEEDLESS, and those of NEUTRAL with a neutral value."""
@@ -211,12 +220,19 @@ class Reader:
                 del self._data[key]
                 self.ignored.append(key)
 
-    def end(self) -> None:
-        """Raises Refused for a remaining key that is not null."""
+    def end(self, ignored: Collection[str] = ()) -> None:
+        """Raises Refused for a remaining key that is not null, except the `ignored` ones."""
         for key, value in self._data.items():
-            if value is not None:
+            if value is not None and key not in ignored:
                 name = self.name(key)[:80]
                 raise Refused(400, f"Unknown parameter: '{name}'.", param=name, code="unknown_parameter")
+
+
+def readers(data: Any, where: str, wanted: str) -> list[Reader]:
+    """Return readers of the objects in a list. Raises Refused for another value."""
+    if not isinstance(data, list):
+        raise invalid(where, f"{where} must be {wanted}")
+    return [Reader(item, f"{where}[{number}]") for number, item in enumerate(data)]
 
 
 def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
@@ -235,9 +251,8 @@ def parse_chat(data: Any, *, forms: bool = True) -> ChatRequest:
         params = replace(params, grammar=grammar, call_grammar=choice.grammar)
     if prefill:
         _check_prefill(params, notes)
-    reader.ignore(IGNORED)
     reader.ignore_needless()
-    reader.end()
+    reader.end(IGNORED)
     chat = ChatRequest(model, messages, choice.tools, choice.allowed, params=params, notes=notes)
     return replace(chat, stream=stream, usage=usage, prefill=prefill, ignored=tuple(reader.ignored))
 
@@ -262,23 +277,18 @@ def parse_completion(data: Any, *, forms: bool = True) -> list[ChatRequest]:
             "logprobs are those of the answer, and with max_tokens 0 there is none: those of a prompt are not told"
         )
         raise Refused(400, message, param="logprobs", code="unsupported_value")
-    reader.ignore(IGNORED)
     reader.ignore_needless()
-    reader.end()
+    reader.end(IGNORED)
     ignored = tuple(reader.ignored)
     chat = ChatRequest(model, echo=echo, params=params, notes=notes, stream=stream, usage=usage, ignored=ignored)
     return [replace(chat, prompt=prompt) for prompt in prompts]
 
 
 def _usage(reader: Reader) -> bool:
-    options = reader.any("stream_options")
-    if options is None:
-        return False
-    inner = Reader(options, "stream_options")
+    inner = reader.inner("stream_options")
     usage = inner.flag("include_usage")
-    inner.ignore({"include_obfuscation"})
     inner.ignore_needless()
-    inner.end()
+    inner.end({"include_obfuscation"})
     return usage
 
 
@@ -297,7 +307,7 @@ def _generation(
     effort = reader.text("reasoning_effort") if chat else ""
     if effort not in ("", "none", "minimal", "low", "medium", "high", "xhigh"):
         raise reader.wrong("reasoning_effort", "none, minimal, low, medium or high", effort)
-    template = Reader(reader.any("chat_template_kwargs") or {}, "chat_template_kwargs") if chat else Reader({})
+    template = reader.inner("chat_template_kwargs") if chat else Reader({})
     think = template.flag("enable_thinking") or effort in ("low", "medium", "high", "xhigh")
     template.end()
     seed = reader.whole("seed", -(2**63), 2**63 - 1)
@@ -327,8 +337,7 @@ def _generation(
 def _stops(reader: Reader) -> tuple[str, ...]:
     stops = reader.texts("stop", MOST_STOPS)
     if (longest := max(map(len, stops), default=0)) > LONGEST_STOP:
-        message = f"stop has {longest:,} characters: {LONGEST_STOP:,} at most"
-        raise Refused(400, message, param="stop", code="invalid_value")
+        raise invalid("stop", f"stop has {longest:,} characters: {LONGEST_STOP:,} at most")
     return stops
 
 
@@ -375,44 +384,30 @@ def _grammar(reader: Reader, forms: bool) -> str | None:
     schema = reader.any("json_schema")
     if wanted is not None:
         form = Reader(wanted, "response_format")
-        kind = form.text("type")
-        if kind not in ("text", "json_object", "json_schema"):
+        kind = form.one_of("type", ("text", "json_object", "json_schema"), "")
+        if not kind:
             raise form.wrong("type", "text, json_object or json_schema", kind)
         if kind == "json_schema":
             inner = Reader(form.any("json_schema"), "response_format.json_schema")
-            schema = _schema(inner, "schema")
-            inner.ignore({"name", "description", "strict"})
-            inner.end()
+            schema = inner.required("schema")
+            inner.end({"name", "description", "strict"})
         elif kind == "json_object":
-            schema = _schema(form, "schema", ANY_OBJECT)
+            schema = form.any("schema")
+            schema = ANY_OBJECT if schema is None else schema
         form.end()
     if schema is not None and grammar is not None:
         raise Refused(400, "an answer can be held to a JSON schema or to a grammar, not to both", param="grammar")
     if not forms and (schema is not None or grammar is not None):
         raise no_forms()
-    if schema is not None:
-        return _compiled("response_format", lambda: schema_grammar(schema))
-    return _compiled("grammar", lambda: gbnf_grammar(grammar)) if grammar else None
+    with _refusing("grammar" if schema is None else "response_format"):
+        if schema is not None:
+            return schema_grammar(schema)
+        return gbnf_grammar(grammar) if grammar else None
 
 
 def no_forms() -> Refused:
     """Return the refusal of a grammar or schema with --no-forms, for untrusted clients: they cost time."""
     return Refused(400, "this server holds answers to no grammar and no schema", code="no_forms")
-
-
-def _schema(reader: Reader, key: str, default: Any = None) -> Any:
-    schema = reader.any(key)
-    if schema is None and default is None:
-        raise Refused(400, f"{reader.name(key)} is missing", param=reader.name(key), code="invalid_value")
-    return default if schema is None else schema
-
-
-def _compiled(param: str, compile_grammar: Callable[[], str]) -> str:
-    """Compile a grammar. Raises Refused for an invalid one."""
-    try:
-        return compile_grammar()
-    except GrammarError as error:
-        raise Refused(400, str(error), param=param, code="invalid_value") from error
 
 
 def parse_notes(data: Any) -> NotesParams:
@@ -435,10 +430,10 @@ def parse_notes(data: Any) -> NotesParams:
         memory=reader.text("memory") or None,
         explain=reader.flag("explain"),
         cache_salt=reader.text("cache_salt"),
-        match=reader.take("match", "true or false", lambda value: isinstance(value, bool), True),
+        match=reader.flag("match", True),
         recompute=reader.flag("recompute"),
         exact=reader.flag("exact"),
-        reuse=reader.take("reuse", "exact, compiled or near", lambda value: value in REUSES, None),
+        reuse=reader.one_of("reuse", REUSES),
         ask=ask,
         given=given,
     )
@@ -460,7 +455,7 @@ def _ask(reader: Reader) -> dict[str, Any]:
             "method": parse_method(method or None),
             "choices": choices,
             "seam": reader.whole("seam", 0, 2**31 - 1),
-            "place": reader.take("place", "early or late", lambda value: value in ("early", "late"), None),
+            "place": reader.one_of("place", ("early", "late")),
             "wording": reader.text("wording") or None,
             "decode": reader.texts("decode", 64),
             "strict": reader.flag("strict"),
@@ -515,11 +510,12 @@ def _tools(reader: Reader, forms: bool) -> _ToolChoice:
         named = Reader(choice if isinstance(choice, dict) else {"type": choice}, "tool_choice")
         if named.any("type") != "function":
             wanted = "none, auto, required, or a function with its name"
-            raise Refused(400, f"tool_choice must be {wanted}", param="tool_choice", code="invalid_value")
+            raise invalid("tool_choice", f"tool_choice must be {wanted}")
         name = Reader(named.any("function"), "tool_choice.function").text("name")
     with _refusing("tool_choice"):
         parameters = parameters_of(allowed, name)
-    grammar = _compiled("tools", lambda: calls_grammar(parameters, strict_ones(listed)))
+    with _refusing("tools"):
+        grammar = calls_grammar(parameters, strict_ones(listed))
     return _ToolChoice(tools, allowed, grammar, required)
 
 
@@ -527,52 +523,38 @@ def _allowed(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Map
     """Return the tools of `tool_choice` allowed_tools, and its mode, auto or required."""
     where = "tool_choice.allowed_tools"
     reader = Reader(choice.get("allowed_tools"), where)
-    mode, listed = reader.text("mode", "auto"), reader.any("tools")
-    if mode not in ("auto", "required"):
-        raise reader.wrong("mode", "auto or required", mode)
-    if not isinstance(listed, list) or not listed:
-        raise reader.wrong("tools", "a list of tools", listed)
-    entries = [Reader(entry, f"{where}.tools[{number}]") for number, entry in enumerate(listed)]
+    mode, listed = reader.one_of("mode", ("auto", "required"), "auto"), reader.any("tools")
+    entries = readers(listed or None, reader.name("tools"), "a list of tools")
     names = {Reader(entry.any("function"), entry.name("function")).needed("name") for entry in entries}
     allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
     if unknown := names - {tool["function"]["name"] for tool in allowed}:
-        message = f"{where} has {min(unknown)[:64]!r}, which is none of the tools"
-        raise Refused(400, message, param="tool_choice", code="invalid_value")
+        raise invalid("tool_choice", f"{where} has {min(unknown)[:64]!r}, which is none of the tools")
     return allowed, mode
 
 
 @contextmanager
 def _refusing(param: str) -> Iterator[None]:
-    """Convert errors in a parameter to Refused."""
     try:
         yield
     except Refused:
         raise
     except NotesError as error:
         message = re.sub(r"\bmessage (\d+)\b", lambda match: f"messages[{int(match[1]) - 1}]", str(error))
-        raise Refused(400, message, param=param, code="invalid_value") from error
+        raise invalid(param, message) from error
 
 
 def _prompts(data: Any) -> list[str | tuple[int, ...]]:
-    wrong = Refused(400, "prompt must be a string, tokens, or a list of these", param="prompt", code="invalid_value")
-    if isinstance(data, str):
-        return [data]
-    if not isinstance(data, list) or not data:
-        raise wrong
-    if all(_is_token(item) for item in data):
-        return [tuple(data)]
-    if len(data) > PROMPTS:
-        message = f"prompt must be {PROMPTS} prompts at most, not {len(data):,}"
-        raise Refused(400, message, param="prompt", code="invalid_value")
-    prompts: list[str | tuple[int, ...]] = []
-    for item in data:
-        if isinstance(item, list) and all(_is_token(token) for token in item):
-            prompts.append(tuple(item))
-        elif isinstance(item, str):
-            prompts.append(item)
-        else:
-            raise wrong
-    return prompts
+    tokens = isinstance(data, list) and data and all(map(_is_token, data))
+    prompts = [data] if tokens or isinstance(data, str) else data
+    if isinstance(prompts, list) and len(prompts) > PROMPTS:
+        raise invalid("prompt", f"prompt must be {PROMPTS} prompts at most, not {len(prompts):,}")
+    parsed = [
+        tuple(item) if isinstance(item, list) and all(map(_is_token, item)) else item
+        for item in (prompts if isinstance(prompts, list) else ())
+    ]
+    if not parsed or not all(isinstance(item, (str, tuple)) for item in parsed):
+        raise invalid("prompt", "prompt must be a string, tokens, or a list of these")
+    return parsed
 
 
 def _is_token(value: Any) -> bool:
@@ -588,9 +570,7 @@ _IGNORED_IN_MESSAGES = {"refusal", "reasoning_content", "reasoning", "annotation
 def _messages(reader: Reader) -> tuple[tuple[Message, ...], str]:
     """Parse the messages. Returns also the text of a last one of the assistant, which is continued."""
     data, wanted = reader.any("messages"), _wants_prefill(reader)
-    if not isinstance(data, list) or not data:
-        raise Refused(400, "messages must be a list of one message or more", param="messages", code="invalid_value")
-    messages = [_message(item, f"messages[{number}]") for number, item in enumerate(data)]
+    messages = list(map(_message, readers(data or None, "messages", "a list of one message or more")))
     prefill = ""
     if len(messages) > 1 and _is_text(messages[-1]) and wanted is not False:
         if _is_text(messages[-2]):
@@ -614,8 +594,7 @@ def _wants_prefill(reader: Reader) -> bool | None:
         for key in ("continue_final_message", "add_generation_prompt")
     )
     if goes_on is not None and goes_on is anew:
-        message = "continue_final_message and add_generation_prompt must not be equal"
-        raise Refused(400, message, param="add_generation_prompt", code="invalid_value")
+        raise invalid("add_generation_prompt", "continue_final_message and add_generation_prompt must not be equal")
     return goes_on if anew is None else not anew
 
 
@@ -635,32 +614,31 @@ def _check_prefill(params: GenerationParams, notes: NotesParams) -> None:
     }
     if (key := next((key for key, given in does_not_go.items() if given), None)) is not None:
         message = f"{key} does not go with a last message of the assistant, which is the beginning of the answer"
-        raise Refused(400, message, param=key, code="invalid_value")
+        raise invalid(key, message)
 
 
 def _without_images(message: Message) -> Message:
-    """Replace images by text."""
     text = TextPart("image")
     return replace(message, parts=tuple(part if isinstance(part, TextPart) else text for part in message.parts))
 
 
-def _message(data: Any, where: str) -> Message:
-    reader = Reader(data, where)
+def _message(reader: Reader) -> Message:
     role = reader.text("role")
     if role not in _ROLES:
         raise reader.wrong("role", f"one of {', '.join(_ROLES)}", role)
-    may_be_empty = role != "user" and "content" in data and data["content"] in (None, [])
-    parts = _parts(reader.any("content"), where, images=role in ("user", "system", "developer"))
-    calls = _calls(reader.any("tool_calls"), where)
+    has_content, content = reader.has("content"), reader.any("content")
+    parts = _parts(content, reader.name("content"), images=role in ("user", "system", "developer"))
+    calls = _calls(reader.any("tool_calls"), reader.name("tool_calls"))
     if reader.any("function_call"):
-        raise Refused(400, f"{where}.function_call is not supported: use tool_calls", param=f"{where}.function_call")
+        name = reader.name("function_call")
+        raise Refused(400, f"{name} is not supported: use tool_calls", param=name)
     call = reader.text("tool_call_id")
     if role not in ("assistant", "tool"):  # programs add their own keys to these
-        reader.ignore(_IGNORED_IN_MESSAGES)
-        reader.end()
+        reader.end(_IGNORED_IN_MESSAGES)
     if not parts and role != "assistant":
-        if not may_be_empty:
-            raise Refused(400, f"{where} has no content", param=f"{where}.content", code="invalid_value")
+        if role == "user" or not has_content:
+            where = reader.name("content")
+            raise invalid(where, f"{where.removesuffix('.content')} has no content")
         parts = (TextPart(""),)
     if role == "assistant":  # the parts of an answer are one text
         parts = (TextPart("".join(part.text for part in parts if isinstance(part, TextPart))),) if parts else ()
@@ -675,26 +653,21 @@ def _message(data: Any, where: str) -> Message:
 
 
 def _parts(content: Any, where: str, images: bool = False) -> tuple[TextPart | ImagePart, ...]:
-    where += ".content"
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(content),)
-    if not isinstance(content, list):
-        raise Refused(400, f"{where} must be a string or a list of parts", param=where, code="invalid_value")
     parts: list[TextPart | ImagePart] = []
-    for number, part in enumerate(content):
-        reader = Reader(part, f"{where}[{number}]")
+    for number, reader in enumerate(readers(content, where, "a string or a list of parts")):
         kind = reader.text("type")
         if kind == "image_url" and images:
             parts.append(_image(reader))
-            continue
-        if kind not in ("text", "refusal"):
+        elif kind in ("text", "refusal"):
+            parts.append(TextPart(reader.needed(kind)))
+        else:
             raise Refused(400, f"{where}[{number}] is {kind[:40] or 'of no type'}: only text is supported", param=where)
-        parts.append(TextPart(reader.needed(kind)))
         if images:
-            reader.ignore({"cache_control"})
-            reader.end()
+            reader.end({"cache_control"})
     return tuple(parts)
 
 
@@ -702,32 +675,22 @@ def _image(reader: Reader) -> ImagePart:
     """Parse an image of OpenAI's API, which must be a data URL, as nothing is fetched."""
     inner = Reader(reader.any("image_url"), reader.name("image_url"))
     url, name = inner.text("url"), inner.name("url")
-    inner.ignore({"detail"})
-    inner.end()
-    reader.ignore({"cache_control"})
-    reader.end()
+    inner.end({"detail"})
     head, _, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
-        message = f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere"
-        raise Refused(400, message, param=name, code="invalid_value")
+        raise invalid(name, f"{name} must be data:image/...;base64,...: no image is fetched from elsewhere")
     try:
         return ImagePart(read_picture(b64decode(data, validate=True), name))
     except ValueError as error:
-        raise Refused(400, f"{name} is not base64: {error}", param=name, code="invalid_value") from error
+        raise invalid(name, f"{name} is not base64: {error}") from error
     except ImageError as error:
-        raise Refused(400, str(error), param=name, code="invalid_value") from error
+        raise invalid(name, str(error)) from error
 
 
 def _calls(data: Any, where: str) -> tuple[ToolCall, ...]:
-    if data is None:
-        return ()
-    where += ".tool_calls"
-    if not isinstance(data, list):
-        raise Refused(400, f"{where} must be a list", param=where, code="invalid_value")
     calls = []
-    for number, item in enumerate(data):
-        call = Reader(item, f"{where}[{number}]")
-        function = Reader(call.any("function"), f"{where}[{number}].function")
+    for call in readers([] if data is None else data, where, "a list"):
+        function = Reader(call.any("function"), call.name("function"))
         name, arguments = function.text("name"), function.any("arguments")
         calls.append(ToolCall(call.text("id"), name, _arguments(arguments)))
     return tuple(calls)

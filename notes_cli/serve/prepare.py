@@ -34,7 +34,7 @@ from notes_cli.serve.conversations import (
     prefix_digests,
 )
 from notes_cli.serve.parsing import DRAWN, ChatRequest, GenerationParams
-from notes_cli.serve.refusals import Refused, too_long
+from notes_cli.serve.refusals import Refused, invalid, too_long
 from notes_cli.serve.segment_cache import SegmentCache, Text, last_text, match_skills, skill_name
 from notes_cli.text.messages import BETWEEN, Conversation, ErratumPart, ImagePart, Message, Part, SkillPart, TextPart
 from notes_cli.text.tools import form_of
@@ -65,9 +65,8 @@ def skills_of_alias(model: str, known: Sequence[str]) -> tuple[str, ...]:
         return ()
     skills = next((model.removeprefix(f"{name}@") for name in known if model.startswith(f"{name}@")), None)
     if skills is None:
-        raise Refused(
-            404, f"The model '{model[:80]}' does not exist. There is {known[0]}", param="model", code="model_not_found"
-        )
+        message = f"The model '{model[:80]}' does not exist. There is {known[0]}"
+        raise Refused(404, message, param="model", code="model_not_found")
     return tuple(name for name in skills.split("+") if name)
 
 
@@ -170,20 +169,14 @@ def single_turn(
     params, messages = request.params, list(request.messages)
     system = messages.pop(0) if messages[0].role == "system" else None
     if len(messages) != 1 or messages[0].role != "user" or request.tools:
-        message = "a session keeps its messages: send the new message alone, and a system message with the first one"
-        if request.notes.session is None:
-            message = (
-                "notes.ask is for one question: send one message of the user, after a system message or without one"
-            )
-        raise Refused(400, message, param="messages")
+        alone = "a session keeps its messages: send the new message alone, and a system message with the first one"
+        single = "notes.ask is for one question: send one message of the user, after a system message or without one"
+        raise Refused(400, single if request.notes.session is None else alone, param="messages")
     if system is not None and begun:
         raise Refused(400, "the session has begun: its system message was its first", param="messages")
     if system is not None and any(isinstance(part, ImagePart) for part in system.parts):
-        raise Refused(
-            400,
-            "the system message of a session or of notes.ask has no images: send them with a question",
-            param="messages",
-        )
+        message = "the system message of a session or of notes.ask has no images: send them with a question"
+        raise Refused(400, message, param="messages")
     if params.choices > 1:
         raise Refused(400, "n does not go with a session or notes.ask, which have one answer", param="n")
     if params.stops:  # the last token of a stop string may have more text
@@ -213,7 +206,6 @@ def single_turn(
 
 
 def _text(message: Message) -> str:
-    """Return the texts of a message, joined as in a chat."""
     return BETWEEN.join(part.text for part in message.parts if isinstance(part, TextPart))
 
 
@@ -277,10 +269,9 @@ def _prepare_chat(
     notes = request.notes
     layout = state.prefixes.layout(prompt, parts, settings.seam, splice=not notes.recompute, exact=notes.exact)
     layout = _with_reuse(state, request, layout)
-    general = request.tools and workspace.template.generic_tools
-    notices = (
-        (f"{workspace.template.name} has no tools: the prompt describes them in a general form",) if general else ()
-    )
+    notices: tuple[str, ...] = ()
+    if request.tools and workspace.template.generic_tools:
+        notices = (f"{workspace.template.name} has no tools: the prompt describes them in a general form",)
     return replace(_with_limits(state, request, layout, think), conversation=now, digests=digests, notices=notices)
 
 
@@ -301,7 +292,6 @@ def _editable(skills: Mapping[str, Segment], copies: Sequence[Copy]) -> frozense
 
 
 def _fields(conversation: ConversationState) -> dict[str, str]:
-    """Return the values in place, by `skill.field`."""
     return {f"{skill}.{name}": value for (skill, name), value in conversation.in_place.items()}
 
 
@@ -359,7 +349,6 @@ def _parts(message: Message, number: int) -> Iterator[tuple[Part, Copy | None]]:
 
 
 def _late(messages: Sequence[Message], place: str) -> int | None:
-    """Return the number of the message that gets the skills if they are placed late."""
     if place != "late":
         return None
     return next((number for number, message in enumerate(messages) if message.role == "user"), None)
@@ -408,7 +397,7 @@ def _max_tokens(params: GenerationParams, limit: int | None) -> int:
 def check_bias(workspace: Workspace, request: ChatRequest) -> None:
     """Raises Refused for a token that the model does not have."""
     if (unknown := workspace.model.unknown(token for token, _ in request.params.sampling.bias)) is not None:
-        raise Refused(400, f"there is no token {unknown}", param="logit_bias", code="invalid_value")
+        raise invalid("logit_bias", f"there is no token {unknown}")
 
 
 def _prompt_tokens(workspace: Workspace, prompt: str | tuple[int, ...]) -> Tokens:

@@ -81,12 +81,9 @@ def _prepare_turn(state: ServerState, chat: ChatRequest, name: str, resources: E
             raise SessionError(message, "Continue it without a server, or name a compiled skill as its memory")
         request = replace(request, memory=state.segment_cache.segment(memory.reference))
     check_bias(workspace, chat)
-    tokens, max_new = (
-        _session_tokens(workspace, stored.state, request),
-        max_new_tokens(workspace, request, request.think),
-    )
-    first_tokens, notices = _first_tokens(request, max_new), _edited_notices(workspace, request)
-    lookahead = tokens_of_longest(workspace, request.choices)
+    tokens = _session_tokens(workspace, stored.state, request)
+    first_tokens = _first_tokens(request, max_new_tokens(workspace, request, request.think))
+    lookahead, notices = tokens_of_longest(workspace, request.choices), _edited_notices(workspace, request)
     return PreparedTurn(stored, request, tokens, first_tokens, lookahead, notices)
 
 
@@ -118,7 +115,6 @@ def _layout(state: ServerState, question: answering.Question, text: str | None =
 
 
 def _common_tokens(layout: Layout, other: Layout) -> int:
-    """Return the number of leading tokens that two prompts have in common."""
     shortest = min(len(layout), len(other))
     same = layout.tokens[:shortest] == other.tokens[:shortest]
     return shortest if same.all() else int(same.argmin())

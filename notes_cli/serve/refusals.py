@@ -48,6 +48,11 @@ class Refused(NotesError):
         return {**later, "Connection": "close"} if self.last else later
 
 
+def invalid(param: str, message: str) -> Refused:
+    """Return the refusal of the value of a key, `param`."""
+    return Refused(400, message, param=param, code="invalid_value")
+
+
 class ServerError(NotesError):
     """An internal error, which no request should be able to cause."""
 

@@ -48,16 +48,10 @@ class Server:
 
 def address(host: str, port: int) -> str | None:
     """Return the URL of a listening server from this machine; None if it does not listen on loopback."""
-    local = LOCAL.get(host, host if _is_loopback(host) else None)
+    from notes_cli.serve.security import is_loopback
+
+    local = LOCAL.get(host, host if is_loopback(host) else None)
     return f"http://{local}:{port}" if local else None
-
-
-def _is_loopback(host: str) -> bool:
-    """Return True for IPv4's loopback addresses, 127.0.0.0/8."""
-    try:
-        return socket.inet_pton(socket.AF_INET, host)[0] == 127
-    except OSError:
-        return False
 
 
 @contextmanager

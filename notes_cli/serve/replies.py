@@ -6,6 +6,7 @@ import codecs
 import json
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
@@ -86,7 +87,6 @@ class Reply:
                 yield self._chunk(index, self.echo)
 
     def chunks(self, event: AnswerEvent) -> Iterable[Json]:
-        """Yield the chunks of an event."""
         if isinstance(event, AnswerDone):
             if event.calls:
                 calls = [{"index": number, **call} for number, call in enumerate(tool_calls(event))]
@@ -100,8 +100,13 @@ class Reply:
         elif isinstance(event, TextDelta):
             yield self._chunk(event.index, event.text, event.tokens)
 
+    def _collect(self) -> None:
+        """Take all events, for a reply that is built by its chunks."""
+        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
+        for event in events:
+            deque(self.chunks(event), maxlen=0)
+
     def failure(self, error: Refused) -> Json:
-        """Return the last chunk of a reply that failed."""
         return error_body(error)
 
     def closing(self, replies: Sequence[Reply]) -> Iterable[Json]:
@@ -165,7 +170,6 @@ class TokenOffsets:
         self._offset, self._incomplete = start, b""  # bytes of an incomplete character
 
     def next(self, token: bytes) -> int:
-        """Return the offset of the next token."""
         first = self._incomplete + token[:1]
         # The incomplete character becomes U+FFFD if the token does not continue it.
         broken = bool(self._incomplete and _decode(first)[0]) and not _is_utf8(first)
@@ -250,7 +254,6 @@ def gain(replies: Sequence[Reply]) -> dict[str, int]:
 
 
 def headers(replies: Sequence[Reply]) -> dict[str, str]:
-    """Return `gain` as response headers."""
     return {f"x-notes-{name.replace('_', '-')}": str(number) for name, number in gain(replies).items()}
 
 

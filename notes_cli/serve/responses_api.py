@@ -6,13 +6,13 @@ import json
 import secrets
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from notes_cli.serve.generation import AnswerDone, TextDelta, Token
-from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat
+from notes_cli.serve.parsing import ChatRequest, Reader, parse_chat, readers
 from notes_cli.serve.refusals import Refused, renaming
 from notes_cli.serve.replies import AnswerEvent, Json, Reply, tool_calls, usage
 
@@ -85,15 +85,13 @@ def parse_responses(data: Any, store: ResponseStore, *, forms: bool = True) -> R
     messages = [*(store.messages(previous) if previous else ()), *new]
     tools, for_client, skipped = _tools(reader.any("tools"))
     choice, store_it = _tool_choice(reader.any("tool_choice"), tools), reader.any("store") is not False
-    reasoning = Reader(reader.any("reasoning") or {}, "reasoning")
-    text = Reader(reader.any("text") or {}, "text")
+    reasoning, text = reader.inner("reasoning"), reader.inner("text")
     include = reader.texts("include", 16)
     limit = reader.whole("max_output_tokens", 1, 2**31 - 1)
-    reader.ignore(IGNORED)
     first = [{"role": "system", "content": instructions}] if instructions else []
     body = {
         "add_generation_prompt": True,  # a last message of the assistant is a finished item
-        **reader.rest(),
+        **{key: value for key, value in reader.rest().items() if key not in IGNORED},
         "messages": [*first, *messages],
         "tools": tools,
         "tool_choice": choice,
@@ -129,13 +127,9 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
     """Convert the input, a text or items, to messages of a chat. Returns also the key of the item of each message."""
     if isinstance(data, str):
         return [{"role": "user", "content": data}], ["input"]
-    if not isinstance(data, list) or not data:
-        raise Refused(400, "input must be a string, or a list of one item or more", param="input", code="invalid_value")
     messages: list[Json] = []
     places: list[str] = []
-    for number, item in enumerate(data):
-        place = f"input[{number}]"
-        reader = Reader(item, place)
+    for number, reader in enumerate(readers(data or None, "input", "a string, or a list of one item or more")):
         kind = reader.text("type", "message")
         if kind == "message":
             messages.append({"role": reader.needed("role"), "content": _content(reader.any("content"), reader)})
@@ -151,19 +145,15 @@ def _messages(data: Any) -> tuple[list[Json], list[str]]:
             messages.append({"role": "tool", "tool_call_id": reader.needed("call_id"), "content": content})
         elif kind != "reasoning":  # earlier reasoning is no part of the prompt
             raise Refused(400, f"{reader.name('type')} {kind[:40]!r} is not supported", param=reader.name("type"))
-        places += [place] * (len(messages) - len(places))
+        places += [f"input[{number}]"] * (len(messages) - len(places))
     return messages, places
 
 
 def _content(data: Any, item: Reader, key: str = "content") -> str | list[Json]:
-    """Convert the content of an item to that of a message."""
     if isinstance(data, str):
         return data
-    if not isinstance(data, list):
-        raise item.wrong(key, "a string or a list of parts", data)
     parts: list[Json] = []
-    for number, part in enumerate(data):
-        reader = Reader(part, item.name(f"{key}[{number}]"))
+    for reader in readers(data, item.name(key), "a string or a list of parts"):
         kind = reader.text("type")
         if kind == "input_image":
             parts.append({"type": "image_url", "image_url": {"url": reader.needed("image_url")}})
@@ -182,16 +172,12 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
     tools: list[Json] = []
     for_client: dict[str, Json] = {}
     skipped: list[str] = []
-    if not isinstance(data or [], list):
-        raise Refused(400, "tools must be a list of tools", param="tools", code="invalid_value")
-    readers = [("", Reader(item, f"tools[{number}]")) for number, item in enumerate(data or [])]
-    for namespace, reader in readers:
+    listed = [("", tool) for tool in readers(data or [], "tools", "a list of tools")]
+    for namespace, reader in listed:
         kind = reader.text("type")
         if kind == "namespace":
-            inner, name = reader.any("tools"), reader.needed("name")
-            if not isinstance(inner, list):
-                raise reader.wrong("tools", "a list of tools", inner)
-            readers += [(name, Reader(item, reader.name(f"tools[{place}]"))) for place, item in enumerate(inner)]
+            name, inner = reader.needed("name"), readers(reader.any("tools"), reader.name("tools"), "a list of tools")
+            listed += [(name, tool) for tool in inner]
             continue
         if kind not in ("function", "custom"):
             skipped.append(f"tools of the type {kind[:40]!r}")
@@ -199,8 +185,7 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
         name, description = reader.needed("name"), reader.text("description")
         parameters, strict = reader.any("parameters"), reader.any("strict")
         if kind == "custom":
-            form = Reader(reader.any("format") or {}, reader.name("format"))
-            description = "\n\n".join(filter(None, (description, form.text("definition"))))
+            description = "\n\n".join(filter(None, (description, reader.inner("format").text("definition"))))
             parameters = INPUT
         shown = _shown_name(namespace, name)
         for_client[shown] = {"type": kind, "name": name, **({"namespace": namespace} if namespace else {})}
@@ -210,12 +195,10 @@ def _tools(data: Any) -> tuple[list[Json], dict[str, Json], list[str]]:
 
 
 def _shown_name(namespace: str, name: str) -> str:
-    """Return the name of a tool that the model sees."""
     return f"{namespace}__{name}" if namespace else name
 
 
 def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:
-    """Convert `tool_choice` to that of a chat."""
     if not isinstance(data, dict):
         return data if tools else None
     kind = data.get("type")
@@ -228,7 +211,6 @@ def _tool_choice(data: Any, tools: Sequence[Json]) -> Any:
 
 
 def _format(data: Any) -> Json | None:
-    """Convert `text.format` to `response_format`."""
     if not isinstance(data, dict) or data.get("type") != "json_schema":
         return data  # type: ignore[no-any-return]
     return {"type": "json_schema", "json_schema": {key: value for key, value in data.items() if key != "type"}}
@@ -247,9 +229,7 @@ class ResponsesReply(Reply):
     # Whole.
 
     def whole(self) -> Json:
-        events: list[AnswerEvent] = [*self._deltas.get(0, []), self.done[0]]
-        for event in events:
-            deque(self.chunks(event), maxlen=0)  # collects the items
+        self._collect()
         return self._response("completed")
 
     def _response(self, status: str, error: Json | None = None) -> Json:
@@ -311,7 +291,6 @@ class ResponsesReply(Reply):
         yield self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: Refused) -> Json:
-        """Return the last event of a response that failed."""
         body = {"code": error.code or "server_error", "message": str(error)}
         return self._event("response.failed", response=self._response("failed", body))
 
@@ -352,7 +331,6 @@ class ResponsesReply(Reply):
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=_copied(item))
 
     def _call(self, identity: str, name: str, arguments: Mapping[str, Any]) -> Iterable[Json]:
-        """Yield the events of a tool call."""
         assert self.asked is not None
         tool = self.asked.tools[name]
         custom = tool["type"] == "custom"

@@ -15,9 +15,9 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from notes_cli.errors import EngineError
@@ -44,13 +44,6 @@ LONG = 8  # most waiting compiles
 IDLE = 32  # idle prefixes that are kept
 
 
-@dataclass(frozen=True, slots=True)
-class _LongCall:
-    """A call that takes many steps' time."""
-
-    function: Callable[[], object]
-
-
 class DecodeThread:
     """Prepares requests and runs them in the scheduler, between `start` and `close`. Any thread may use it."""
 
@@ -73,8 +66,8 @@ class DecodeThread:
         self.started = int(time.time())
         self.metrics = Metrics()
         self._open = workspace
-        self._arrivals: queue.SimpleQueue[ServerJob | _LongCall | Callable[[], object] | None] = queue.SimpleQueue()
-        self._long_calls: deque[_LongCall] = deque()
+        self._arrivals: queue.SimpleQueue[ServerJob | Callable[[], object] | None] = queue.SimpleQueue()
+        self._long_calls: deque[Callable[[], object]] = deque()  # each takes many steps' time
         self._long = 0  # unfinished long calls
         self._count = 0  # unfinished jobs
         self._lock = threading.Lock()
@@ -107,7 +100,6 @@ class DecodeThread:
 
     @property
     def load(self) -> int:
-        """Number of unfinished requests."""
         return self._count
 
     def submit(self, request: ChatRequest, on_event: Callable[[JobEvent], object]) -> ServerJob:
@@ -191,7 +183,7 @@ class DecodeThread:
                 except BaseException as error:
                     future.set_exception(error)
 
-        self._arrivals.put(_LongCall(run) if long else run)
+        self._arrivals.put(partial(self._long_calls.append, run) if long else run)
         if self.ended:
             self._refuse_arrivals()
         return future
@@ -203,7 +195,6 @@ class DecodeThread:
     # In the decode thread.
 
     def gauges(self) -> dict[str, float]:
-        """Return the gauges for /metrics."""
         context, store = self.workspace.context, self.prefixes.store
         return {
             "requests_running": len(self.scheduler.running),
@@ -241,7 +232,13 @@ class DecodeThread:
                 if isinstance(arrival, ServerJob):
                     arrival.on_event(Refused(503, "the server has ended", code="shutting_down"))
                 elif arrival is not None:
-                    (arrival.function if isinstance(arrival, _LongCall) else arrival)()
+                    arrival()
+        self._refuse_long_calls()
+
+    def _refuse_long_calls(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._long_calls.popleft()()
 
     def _begin(self) -> None:
         workspace, limits = self.workspace, self.limits
@@ -279,9 +276,7 @@ class DecodeThread:
 
     def _refuse_all(self) -> None:
         """Refuse all requests, at the end of the server."""
-        for call in self._long_calls:
-            call.function()
-        self._long_calls.clear()
+        self._refuse_long_calls()
         self.scheduler.close()
 
     def _iterate(self) -> None:
@@ -289,7 +284,7 @@ class DecodeThread:
         self._take_arrivals(wait=not busy)
         self._serve()
         if self._long_calls and not self._closing:
-            self._long_calls.popleft().function()
+            self._long_calls.popleft()()
 
     def yield_to_others(self) -> None:
         """Run a step of the other requests, during a long call. Raises Refused at the end of the server."""
@@ -313,13 +308,10 @@ class DecodeThread:
                 self._closing = True
             elif isinstance(arrival, ServerJob):
                 self._begin_job(arrival)
-            elif isinstance(arrival, _LongCall):
-                self._long_calls.append(arrival)
             else:
                 arrival()
 
     def _begin_job(self, job: ServerJob) -> None:
-        """Submit a prepared request to the scheduler."""
         job.work = self.tasks.work(job)
         job.work.cancelled = job.cancelled  # it may have been cancelled before
         job.work.on_end = lambda work: self._job_ended(job, work)
@@ -347,16 +339,6 @@ class DecodeThread:
             self._prepared.discard(job)
             self._count -= 1
         job.finished.set()
-
-
-@contextlib.contextmanager
-def run_scheduler(scheduler: DecodeThread) -> Iterator[DecodeThread]:
-    """Start a decode thread, and close it at the end of the block."""
-    scheduler.start()
-    try:
-        yield scheduler
-    finally:
-        scheduler.close()
 
 
 def model_names(workspace: Workspace, aliases: Sequence[str]) -> tuple[str, ...]:

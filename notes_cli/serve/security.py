@@ -50,7 +50,6 @@ class Guard:
         self._host, self._on_loopback = host.lower(), is_loopback(host)
 
     def _accepts_host(self, name: str) -> bool:
-        """Return True if the name in Host may be this machine's."""
         if self._keys or name in (self._host, "localhost") or _is_address(name):
             return True
         return not self._on_loopback and ("." not in name or name.endswith(".local"))

@@ -93,7 +93,7 @@ class SegmentCache:
         if target.kind == "segment" or word == "-":
             raise SegmentError(f"{word} is no text and no skill of the library, which a server needs", Help.COMPILE())
         skill = load_skill(word)
-        compiled = compile_to_library(self._workspace, skill, say=lambda notice: output.say(str(notice)))
+        compiled = compile_to_library(self._workspace, skill, say=_say)
         if compiled.reasons:
             output.say(f"compiled {word} as {skill.name} ({compiled.tokens} tokens): {'; '.join(compiled.reasons)}")
         return skill.name

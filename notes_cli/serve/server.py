@@ -10,43 +10,22 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from starlette.applications import Starlette
 
 from notes_cli.errors import NotesError
+
+if TYPE_CHECKING:
+    from notes_cli.serve.app import Service
+    from notes_cli.serve.upstream import Upstream
+
+    Served = Service | Upstream
 
 DRAIN = 30.0  # seconds for running answers at the end
 SWITCH = 0.0005  # seconds of Python's switch interval: threads that parse large requests must not delay the others
 KEEP_ALIVE = 75  # seconds; more than the 60 of load balancers
 CUT_OFF = "ASGI callable returned without completing response"  # uvicorn's message about a stalled client
-
-
-class Work(Protocol):
-    """Runs requests in other threads, between `start` and `close`."""
-
-    ready: Future[Any]  # done once requests can be answered
-    over: Future[None]  # done once it has ended by itself
-
-    @property
-    def load(self) -> int:
-        """Number of unfinished requests."""
-
-    def start(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class Served(Protocol):
-    """Endpoints. `end` ends the server, from any thread; `draining`: new requests are refused."""
-
-    draining: bool
-    end: Callable[[], object]
-
-    @property
-    def app(self) -> Starlette: ...
-    @property
-    def scheduler(self) -> Work: ...
 
 
 class _Server(uvicorn.Server):
@@ -115,7 +94,8 @@ async def _serve(service: Served, listening: socket.socket, on_ready: Callable[[
     scheduler = service.scheduler
     scheduler.start()
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-    ready = asyncio.wrap_future(scheduler.ready)
+    loaded: Future[Any] = scheduler.ready
+    ready = asyncio.wrap_future(loaded)
     ending = asyncio.ensure_future(ended.wait())
     over = asyncio.wrap_future(scheduler.over)
     try:

@@ -28,8 +28,8 @@ from notes_cli.errors import Help, NotesError, SegmentError, SkillError, reason
 from notes_cli.library.global_errata import GlobalErrata, holding, marks_of
 from notes_cli.library.store import Library
 from notes_cli.runtime.freshness import skill_from_segment
-from notes_cli.serve.parsing import NotesParams, parse_notes
-from notes_cli.serve.refusals import Refused
+from notes_cli.serve.parsing import parse_notes
+from notes_cli.serve.refusals import Refused, invalid
 from notes_cli.serve.segment_cache import SHORTEST, skill_name
 from notes_cli.text.erratum import Erratum, Known, read_errata, word
 from notes_cli.text.fields import clean_value
@@ -143,17 +143,24 @@ class Placer:
 
     def place(self, data: Any) -> Placed:
         """Put skills and errata into a chat request. Raises NotesError."""
-        notes, body = notes_of(data)
+        if not isinstance(data, dict):
+            raise Refused(400, "the body must be a JSON object")
+        body, given = {name: value for name, value in data.items() if name != "notes"}, data.get("notes")
+        for key in NEED_A_MODEL:
+            if isinstance(given, dict) and given.get(key):
+                message = f"notes.{key} needs a model of this server, which only passes requests on"
+                raise Refused(400, message, param=f"notes.{key}", code="unsupported_value")
+        notes = parse_notes(given)
         model, words = self.skills_of_alias(body.get("model"))
         body |= {"model": model} if words else {}
         skills = {skill.name: skill for skill in map(self.texts.find, (*words, *notes.splice))}
         messages = body.get("messages")
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise Refused(400, "messages must be a list of objects", param="messages", code="invalid_value")
+            raise invalid("messages", "messages must be a list of objects")
         for number, message in enumerate(messages):
             if not isinstance(message.get("content"), str | list | None):
                 name = f"messages[{number}].content"
-                raise Refused(400, f"{name} must be a text, a list or null", param=name, code="invalid_value")
+                raise invalid(name, f"{name} must be a text, a list or null")
         body["messages"] = messages = copy.deepcopy(messages)
         found = _match(messages, self.texts.all().values()) if notes.match else {}
         named = {name: (skills[name], dict[str, str]()) for name in sorted(skills) if name not in found}
@@ -202,18 +209,6 @@ class Placer:
         return [_sentence(known, key, value) for stated in places.values() for key, value in stated.items()]
 
 
-def notes_of(data: Any) -> tuple[NotesParams, Json]:
-    """Return the key `notes` of a request, and the request without it. Raises Refused for keys that need a model."""
-    if not isinstance(data, dict):
-        raise Refused(400, "the body must be a JSON object")
-    given = data.get("notes")
-    for key in NEED_A_MODEL:
-        if isinstance(given, dict) and given.get(key):
-            message = f"notes.{key} needs a model of this server, which only passes requests on"
-            raise Refused(400, message, param=f"notes.{key}", code="unsupported_value")
-    return parse_notes(given), {name: value for name, value in data.items() if name != "notes"}
-
-
 def _sentence(known: Known, key: tuple[str, str], value: str) -> str:
     skill, name = key
     if not skill:
@@ -223,7 +218,6 @@ def _sentence(known: Known, key: tuple[str, str], value: str) -> str:
 
 
 def _put_before(message: Json, texts: Sequence[str]) -> None:
-    """Put texts at the beginning of a message."""
     content = message.get("content")
     if isinstance(content, list):
         message["content"] = [*({"type": "text", "text": text} for text in texts), *content]

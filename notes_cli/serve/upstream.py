@@ -1,36 +1,37 @@
 """A proxy in front of another server with OpenAI's API: it adds skills and errata to the messages of requests.
 
-skill_texts.py edits the messages. Threads wait for the other server, with the standard library's HTTP client. If a
-client disconnects, the connection to the other server is closed, which ends the answer there.
+skill_texts.py edits the messages. If a client disconnects, the connection to the other server is closed, which ends the
+answer there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
+import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlsplit
 
+import httpx
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from notes_cli.errors import NotesError, reason
+from notes_cli.errors import NotesError
+from notes_cli.explanations import erratum_as_json
 from notes_cli.serve.access_log import COUNTS
 from notes_cli.serve.app import Options, application, read_body
 from notes_cli.serve.errata import parse_correction
-from notes_cli.serve.event_stream import EventStream, encode_event, while_connected
+from notes_cli.serve.event_stream import encode_event, start_stream, while_connected
 from notes_cli.serve.json_body import read_json
 from notes_cli.serve.metrics import KIND, Metrics, render_metrics
-from notes_cli.serve.refusals import Refused, error_body
+from notes_cli.serve.refusals import Refused
 from notes_cli.serve.skill_texts import Json, Placed, Placer
 from notes_cli.sessions.global_correction import errata_of
 from notes_cli.text.skill import Skill
@@ -38,15 +39,12 @@ from notes_cli.text.skill import Skill
 CONNECT = 10.0  # seconds
 SILENT = 600.0  # seconds without a byte, as in OpenAI's clients: a long prompt is read meanwhile
 AT_A_TIME = 256  # requests that are passed on; more wait
-PART = 1 << 16  # bytes
 PASSED_ON = ("content-type", "accept", "anthropic-version", "anthropic-beta")  # headers of requests
 RETURNED = ("content-type", "content-encoding", "retry-after", "x-request-id")  # headers of replies
 LONGEST_CORRECTION = 1000  # characters
 LONGEST_EVENT = 16 << 20  # bytes
 MOST_TOKENS = 1 << 53  # that a reply may count
 DONE = b"[DONE]"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,93 +69,6 @@ class Target:
         if not all("!" <= letter <= "~" for letter in key):
             raise NotesError("the key of the upstream has a character that a header cannot have")
         return cls(url.strip().rstrip("/").removesuffix("/v1"), key)
-
-
-class Call:
-    """A request to the other server. `send` and `read` are for threads; `close` ends them from any other."""
-
-    def __init__(self, target: Target, method: str, path: str, body: bytes = b"", headers: Json | None = None) -> None:
-        parts = urlsplit(target.url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._connection = kind(parts.hostname or "", parts.port, timeout=CONNECT)
-        self._url, self._key, self._closed = target.url, target.key, False
-        self._socket: socket.socket | None = None
-        self._response: HTTPResponse | None = None
-        key = {"Authorization": f"Bearer {target.key}"} if target.key else {}
-        self._request = (method, parts.path + path, body or None, {**(headers or {}), **key, "Connection": "close"})
-
-    def send(self) -> None:
-        """Send it, and wait for the status and headers of the reply. Raises Refused."""
-        try:
-            self._connection.connect()
-            self._socket = self._connection.sock
-            if self._closed:
-                raise ConnectionAbortedError("closed")
-            self._socket.settimeout(SILENT)
-            self._connection.request(*self._request)
-            self._response = self._connection.getresponse()
-        except (OSError, HTTPException, ValueError) as error:
-            raise self._failure(error) from error
-
-    @property
-    def status(self) -> int:
-        return self._response.status if self._response else 0
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of the reply that are returned to a client, each on one line."""
-        assert self._response
-        found = {name: " ".join(self._response.headers.get(name, "").split()) for name in RETURNED}
-        return {name: value for name, value in found.items() if value and value.isprintable()}
-
-    @property
-    def streams(self) -> bool:
-        return self.status == 200 and self.headers.get("content-type", "").startswith("text/event-stream")
-
-    def read(self, most: int = 0) -> bytes:
-        """Read all of the reply, or at most so many bytes as soon as there are any. Raises Refused."""
-        assert self._response
-        try:
-            data = self._response.read1(most) if most else self._response.read()
-        except (OSError, HTTPException, ValueError) as error:
-            raise self._failure(error) from error
-        hidden = self._key if self.status >= 400 else ""  # errors may quote the request
-        return data.replace(hidden.encode(), b"***") if hidden else data
-
-    def close(self) -> None:
-        self._closed = True
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-        if self._response is not None:
-            with suppress(OSError, ValueError):  # another thread may be reading
-                self._response.close()
-        self._connection.close()
-
-    def refuse_errors(self, data: bytes) -> None:
-        """Raise Refused for a reply that the client must not see: a failure of the other server, or the refusal of its
-        key."""
-        if self.status in (401, 403):
-            message = (
-                f"the upstream {self._url} answers {self.status}: NOTES_UPSTREAM_KEY must be a key that it accepts"
-            )
-            raise Refused(502, message, code="upstream_key")
-        if not 200 <= self.status < 300 and not 400 <= self.status < 500:
-            body = _object(data)
-            error = body.get("error", body)
-            detail = error.get("message") if isinstance(error, dict) else error
-            message = f"the upstream {self._url} answers {self.status}"
-            if isinstance(detail, str) and detail.strip():
-                message += f": {' '.join(detail.split())[:300]}".encode(errors="replace").decode()  # surrogates
-            raise Refused(502, message, code="upstream_error")
-
-    def _failure(self, error: Exception) -> Refused:
-        if isinstance(error, TimeoutError):
-            return Refused(504, f"the upstream {self._url} does not answer in time", code="upstream_timeout")
-        if self._response is not None:
-            return Refused(502, f"the upstream {self._url} broke off its answer", code="upstream_error")
-        why = reason(error) if isinstance(error, OSError) else type(error).__name__
-        return Refused(502, f"the upstream {self._url} cannot be reached: {why}", code="upstream_unreachable")
 
 
 @dataclass(slots=True)
@@ -192,38 +103,31 @@ class Exchange:
         return f"prompt {self.prompt:,} tokens ({reused} reused{first}), answer {self.answer:,}, "
 
 
-class Forwarding:
-    """A pool of threads that wait for the other server; it has the methods of server.Work."""
+class Upstream:
+    """The endpoints of the proxy; for server.py it is its own scheduler, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target, placer: Placer, options: Options) -> None:
         self.ready: Future[None] = Future()
         self.over: Future[None] = Future()
         self.ready.set_result(None)
         self.load = 0
-        self._pool = ThreadPoolExecutor(AT_A_TIME, "upstream")
-
-    def start(self) -> None: ...
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def run(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
-
-
-class Upstream:
-    """The endpoints of the proxy."""
-
-    def __init__(self, target: Target, placer: Placer, options: Options) -> None:
-        self.scheduler = Forwarding()
         self.draining = False
         self.end: Callable[[], object] = lambda: None
         self.metrics = Metrics()
         self._target, self._placer, self._options = target, placer, options
+        limits = httpx.Limits(max_connections=AT_A_TIME, max_keepalive_connections=0)
+        certificates = ssl.create_default_context()  # those of the system
+        self._client = httpx.AsyncClient(limits=limits, verify=certificates, trust_env=False)
+
+    @property
+    def scheduler(self) -> Upstream:
+        return self
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
 
     @property
     def app(self) -> Starlette:
-        """The ASGI application."""
         routes = [
             Route("/health", self.health),
             Route("/metrics", self.render_metrics),
@@ -241,17 +145,17 @@ class Upstream:
         return JSONResponse({"status": "draining" if self.draining else "ok"}, 503 if self.draining else 200)
 
     async def render_metrics(self, request: Request) -> Response:
-        gauges = {"requests_running": float(self.scheduler.load)}
+        gauges = {"requests_running": float(self.load)}
         return Response(render_metrics(self.metrics, gauges), media_type=KIND)
 
     # Skills and errata.
 
     async def skills(self, request: Request) -> Response:
-        skills = await self.scheduler.run(self._placer.texts.all)
+        skills = await run_in_threadpool(self._placer.texts.all)
         return JSONResponse({"skills": [self._facts(skill) for skill in skills.values()]})
 
     async def skill(self, request: Request) -> Response:
-        skill = await self.scheduler.run(lambda: self._placer.texts.find(request.path_params["name"]))
+        skill = await run_in_threadpool(self._placer.texts.find, request.path_params["name"])
         spans = [place._asdict() for place in skill.fields]
         return JSONResponse({**self._facts(skill), "text": skill.text, "spans": spans})
 
@@ -264,15 +168,14 @@ class Upstream:
         if max(map(len, values.values())) > LONGEST_CORRECTION:
             raise Refused(400, f"value has more than {LONGEST_CORRECTION:,} characters", param="value")
         texts = self._placer.texts
-        added = await self.scheduler.run(lambda: texts.errata.add(errata_of(texts.all(), values)))
-        errata = [{"skill": one.skill, "field": one.field, "was": one.was, "value": one.value} for one in added]
-        return JSONResponse({"errata": errata})
+        added = await run_in_threadpool(lambda: texts.errata.add(errata_of(texts.all(), values)))
+        return JSONResponse({"errata": list(map(erratum_as_json, added))})
 
     # Requests that are passed on.
 
     async def chat(self, request: Request) -> Response:
         _, data = await self._read(request)
-        return await self._pass_on(request, *await self.scheduler.run(lambda: self._placed(data)))
+        return await self._pass_on(request, *await run_in_threadpool(self._placed, data))
 
     def _placed(self, data: Any) -> tuple[bytes, Exchange]:
         """Put skills and errata into a request. Raises NotesError."""
@@ -309,33 +212,125 @@ class Upstream:
         """Send a request, and return the reply. Raises Refused, ClientDisconnect."""
         path = quote(request.scope["path"]) + (f"?{request.url.query}" if request.url.query else "")
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        headers["accept-encoding"] = "identity"
         if body:
             headers["content-type"] = "application/json"
-        call = Call(self._target, request.method, path, body, headers)
+        if self._target.key:
+            headers["Authorization"] = f"Bearer {self._target.key}"
         request.scope.setdefault("state", {})[COUNTS] = exchange.text
-        self.scheduler.load += 1
-        relay, outcome = Relay(self, call, exchange), "failed"
+        self.load += 1
+        outcome: str | None = "failed"
         try:
-            await while_connected(request.receive, self.scheduler.run(call.send))
-            if call.streams:
-                outcome = ""  # not known before its end
-                return relay
-            data = await while_connected(request.receive, self.scheduler.run(call.read))
-            call.refuse_errors(data)
-            outcome = "answered" if call.status < 400 else "refused"
+            reply = await while_connected(request.receive, self._send(request.method, path, body, headers))
+            if reply.status_code == 200 and reply.headers.get("content-type", "").startswith("text/event-stream"):
+                outcome = None  # not known before its end
+                return await start_stream(request, self._relay(reply, exchange))
+            data = await while_connected(request.receive, self._read_all(reply))
+            self._refuse_errors(reply.status_code, data)
+            outcome = "answered" if reply.status_code < 400 else "refused"
         except ClientDisconnect:
-            outcome = "gone"
+            outcome = outcome and "gone"
             raise
         finally:
             if outcome:
-                relay.finish(outcome)
-        reply = _object(data) if call.status == 200 else {}
-        exchange.add(reply)
+                self._end(outcome)
+        answer = _object(data) if reply.status_code == 200 else {}
+        exchange.add(answer)
         self.count(exchange)
-        if reply and exchange.placed and exchange.placed.explain:
+        if answer and exchange.placed and exchange.placed.explain:
             with suppress(RecursionError):  # it is passed on as it is
-                data = json.dumps({**reply, "notes": exchange.placed.notes}).encode()
-        return Response(data, call.status, call.headers)
+                data = json.dumps({**answer, "notes": exchange.placed.notes}).encode()
+        returned = {name: " ".join(reply.headers[name].split()) for name in RETURNED if name in reply.headers}
+        return Response(data, reply.status_code, returned)
+
+    async def _send(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+        """Send a request, and wait for the status and headers of the reply. Raises Refused."""
+        timeout = httpx.Timeout(SILENT, connect=CONNECT, pool=None)
+        with self._refusing("cannot be reached", "upstream_unreachable"):
+            request = self._client.build_request(
+                method, self._target.url + path, content=body or None, headers=headers, timeout=timeout
+            )
+            return await self._client.send(request, stream=True)
+
+    async def _read_all(self, reply: httpx.Response) -> bytes:
+        """Read a reply. Raises Refused."""
+        async with aclosing(reply):
+            with self._refusing("broke off its answer"):
+                data = b"".join([part async for part in reply.aiter_raw()])
+        hidden = self._target.key if reply.status_code >= 400 else ""  # errors may quote the request
+        return data.replace(hidden.encode(), b"***") if hidden else data
+
+    @contextmanager
+    def _refusing(self, failure: str, code: str = "upstream_error") -> Iterator[None]:
+        """Convert errors of the connection to Refused."""
+        name = f"the upstream {self._target.url}"
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise Refused(504, f"{name} does not answer in time", code="upstream_timeout") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Refused(502, f"{name} {failure}: {error or type(error).__name__}", code=code) from error
+
+    def _refuse_errors(self, status: int, data: bytes) -> None:
+        """Raises Refused for a reply that the client must not see: a failure of the other server, or the refusal of its
+        key."""
+        message = f"the upstream {self._target.url} answers {status}"
+        if status in (401, 403):
+            raise Refused(502, f"{message}: NOTES_UPSTREAM_KEY must be a key that it accepts", code="upstream_key")
+        if not 200 <= status < 300 and not 400 <= status < 500:
+            body = _object(data)
+            error = body.get("error", body)
+            detail = error.get("message") if isinstance(error, dict) else error
+            if isinstance(detail, str) and detail.strip():
+                message += f": {' '.join(detail.split())[:300]}".encode(errors="replace").decode()  # surrogates
+            raise Refused(502, message, code="upstream_error")
+
+    async def _relay(self, reply: httpx.Response, exchange: Exchange) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a stream as they arrive. Raises Refused."""
+        outcome, head = "gone", dict[str, Any]()
+        notes = exchange.placed.notes if exchange.placed and exchange.placed.explain else None
+        try:
+            async for event in self._events(reply):
+                data = _data(event)
+                body = _object(data) if data else {}
+                if exchange.first is None and body:
+                    exchange.first = time.perf_counter() - exchange.began
+                    named = ((key, body.get(key)) for key in ("id", "object", "created", "model"))
+                    head = {key: value for key, value in named if isinstance(value, (str, int))}
+                exchange.add(body)
+                if not exchange.usage_wanted and body.get("usage") and not body.get("choices"):
+                    continue  # an event that the client has not asked for
+                if notes is not None and data == DONE:
+                    yield encode_event({**head, "choices": [], "notes": notes})
+                yield event
+            self.count(exchange)
+            outcome = "answered"
+        except Refused:
+            outcome = "failed"
+            raise
+        finally:
+            self._end(outcome)
+            await reply.aclose()
+
+    async def _events(self, reply: httpx.Response) -> AsyncIterator[bytes]:
+        """Yield whole events. Raises Refused."""
+        waiting, searched = b"", 0
+        with self._refusing("broke off its answer"):
+            async for part in reply.aiter_raw():
+                waiting += part
+                while (end := _end_of_event(waiting, searched)) > 0:
+                    yield waiting[:end]
+                    waiting, searched = waiting[end:], 0
+                searched = max(0, len(waiting) - 3)  # an empty line may have come in part
+                if len(waiting) > LONGEST_EVENT:
+                    message = f"the upstream sends an event of more than {LONGEST_EVENT:,} bytes"
+                    raise Refused(502, message, code="upstream_error")
+        if waiting:
+            yield waiting
+
+    def _end(self, outcome: str) -> None:
+        self.load -= 1
+        self.metrics.outcomes[outcome] += 1
 
     def count(self, exchange: Exchange) -> None:
         """Add the counts of an answered request to the metrics."""
@@ -349,73 +344,14 @@ class Upstream:
             metrics.decoded += max(0, exchange.prompt - exchange.cached)
         metrics.generated += exchange.answer
         if exchange.first is not None:
-            metrics.first_token.add(exchange.first)
+            metrics.first_token.observe(exchange.first)
 
     async def _read(self, request: Request) -> tuple[bytes, Any]:
         """Read a JSON body; return its bytes and its value. Raises Refused."""
         if self.draining:
             raise Refused(503, "the server is ending", code="draining", wait=5, last=True)
         raw = await read_body(request, self._options.body)
-        return raw, await self.scheduler.run(lambda: read_json(raw))
-
-
-class Relay(EventStream):
-    """Passes a stream on as it arrives."""
-
-    def __init__(self, upstream: Upstream, call: Call, exchange: Exchange) -> None:
-        super().__init__()
-        self._upstream, self._call, self._exchange = upstream, call, exchange
-        self._finished = False
-
-    def finish(self, outcome: str) -> None:
-        """Close the connection, and count the outcome, once."""
-        self._call.close()
-        if not self._finished:
-            self._finished = True
-            self._upstream.scheduler.load -= 1
-            self._upstream.metrics.outcomes[outcome] += 1
-
-    def close(self) -> None:
-        self.finish("gone")
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        exchange, head = self._exchange, dict[str, Any]()
-        notes = exchange.placed.notes if exchange.placed and exchange.placed.explain else None
-        try:
-            async for event in self._parts():
-                data = _data(event)
-                body = _object(data) if data else {}
-                if exchange.first is None and body:
-                    exchange.first = time.perf_counter() - exchange.began
-                    named = ((key, body.get(key)) for key in ("id", "object", "created", "model"))
-                    head = {key: value for key, value in named if isinstance(value, (str, int))}
-                exchange.add(body)
-                if not exchange.usage_wanted and body.get("usage") and not body.get("choices"):
-                    continue  # an event that the client has not asked for
-                if notes is not None and data == DONE:
-                    yield encode_event({**head, "choices": [], "notes": notes})
-                yield event
-        except Refused as error:
-            yield encode_event(error_body(error))
-            self.finish("failed")
-            return
-        self._upstream.count(exchange)
-        self.finish("answered")
-
-    async def _parts(self) -> AsyncIterator[bytes]:
-        """Yield whole events. Raises Refused."""
-        waiting, searched = b"", 0
-        while part := await self._upstream.scheduler.run(lambda: self._call.read(PART)):
-            waiting += part
-            while (end := _end_of_event(waiting, searched)) > 0:
-                yield waiting[:end]
-                waiting, searched = waiting[end:], 0
-            searched = max(0, len(waiting) - 3)  # an empty line may have come in part
-            if len(waiting) > LONGEST_EVENT:
-                message = f"the upstream sends an event of more than {LONGEST_EVENT:,} bytes"
-                raise Refused(502, message, code="upstream_error")
-        if waiting:
-            yield waiting
+        return raw, await run_in_threadpool(read_json, raw)
 
 
 def _end_of_event(data: bytes, searched: int) -> int:
@@ -426,7 +362,6 @@ def _end_of_event(data: bytes, searched: int) -> int:
 
 
 def _data(event: bytes) -> bytes:
-    """Return the data of an event."""
     return b"\n".join(line[5:].strip() for line in event.splitlines() if line.startswith(b"data:"))
 
 

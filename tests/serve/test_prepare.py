@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from notes_cli.serve.json_body import read_json
 from notes_cli.serve.parsing import ChatRequest, parse_chat
 from notes_cli.serve.prepare import PreparedRequest, check_size, prepare_request
 from notes_cli.serve.refusals import Refused
-from notes_cli.serve.scheduler import DecodeThread, run_scheduler
+from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.sessions.folder import Sessions
 from notes_cli.text.messages import TextPart
 from notes_cli.text.schema import schema_grammar
@@ -310,7 +310,8 @@ def alone(home: Path, limits: Limits | None = None) -> Iterator[DecodeThread]:
     def opened() -> Workspace:
         return Workspace(config.shipped_model(), ContextOptions(n_threads=1), paths=Paths.under(home))
 
-    with run_scheduler(DecodeThread(opened, limits)) as found:
+    with closing(DecodeThread(opened, limits)) as found:
+        found.start()
         found.ready.result(60)
         yield found
 

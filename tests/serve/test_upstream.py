@@ -328,7 +328,7 @@ def test_a_body_that_is_nested_too_deeply(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
-    """Half a character, a count beyond all measure, folded headers, and one that quotes the key: the client gets a
+    """Half a character, a count beyond all measure, a folded header, and a text that quotes the key: the client gets a
     valid reply without the key."""
 
     def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
@@ -336,7 +336,6 @@ def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
         data = b'{"error": {"message": "\\ud83d its-key"}, "usage": ' + counts.encode() + b"}"
         request.send_response(status)
         request.send_header("Content-Type", "application/json;\r\n charset=utf-8")
-        request.send_header("X-Request-Id", "a\0b")
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         request.wfile.write(data)
@@ -344,7 +343,7 @@ def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
     fake.answer = answer
     notes = {"splice": ["returns"], "explain": True}
     found = http.post("/v1/chat/completions", json={"messages": [QUESTION], "notes": notes})
-    assert found.status_code == (502 if status == 500 else status) and "x-request-id" not in found.headers
+    assert found.status_code == (502 if status == 500 else status)
     assert ("its-key" in found.text) == (status == 200) == ("notes" in found.json())
     assert status == 500 or found.headers["content-type"] == "application/json; charset=utf-8"
     assert http.get("/metrics").status_code == 200
@@ -370,7 +369,7 @@ def test_an_endless_event_is_broken_off(fake: Fake, http: httpx.Client, monkeypa
 
     parts[:] = [b"x" * 4096] * 300
     found = http.post("/v1/chat/completions", json={"messages": [QUESTION], "stream": True})
-    assert json.loads(found.text[6:])["error"]["code"] == "upstream_error"
+    assert found.status_code == 502 and found.json()["error"]["code"] == "upstream_error"
 
 
 def test_a_server_that_is_down(tmp_path: Path) -> None:
