@@ -14,7 +14,7 @@ MODELS := $(ZOO)/models/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check faults faults-slice clients agents serving upstream-cache images race reference site clean
+.PHONY: help setup dev demo quick test counts lint wheel processors sdist train bench real paper zoo upstream sanitize page cuda gpu-check vulkan faults faults-slice clients agents serving upstream-cache images race reference site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -145,6 +145,19 @@ cuda: $(DEV) ## The patched library with llama.cpp's CUDA backend, and llama-ser
 
 gpu-check: $(DEV) ## Rows, logits, answers and timings of that build (10 minutes at most with a GPU); QUICK=1 without one. python -m bench.gpu.pack takes it to another machine
 	@NOTES_LIBRARY="$(CURDIR)/$(CUDA)/bin" $(BIN)/python -m bench.gpu $(if $(QUICK),--quick)
+
+# A device for every computer: Mesa's driver computes on the processor. ggml takes it only where it is named by number.
+VULKAN := build/vulkan
+
+vulkan: $(DEV) ## The patched library with llama.cpp's Vulkan backend, and the same checks on the first device, if only Mesa's software driver (an hour on two cores); GGML_VK_VISIBLE_DEVICES=1
+	@command -v glslc >/dev/null || { echo "There is no glslc, the compiler of Vulkan's shaders. On Debian: apt install mesa-vulkan-drivers libvulkan-dev glslc spirv-headers"; exit 1; }
+	@$(BIN)/python -m pip install -q cmake ninja patch-ng==1.19.1
+	@export PATH="$(CURDIR)/$(BIN):$$PATH" && mkdir -p $(VULKAN) && \
+	headers=$$(python native/vulkan_headers.py $(VULKAN)/headers) && \
+	{ cmake -S native -B $(VULKAN) -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+		-DGGML_NATIVE=OFF -DGGML_VULKAN=ON -DVulkan_INCLUDE_DIR="$$headers" >$(VULKAN)/configure.log 2>&1 || { tail -20 $(VULKAN)/configure.log; exit 1; }; } && \
+	{ cmake --build $(VULKAN) --target ggml-vulkan llama mtmd >$(VULKAN)/build.log 2>&1 || { tail -20 $(VULKAN)/build.log; exit 1; }; }
+	@GGML_VK_VISIBLE_DEVICES="$${GGML_VK_VISIBLE_DEVICES:-0}" NOTES_LIBRARY="$(CURDIR)/$(VULKAN)/bin" $(BIN)/python -m bench.gpu --out $(VULKAN)/check --device Vulkan0 --quick --patience 20 $(foreach part,device rows logits operations fidelity,--only $(part))
 
 page: $(DEV) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
 	@$(BIN)/python -m pip install -q 'notes-cli[page]'

@@ -110,6 +110,7 @@ notes_stage::lane & notes_stage::lane_of(const ggml_tensor * t) {
 
 void notes_stage::wait(slot & slot) {
     if (slot.busy) {
+        const std::lock_guard<std::mutex> lock(turn); // Vulkan gives the backend's command buffer back
         ggml_backend_event_synchronize(slot.event);
         slot.busy = false;
     }

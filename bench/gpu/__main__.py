@@ -3,8 +3,9 @@
     python -m bench.gpu [--out FOLDER] [--smollm2 FILE] [--llama-server FILE] [--only PART ...] [--quick]
 
 Each part is a process with a time limit of its own, so that a crash or a hang costs one part. Their results are in
-FOLDER/gpu.json as they come; `python -m bench.gpu.report FOLDER/gpu.json` writes the table of docs/devices.md. Exit
-status 1 if a part failed or an invariant does not hold. `--quick` is for a machine without a GPU: fewer, shorter cases.
+FOLDER/gpu.json as they come; `python -m bench.gpu.report FOLDER/gpu.json gpu` writes the tables of docs/devices.md.
+Exit status 1 if a part failed or an invariant does not hold. `--quick` is for a machine without a GPU: fewer, shorter
+cases.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ LIMITS = {
     "device": 30,
     "rows": 90,
     "logits": 120,
+    "operations": 120,
     "splices": 90,
     "first": 120,
     "fidelity": 150,
@@ -36,10 +38,14 @@ LIMITS = {
 
 
 def device(given: argparse.Namespace) -> dict[str, Any]:
-    """The devices that llama.cpp finds, and whose build it is."""
+    """The devices that llama.cpp finds, and whose build it is. Raises SystemExit without the one that is asked for."""
     from notes_cli.engine import devices, native
 
-    return {"devices": [str(one) for one in devices.local_devices()], "llama_cpp_python": native.UPSTREAM}
+    found = devices.local_devices()
+    gpus = [str(one) for one in found if one.kind in devices.GPUS]
+    if not any(one.startswith(given.device) for one in gpus) and given.device:
+        raise SystemExit(f"there is no device {given.device}, but {', '.join(map(str, found))}")
+    return {"devices": [str(one) for one in found], "gpus": gpus, "llama_cpp_python": native.UPSTREAM}
 
 
 def rows(given: argparse.Namespace) -> Any:
@@ -52,6 +58,12 @@ def logits(given: argparse.Namespace) -> Any:
     from bench.gpu import invariants
 
     return invariants.logits([given.smollm2])
+
+
+def operations(given: argparse.Namespace) -> Any:
+    from bench.gpu import invariants
+
+    return invariants.operations([given.smollm2])
 
 
 def splices(given: argparse.Namespace) -> Any:
@@ -140,6 +152,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "device": device,
     "rows": rows,
     "logits": logits,
+    "operations": operations,
     "splices": splices,
     "first": first,
     "fidelity": fidelity,
@@ -155,6 +168,8 @@ def main() -> int:
     parser.add_argument("--llama-server", type=Path, default=Path("build/cuda/bin/llama-server"))
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; repeatable")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter cases")
+    parser.add_argument("--device", default="", help="fail without this one, such as Vulkan0")
+    parser.add_argument("--patience", type=int, default=1, help="a factor of the parts' time limits")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.smollm2 is None:
@@ -168,7 +183,7 @@ def main() -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for part in given.only or PARTS:
-        found[part] = _run(part, given.out / f"{part}.log")
+        found[part] = _run(part, given.out / f"{part}.log", given.patience * LIMITS[part])
         (given.out / "gpu.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
         print(report.line(part, found[part]), flush=True)
     broken = report.broken(found)
@@ -176,20 +191,20 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _run(part: str, log: Path) -> dict[str, Any]:
+def _run(part: str, log: Path, limit: int) -> dict[str, Any]:
     """Run a part in a process; return its result or error, and its seconds."""
     started = time.monotonic()
     command = [sys.executable, "-m", "bench.gpu", *sys.argv[1:], "--part", part]
     with log.open("w", encoding="utf-8") as errors:
         try:
-            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=LIMITS[part])
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=limit)
             result: dict[str, Any] = (
                 {"failed": f"status {done.returncode}: {log.read_text(errors='replace')[-600:]}"}
                 if done.returncode
                 else {"result": json.loads(done.stdout.splitlines()[-1])}
             )
         except subprocess.TimeoutExpired:
-            result = {"failed": f"longer than {LIMITS[part]} s"}
+            result = {"failed": f"longer than {limit} s"}
     return result | {"seconds": round(time.monotonic() - started, 1)}
 
 

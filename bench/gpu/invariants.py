@@ -2,7 +2,8 @@
 
 Keys are rotated on the host, so a spliced row that is read back from the device must have the bits that it has in a
 cache in the host's memory. Logits depend on the device's kernels: they are compared with those of decoding the same
-tokens at the same place on the same device, by bench/zoo_model.py.
+tokens at the same place on the same device, by bench/zoo_model.py. Those of every operation, with half of the layers on
+the device and with all, are compared with the CPU's, by the bound of test-backend-ops.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from notes_cli.errors import NotesError
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests"))
 import tiny  # type: ignore[import-not-found]  # noqa: E402
+from operations import TEXT as STEPS_TEXT  # noqa: E402
+from operations import Done, all_operations  # noqa: E402
+from reference import distance, nmse  # noqa: E402
 
 KINDS = ("llama", "qwen2", "qwen3", "smollm3", "gemma", "gemma3", "mistral3", "lfm2", "mamba")
 TINY = ROOT / "notes_cli" / "models" / "notes-tiny-q8_0.gguf"
@@ -74,6 +78,13 @@ def logits(more: list[Path]) -> list[Line]:
     return _each(_all_logits, more)
 
 
+def operations(more: list[Path]) -> list[Line]:
+    """For each model and cache, and for half of the layers on the device and all: the largest error of any operation's
+    rows and logits beside the CPU's, that of decoding alone, that of rows spliced from a wrong position, and the calls
+    that copied one splice."""
+    return _each(_all_operations, more)
+
+
 def _each(work: Callable[[Path], list[Line]], more: list[Path]) -> list[Line]:
     """The lines of all models, several processes at a time."""
     processes = min(8, os.cpu_count() or 1)
@@ -95,6 +106,14 @@ def _all_logits(path: Path) -> list[Line]:
             return found | {"noise": noise(Case(model, column))._asdict()}
 
         return [_line(path, " ".join(column), partial(measured, column)) for column in COLUMNS]
+
+
+def _all_operations(path: Path) -> list[Line]:
+    return [
+        _line(path, f"{kv} {flash} {place}", partial(_operations, path, kv, flash, place))
+        for kv, flash in CACHES
+        for place in ("half", "all")
+    ]
 
 
 def _line(path: Path, column: str, work: Callable[[], Line]) -> Line:
@@ -153,3 +172,40 @@ def noise(case: Case) -> Errors:
             decode(context, case.skill[first:], POSITION + first, case.seq_id)
             worst = worst.worse(Errors.between(case.outcome(context, POSITION), wanted))
     return worst
+
+
+def _operations(path: Path, kv: str, flash: Flash, place: str) -> Line:
+    small = (1024, 24, 24)  # a batch that llama.cpp does not lend to a device that holds no layer
+    options = ContextOptions(*small, type_k=kv, type_v=kv, flash_attention=flash, n_sequences=3, unified=True)
+
+    def done(model: Model, **more: int) -> Done:
+        with Context(model, options) as context:
+            return all_operations(context, **more)
+
+    with Model(path, gpu_layers=0) as model:
+        wanted = done(model)
+        moved = not model.recurrent
+        control = {"control": max(_errors(done(model, base=4), wanted))} if moved else {}
+        layers = int(model.metadata(f"{model.metadata('general.architecture')}.block_count") or 0)
+    there = layers // 2 if place == "half" else layers
+    with Model(path, gpu_layers=1 + there) as model:  # the output's, and the last layers
+        errors = _errors(done(model), wanted)
+        counted = {"copies": _copies(model, options), "expected": 2 * there} if moved else {}
+    # decoding alone: the first logits and rows
+    return {"error": max(errors), "decoding": max(errors[0], errors[len(wanted[0])])} | control | counted
+
+
+def _errors(found: Done, wanted: Done) -> list[float]:
+    """Normalised mean squared errors of the logits, and the worst of each sequence's rows."""
+    return [*map(nmse, found[0], wanted[0]), *map(distance, found[1], wanted[1])]
+
+
+def _copies(model: Model, options: ContextOptions) -> int:
+    """The calls that copy a splice of neighbouring rows: K and V of each layer on the device."""
+    with Context(model, options) as context:
+        context.append({0: STEPS_TEXT})
+        rows = context.read(0, 0, len(STEPS_TEXT), base=0)
+        context.clear()
+        before = native.traffic().copies
+        context.splice(0, 7, STEPS_TEXT, rows, 0)
+        return native.traffic().copies - before

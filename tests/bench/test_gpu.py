@@ -10,14 +10,15 @@ import pytest
 from bench.gpu import report
 
 NOISE = {"first": 0.0, "rows": 1e-6, "logits": 1e-6}
-DEVICE = {"device": {"result": {"devices": ["CUDA0: a GPU"]}}}
+OPERATIONS = {"error": 4e-4, "decoding": 1e-7, "control": 0.1, "copies": 6, "expected": 6}
+DEVICE = {"device": {"result": {"gpus": ["CUDA0: a GPU"]}}}
 
 
 def test_the_page_shows_what_is_stored() -> None:
     """Each table of docs/devices.md is that of docs/results/gpu.json."""
-    stored = json.loads(report.STORE.read_text(encoding="utf-8"))
-    assert report.page(stored) == report.PAGE.read_text(encoding="utf-8")
-    assert all(f"<!-- gpu: {name} -->\n| " in report.page(stored) for name in ("invariants", "splices", "first"))
+    stored = json.loads((report.RESULTS / "gpu.json").read_text(encoding="utf-8"))
+    assert report.page(stored, "gpu") == report.PAGE.read_text(encoding="utf-8")
+    assert all(f"<!-- gpu: {name} -->\n| " in report.page(stored, "gpu") for name in ("invariants", "splices", "first"))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,16 @@ def test_the_page_shows_what_is_stored() -> None:
         ("rows", {"different": 1, "copies": 4}, False),
         ("rows", {"different": 0, "copies": 0}, False),  # the cache was not on the device
         ("rows", {"refused": "no such cache"}, True),
+        ("operations", OPERATIONS, True),
+        ("operations", {**OPERATIONS, "error": 3e-3}, False),
+        (
+            "operations",
+            {**OPERATIONS, "error": 3e-3, "decoding": 1e-3},
+            True,
+        ),  # the model amplifies the device's rounding
+        ("operations", {**OPERATIONS, "decoding": 0.1}, False),  # a wrong position would not be noticed
+        ("operations", {**OPERATIONS, "copies": 7}, False),
+        ("operations", {"error": 4e-4, "decoding": 1e-7}, True),  # recurrent: restored
         ("logits", {"splice": "exact", "errors": {}, "noise": NOISE}, True),
         ("logits", {"splice": "wrong", "errors": {"splice": NOISE}, "noise": NOISE}, True),
         ("logits", {"splice": "wrong", "errors": {"splice": {**NOISE, "logits": 1e-5}}, "noise": NOISE}, False),
