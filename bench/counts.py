@@ -35,7 +35,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(43_204, 29_000),
+    "package lines": Bound(43_170, 29_000),
     "package files": Bound(173, 130),
     "test lines": Bound(44_390, 28_000),
     "bench and training lines": Bound(17_820, 10_000),
@@ -43,7 +43,7 @@ LIMITS = {
     "stored results in KB": Bound(200, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
-    "functions entered by ask": Bound(552, 300),
+    "functions entered by ask": Bound(560, 300),
     "files entered by ask": Bound(62, 40),
     "modules imported by ask": Bound(75, 60),
 }
