@@ -293,10 +293,10 @@ def command(question: tuple[str, ...], prompt: str | None, file: Path | None, **
 def _ask_here(ask: AskCommand, started: float, given: Mapping[str, Any]) -> dict[str, Any]:
     """Answer in this process. Return tokens and times as in docs/json.md, for --json the whole document, for --explain
     that of the plan."""
-    with open_workspace(quiet=ask.json, begins=True, **given) as workspace, AnswerPrinter(ask) as printer:
-        from notes_cli.runtime import answering  # not earlier: imported while the model loads
+    from notes_cli.runtime import answering
 
-        request = request_of(ask.options)
+    request = request_of(ask.options)
+    with open_workspace(quiet=ask.json, begins=True, **given) as workspace, AnswerPrinter(ask) as printer:
         callbacks, goes_on = printer.callbacks(workspace), False
         memory: str | None = None
         if ask.explain:

@@ -6,7 +6,6 @@ Each can also be set by a NOTES_* variable or in config.yaml (cli.py).
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from notes_cli.sessions.ledger import Header
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Result = TypeVar("Result")
 LARGE = 200 << 20  # bytes of a model whose loading shows progress
 AUTO, OFF = "auto", "off"  # of --server
 KEPT_TYPES = ("f16", "f16/q8_0", "q8_0")  # KEPT of engine/segment.py, which help must not import
@@ -423,13 +421,12 @@ def open_workspace(
     """
     from notes_cli import output
     from notes_cli.commands.terminal import end_when_late
-    from notes_cli.text.rendering import start_rendering
+    from notes_cli.engine.options import ContextOptions
+    from notes_cli.engine.process import log
+    from notes_cli.runtime.contexts import DEFAULT_CONTEXT
+    from notes_cli.runtime.workspace import Workspace
 
     choice = choose_model(quiet=quiet, session=session, begins=begins, **given)
-    start_rendering()  # a process, which starts beside the imports below
-    from notes_cli.engine.model import Model
-    from notes_cli.engine.process import log
-
     log.set_output(output.log if given["verbose"] > 1 else None)
     for text in choice.notices:
         output.say(text)
@@ -441,46 +438,16 @@ def open_workspace(
     with bar as hashing, ExitStack() as stack:
         with output.progress(f"loading {name} ({output.human_size(size)})", "%", hidden=small) as update:
             update(0, 100)
-            loading = partial(Model, path, gpu_layers=choice.options["gpu_layers"], rpc=choice.options["rpc"])
-            loaded = in_background(partial(loading, loading=lambda part: update(int(100 * part), 100)))
-            if path == Path(os.path.expanduser(given["model"] or "")):  # names of such files are refused
-                _warn_if_misread(path)
-            from notes_cli.engine.options import ContextOptions
-            from notes_cli.runtime import answering  # noqa: F401  # is imported while the model loads
-            from notes_cli.runtime.contexts import DEFAULT_CONTEXT
-            from notes_cli.runtime.workspace import Workspace
-
             workspace = Workspace(
-                stack.enter_context(loaded()),
+                path,
                 ContextOptions(**{"n_ctx": DEFAULT_CONTEXT, **choice.context}),
                 **choice.options,
                 hashing=hashing,
+                loading=lambda part: update(int(100 * part), 100),
                 log=output.say if given["verbose"] else None,
             )
         end_when_late()
         yield stack.enter_context(workspace)
-
-
-def in_background(compute: Callable[[], Result]) -> Callable[[], Result]:
-    """Start a computation in a thread. Return a function that waits for its result, or raises its error."""
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(compute())
-        except BaseException as error:
-            errors.append(error)
-
-    def wait() -> Result:
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
-
-    thread = threading.Thread(target=run, daemon=True)  # an interrupt ends the process without waiting for it
-    thread.start()
-    return wait
 
 
 def library() -> Library:
@@ -577,23 +544,19 @@ def _moved_model(path: Path) -> Path | None:
 
 
 def _named_model(word: str, verbose: int, notify: Callable[[str], object]) -> Path:
-    """Return the file of a model by file or name. `notify` of a name's file (`verbose`). Raises ModelError for an
-    unknown name, and for that of a file that llama.cpp misreads."""
-    from notes_cli.runtime.naming import model_file
-
-    path = model_file(word)
-    if verbose and path != Path(os.path.expanduser(word)):
-        notify(f"model {word}: {path}")
-    return path
-
-
-def _warn_if_misread(path: Path) -> None:
-    """Print a warning for a file in a form that llama.cpp misreads."""
-    from notes_cli import output
+    """Return the file of a model by file or name. `notify` of a name's file (`verbose`), and of a file in a form that
+    llama.cpp misreads; names of such files are refused. Raises ModelError for an unknown name."""
     from notes_cli.engine.architectures import ADVICE, ollama_evidence
     from notes_cli.engine.header import read_header
     from notes_cli.errors import NotesError, with_advice
+    from notes_cli.runtime.naming import model_file
 
+    path = model_file(word)
+    if path != Path(os.path.expanduser(word)):
+        if verbose:
+            notify(f"model {word}: {path}")
+        return path
     with suppress(NotesError):  # loading it gives a better message
         if form := ollama_evidence(read_header(path)):
-            output.say(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")
+            notify(f"warning: {with_advice(f'{path} is {form}', ADVICE)}")
+    return path

@@ -101,7 +101,7 @@ def options_of(question: str, given: Mapping[str, Any], names: Collection[str]) 
     sampling = {**{name: given[name] for name in _SAMPLING}, "seed": seed}
     fields: dict[str, str] = {}
     if given["fields"]:
-        from notes_cli.text.fields import parse_values  # else imported while the model loads
+        from notes_cli.text.fields import parse_values
 
         fields = parse_values(given["fields"])
     return {

@@ -44,7 +44,7 @@ class Workspace(Contexts):
 
     def __init__(
         self,
-        model: Path | Model,
+        model: Path,
         options: ContextOptions | None = None,
         *,
         paths: Paths | None = None,
@@ -58,22 +58,24 @@ class Workspace(Contexts):
         carry: bool | None = None,
         chat_template: str | None = None,
         hashing: Callable[[int, int], None] | None = None,
+        loading: Callable[[float], object] | None = None,
         log: Callable[[str], None] | None = None,
     ) -> None:
         """Load a model.
 
         Arguments:
-            model: A GGUF file, or a loaded model, which the workspace closes.
+            model: A GGUF file.
             paths: The folders of one user, by default set by NOTES_HOME or the system.
             library: The compiled skills, by default the folder in `paths`.
             fixed_size: n_ctx is fixed (0: the trained length); a prompt that does not fit is an error.
             beyond_trained: Allow more tokens than the model was trained for.
-            gpu_layers, rpc: As for Model, if it is to be loaded.
+            gpu_layers, rpc: As for Model.
             projector: The file of the vision encoder (mmproj).
             image_tokens: Minimum and maximum tokens per image, where the projector leaves that open.
             carry: Carry recurrent state through skills; None: if calibration found that it works for this model.
             chat_template: The Jinja text of a chat template in place of the model's.
             hashing: Called with (bytes done, total) while a model's file is hashed, once per file.
+            loading: Called with the loaded fraction, 0 to 1.
             log: Called with the memory of each context.
 
         Raises ModelError for a model that cannot be loaded, EngineError for a fixed n_ctx beyond the trained length.
@@ -87,7 +89,7 @@ class Workspace(Contexts):
         self.files: dict[str, Path] = {}  # segment name -> file it was last opened from
         self._words: dict[str, str] = {}  # segment name -> the user's reference
         start_rendering()  # prepares in the background while the model loads
-        loaded = model if isinstance(model, Model) else Model(model, gpu_layers=gpu_layers, rpc=rpc)
+        loaded = Model(model, gpu_layers=gpu_layers, rpc=rpc, loading=loading)
         try:
             super().__init__(
                 *(loaded, options),

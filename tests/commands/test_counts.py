@@ -85,28 +85,6 @@ def test_little_is_imported(
     assert not unused, f"notes {command} loads {', '.join(sorted(unused))}"
 
 
-BACKGROUND = """
-import sys, threading
-import notes_cli.commands.options as options
-from notes_cli.cli import run
-start = options.in_background
-def in_background(compute):
-    print("notes_cli.runtime.answering" in sys.modules, file=sys.stderr)
-    def thread():
-        print(threading.current_thread() is threading.main_thread(), file=sys.stderr)
-        return compute()
-    return start(thread)
-options.in_background = in_background
-run(["ask", "May I?", "-n", "1", "--server", "off"])
-"""
-
-
-def test_the_model_loads_beside_the_imports(model: Path) -> None:
-    """In a thread that starts before most modules are imported."""
-    done = subprocess.run([sys.executable, "-c", BACKGROUND], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.stderr.splitlines()[:2] == ["False", "False"]
-
-
 def test_templates_wait_for_no_import() -> None:
     """The process that renders them imports jinja2 before it reads the first one."""
     code = "import sys; from notes_cli.text.rendering import serve; serve(); print('jinja2.sandbox' in sys.modules)"
