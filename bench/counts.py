@@ -38,7 +38,7 @@ LIMITS = {
     "package lines": Bound(42_645, 29_000),
     "package files": Bound(173, 130),
     "test lines": Bound(43_260, 28_000),
-    "bench and training lines": Bound(17_710, 10_000),
+    "bench and training lines": Bound(17_720, 10_000),
     "docs lines": Bound(4_000, 4_000),
     "stored results in KB": Bound(200, 200),
     "modules in import circles": Bound(0, 0),

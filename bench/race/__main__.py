@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.race import report
-from bench.race.peers import CAP, PEERS, Peer, Run
+from bench.race.peers import PEERS, Peer, Run
 from bench.race.workloads import Work, works
 from bench.selecting import chosen
 
@@ -35,13 +35,13 @@ class Cell:
 
 
 def measure(cell: Cell) -> list[Run]:
-    """Ask the prompts one after the other, as far as CAP allows; all of them where their sum is the figure."""
+    """Ask the prompts one after the other, as far as its time allows; all of them where their sum counts."""
     started, runs = 0.0, []
     with closing(cell.peer.run(cell.work)) as answers:  # type: ignore[type-var]  # generators, whose servers end here
         for run in answers:
             runs.append(run)
             started = started or time.monotonic()
-            if not cell.work.summed and time.monotonic() - started > CAP:
+            if not cell.work.summed and time.monotonic() - started > cell.peer.cap:
                 break
     return runs
 

@@ -55,6 +55,7 @@ class Peer:
     run: Callable[[Work], Runs]
     running: bool = False  # it has loaded the model before it is asked
     works: Callable[[Work], bool] = lambda work: not work.summed
+    cap: float = CAP
 
 
 @cache
@@ -261,7 +262,7 @@ PEERS = (
     Peer("prompt-cache", "`llama-completion --prompt-cache`", partial(completion, cache=True)),
     Peer("serve-started", "`notes serve`, started for each question", serve_started, works=_text_kept),
     Peer("slots", "llama-server 0.6.0, started, slot restored", server_slots, works=_text_kept),
-    Peer("prefill", "`notes ask` without a skill: full prefill", ask_prefilled),
+    Peer("prefill", "`notes ask` without a skill: full prefill", ask_prefilled, cap=4 * CAP),  # its answers count
     Peer("completion", "`llama-completion`: full prefill", completion),
     Peer("serve", "`notes serve`", serve, running=True, works=lambda work: True),
     Peer(
@@ -270,7 +271,7 @@ PEERS = (
     Peer("server-0.6.0", "llama-server 0.6.0", partial(server, release=NEWER), True, lambda work: True),
     Peer(
         "reuse",
-        f"llama-server 0.6.0 `--cache-reuse {CHUNK}`",
+        f"`llama-server --cache-reuse {CHUNK}` 0.6.0",
         lambda work: server(work, NEWER, "--cache-reuse", str(CHUNK)),
         *(True, lambda work: True),
     ),

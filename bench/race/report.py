@@ -53,30 +53,40 @@ def write(folder: Path, found: Found) -> None:
     single = [work for work in several if not work.summed]
     parts = [
         "**Seconds to the first token** (median):",
-        _table(single, found, lambda runs: _time([run.first for run in runs])),
-        "**Seconds to the end of the answer** (median; of the last two workloads the sum of all answers):",
-        _table(several, found, _whole),
+        _table(single, found, lambda runs, _: _time([run.first for run in runs])),
+        "**Seconds to the end of the answer** (median; of the last three workloads the sum of all answers):",
+        _table(several, found, lambda runs, _: _sum_or_median(runs, "whole")),
         "**Seconds of processor time** (median, or sum), by which other work on the machine matters least:",
-        _table(several, found, lambda runs: _whole(runs, "processor")),
-        "**Right answers**:",
-        _table(several, found, lambda runs: f"{sum(run.right for run in runs)} of {len(runs)}"),
+        _table(several, found, lambda runs, _: _sum_or_median(runs, "processor")),
+        "**Right answers**, and those of our full prefill to the same questions:",
+        _table(several, found, _right),
         "**Memory of the process with the model**, in MB:",
-        _table(several, found, lambda runs: f"{max(run.memory for run in runs) / MB:.0f}"),
+        _table(several, found, lambda runs, _: f"{max(run.memory for run in runs) / MB:.0f}"),
     ]
     put_between(folder / "race.md", BEGIN, END, "\n\n".join(["", *parts, ""]))
 
 
-def _table(several: Sequence[Work], found: Found, figure: Callable[[list[Run]], str]) -> str:
+def _table(several: Sequence[Work], found: Found, figure: Callable[[list[Run], list[Run]], str]) -> str:
+    """`figure` of the answers of a program, and of those of our full prefill."""
     lines = [f"| | {' | '.join(work.title for work in several)} |", f"| --- |{' ---: |' * len(several)}"]
     for peer in PEERS:
         cells = [found.get(f"{work.name}/{peer.name}") for work in several]
         if any(cells):
-            figures = (figure(runs) if runs else "" for runs in cells)
+            prefills = [found.get(f"{work.name}/prefill", []) for work in several]
+            figures = (figure(runs, prefill) if runs else "" for runs, prefill in zip(cells, prefills, strict=True))
             lines.append(f"| {peer.title}{' (running)' if peer.running else ''} | {' | '.join(figures)} |")
     return "\n".join(lines)
 
 
-def _whole(runs: list[Run], name: str = "whole") -> str:
+def _right(runs: list[Run], prefill: list[Run]) -> str:
+    both = list(zip(runs, prefill, strict=False))
+    if not both:
+        return f"{sum(run.right for run in runs)} of {len(runs)}"
+    right, wanted = sum(run.right for run, _ in both), sum(run.right for _, run in both)
+    return f"{right} / {wanted} of {len(both)}"
+
+
+def _sum_or_median(runs: list[Run], name: str) -> str:
     values = [getattr(run, name) for run in runs]
     return f"{sum(values):.1f}" if len(runs) > ASKED else _time(values)
 

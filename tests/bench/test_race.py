@@ -52,11 +52,11 @@ def _peer(runs: list[Run]) -> race.Peer:
     return replace(ASK, run=run)
 
 
-def test_a_long_cell_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_cell_is_cut_short() -> None:
     """No prompt is begun after its time; where the sum is the figure, all are asked."""
     peer = _peer([RUN] * 3)
     assert len(race.measure(race.Cell(WORKS["moved"], peer))) == 3
-    monkeypatch.setattr(race, "CAP", -1.0)
+    peer = replace(peer, cap=-1.0)
     assert len(race.measure(race.Cell(WORKS["moved"], peer))) == 1
     assert len(race.measure(race.Cell(WORKS["turns"], peer))) == 3
 
@@ -74,14 +74,16 @@ def test_tables_have_medians_sums_and_right_answers(tmp_path: Path) -> None:
     page = tmp_path / "race.md"
     page.write_text(f"before\n\n{report.BEGIN}\n\nold\n\n{report.END}\n\nafter\n")
     runs = [RUN, RUN, RUN, replace(RUN, first=9.0), replace(RUN, first=9.0, right=False)]
-    found = {"moved/ask": runs, "moved/serve": [RUN], "turns/serve": [replace(RUN, whole=0.25)] * 28}
+    prefill = [RUN, replace(RUN, right=False)]
+    found = {"moved/ask": runs, "moved/prefill": prefill, "turns/serve": [replace(RUN, whole=0.25)] * 28}
     report.write(tmp_path, found)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| `notes ask` |  |  |  |  | 0.50 |  |  |\n" in text
-    assert "| `notes serve` (running) |  |  |  |  | 0.50* |  |  |\n" in text
-    assert "| `notes ask` |  |  |  |  | 4 of 5 |  |  |  |  |  |\n" in text
-    assert "| `notes serve` (running) |  |  |  |  | 1.00* |  |  |  | 7.0 |  |\n" in text
+    assert "| `notes ask` without a skill: full prefill |  |  |  |  | 0.50* |  |  |\n" in text
+    assert "| `notes ask` |  |  |  |  | 2 / 1 of 2 |  |  |  |  |  |\n" in text
+    assert "| `notes serve` (running) |  |  |  |  |  |  |  |  | 7.0 |  |\n" in text
+    assert "| `notes serve` (running) |  |  |  |  |  |  |  |  | 28 of 28 |  |\n" in text
     report.write(tmp_path, found)
     assert page.read_text() == text
 
