@@ -35,7 +35,7 @@ class Bound(NamedTuple):
 
 
 LIMITS = {
-    "package lines": Bound(42_645, 29_000),
+    "package lines": Bound(42_644, 29_000),
     "package files": Bound(173, 130),
     "test lines": Bound(43_260, 28_000),
     "bench and training lines": Bound(17_720, 10_000),

@@ -65,8 +65,7 @@ CLAUSE = re.compile(r"[ \t](?=for )|[;.](?=\s)|[\uff1b\u3002]|,(?=\s\D*$)|\uff0c
 JOINED = re.compile(r"(?<=\w)[.:](?=[\w)])|[,+#]")  # in names of rows: gpt:4.large, C++, Oslo, Bergen
 VERSION = re.compile(r"(?<=\w)\.(?=\d|js\b)")  # a dot within a name: GPT-4.1, Node.js
 APART = re.compile(r"\s*(?:#{1,6} .*|-{3,}|\*{3,})?")  # lines that may be next to a key: empty, a heading, a rule
-# Before code: Map: use `small`.
-# Before code: Map: use `small`.
+# Before a value in code: Map: use `small`.
 USE = re.compile(r"(?:[Uu]se|[Dd]efaults?(?: to)?|\u9ed8\u8ba4)[ \t]+(?=`[^`]+`$)")
 ITEM = re.compile(r" {0,12}(?:[-*+]|\d+[.)]) ")
 MAX_WORDS = 4  # words of a name
