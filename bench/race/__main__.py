@@ -35,7 +35,7 @@ class Cell:
 
 
 def measure(cell: Cell) -> list[Run]:
-    """Ask the prompts one after the other, as far as its time allows; all of them where their sum counts."""
+    """Ask the prompts in order until the program's time is over; all of them where the figure is a sum."""
     started, runs = 0.0, []
     with closing(cell.peer.run(cell.work)) as answers:  # type: ignore[type-var]  # generators, whose servers end here
         for run in answers:

