@@ -88,6 +88,7 @@ def command(name: str | None, **given: Any) -> None:
         for line in _lines():
             if not chat.handle(line):
                 break
+        chat.end()
         if chat.failed and not _interactive():
             raise NotesError(f"{chat.failed} of the lines failed", "The messages above say why")
 
@@ -98,6 +99,7 @@ class Chat:
     def __init__(self, model: Model, session: Session, options: dict[str, Any]) -> None:
         self._model, self._session = model, session
         self.failed = 0  # lines
+        self._typed: list[str] = []  # corrections and skills that wait for the next question
         for option in ("splice", "errata", "system"):  # from a file or a variable they are for the first turn
             if not session.empty and not named(option):
                 options[option] = None
@@ -124,6 +126,12 @@ class Chat:
             output.say(worded(error))
         return True
 
+    def end(self) -> None:
+        """Name the corrections and skills that no question followed, which are lost."""
+        if self._typed:
+            self.failed += len(self._typed)
+            output.say(f"left out, because no question followed: {output.line(', '.join(self._typed))}")
+
     def _run(self, command: str = "", argument: str = "") -> bool:
         commands: dict[str, Callable[[str], object]] = {
             "erratum": self._add_erratum,
@@ -147,7 +155,7 @@ class Chat:
         with AnswerPrinter(settings) as printer:
             callbacks = printer.callbacks(self._model.workspace)
             errata, splice = self._errata, self._splice
-            self._errata, self._splice = [], []
+            self._errata, self._splice, self._typed = [], [], []
             try:
                 self._session.ask(question, splice=splice, errata=errata, callbacks=callbacks, **first, **self._options)
             except NotesError:  # perhaps because of them
@@ -159,12 +167,16 @@ class Chat:
         if not text:
             raise NotesError("/erratum needs a correction", "Write /erratum FIELD=VALUE, or a sentence")
         self._errata.append(text)
-        output.say(f"with the next question: {output.line(text)}")
+        self._announce(text)
 
     def _add_skill(self, name: str) -> None:
         self._model.segment(name)  # it exists and fits
         self._splice.append(name)
-        output.say(f"with the next question: {output.line(name)}")
+        self._announce(name)
+
+    def _announce(self, typed: str) -> None:
+        self._typed.append(typed)
+        output.say(f"with the next question: {output.line(typed)}")
 
     def _list_skills(self, _: str) -> None:
         used = self._used | {*self._splice}

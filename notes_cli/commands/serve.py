@@ -180,7 +180,11 @@ def command(
         host, tuple(key.strip() for key in keys), origins, max_body << 20, page, forms, bool(model["verbose"])
     )
     if upstream is not None:
-        _serve_upstream(Target.parse(upstream, (upstream_key or "").strip()), texts, options, port, drain)
+        try:
+            target = Target.parse(upstream, (upstream_key or "").strip())
+        except NotesError as error:
+            raise click.BadParameter(str(error), param_hint="'--upstream'") from None
+        _serve_upstream(target, texts, options, port, drain)
         return
     if texts or named("upstream_key"):
         raise click.UsageError(f"{'--skills' if texts else '--upstream-key'} goes with --upstream URL")

@@ -62,6 +62,11 @@ def test_a_command_that_fails_later_fails_once(notes: Notes, returns: None, comm
     assert f"left out from now on: {command.split()[1]}" in outcome.err
 
 
+def test_a_correction_without_a_question_is_named(notes: Notes, returns: None) -> None:
+    outcome = notes("chat", "--splice", "returns", stdin=f"{QUESTION}\n/erratum date=2026-07-01")
+    assert outcome.code == 1 and "no question followed: date=2026-07-01" in outcome.err
+
+
 def test_a_conversation_goes_on_with_the_same_options(notes: Notes, returns: None) -> None:
     """A skill that it has is not spliced again; its system text cannot be another one."""
     for _ in range(2):
