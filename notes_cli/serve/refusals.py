@@ -25,6 +25,9 @@ from notes_cli.errors import (
 from notes_cli.runtime.scheduler import NoRoomError
 
 
+LONGEST = 1000  # characters of a message, which may quote a value of the request
+
+
 class Refused(NotesError):
     """An HTTP error response: its status, and `param`, the key of the request that caused it."""
 
@@ -39,7 +42,7 @@ class Refused(NotesError):
         last: bool = False,
     ) -> None:
         """`wait`: seconds for Retry-After. `last`: close the connection."""
-        super().__init__(message)
+        super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} ...")
         self.status, self.param, self.code, self.wait, self.last = status, param, code, wait, last
 
     @property

@@ -440,3 +440,8 @@ def test_a_scheduler_that_fails_ends_the_server(library: Path, monkeypatch: pyte
     with pytest.raises(AssertionError, match="ZeroDivisionError"), started(library) as served:
         monkeypatch.setattr(DecodeThread, "_serve", fail)
         assert served.chat(ASK, 503)["code"] == "shutting_down"
+
+
+def test_a_refusal_repeats_no_long_value(served: Served) -> None:
+    refusal = served.chat(ASK, 400, notes={"splice": ["returns"], "errata": {"x" * 5000: "1"}})
+    assert 1000 < len(refusal["message"]) < 1010
