@@ -51,19 +51,24 @@ def device(given: argparse.Namespace) -> dict[str, Any]:
 def rows(given: argparse.Namespace) -> Any:
     from bench.gpu import invariants
 
-    return invariants.rows([given.smollm2])
+    return invariants.rows(_more(given))
 
 
 def logits(given: argparse.Namespace) -> Any:
     from bench.gpu import invariants
 
-    return invariants.logits([given.smollm2])
+    return invariants.logits(_more(given))
 
 
 def operations(given: argparse.Namespace) -> Any:
     from bench.gpu import invariants
 
-    return invariants.operations([given.smollm2])
+    return invariants.operations(_more(given))
+
+
+def _more(given: argparse.Namespace) -> list[Path]:
+    """Models beside the tiny ones."""
+    return [] if given.quick else [given.smollm2]
 
 
 def splices(given: argparse.Namespace) -> Any:

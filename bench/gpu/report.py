@@ -152,7 +152,7 @@ def first_table(lines: list[dict[str, Any]]) -> str:
 def invariants_table(found: dict[str, Any]) -> str:
     """How the comparisons came out."""
     names = {
-        "rows": "rows read back, 11 models and 7 kinds of cache",
+        "rows": f"rows read back, {found['rows']['models']} models and 7 kinds of cache",
         "logits": "splice, restore, rewrite and carry beside decoding, the same models",
         "operations": "all operations beside the CPU, half of the layers on the device and all",
     }
@@ -161,10 +161,12 @@ def invariants_table(found: dict[str, Any]) -> str:
 
 
 def compact(found: dict[str, Any]) -> dict[str, Any]:
-    """The results as they are stored: rows and logits as their summary."""
+    """The results as they are stored: comparisons as their summary."""
     short = dict(found)
     for part in {"rows", "logits", "operations"} & found.keys():
-        short[part] = {"summary": SUMMARIES[part](_result(found, part)), "seconds": found[part]["seconds"]}
+        lines, seconds = _result(found, part), found[part]["seconds"]
+        models = len({one["model"] for one in lines})
+        short[part] = {"summary": SUMMARIES[part](lines), "models": models, "seconds": seconds}
     return short
 
 
