@@ -236,7 +236,7 @@ def _values(header: Row, row: Row) -> list[int]:
     return [
         column
         for column, (title, cell) in enumerate(zip(header, row, strict=False))
-        if column and _is_cell_value(cell.text, _title_words(title), first)
+        if column > _name_column(header) and _is_cell_value(cell.text, _title_words(title), first)
     ]
 
 
@@ -262,10 +262,16 @@ def _is_cell_value(cell: str, title: set[str], first: set[str]) -> bool:
     return (_is_constant(cell) and "()" not in cell) or (words != [] and _words("ratings").issuperset(words))
 
 
+def _name_column(header: Row) -> int:
+    """Return the column of the names: the first, or the second if its title is `Key` or a word like it."""
+    return int(len(header) > 1 and bool(_title_words(header[1]) & _words("names")))
+
+
 def _row_name(header: Row, row: Row) -> str:
-    """Return the first cell; if that is a number, after the title of its column: `Days late 1-7`."""
-    name = _plain(row[0])
-    return field_name(f"{_title(header[0])} {name}" if name[:1].isdigit() else name)
+    """Return the name in a row; if that is a number, after the title of its column: `Days late 1-7`."""
+    column = min(_name_column(header), len(row) - 1)
+    name = _plain(row[column])
+    return field_name(f"{_title(header[column])} {name}" if name[:1].isdigit() else name)
 
 
 def _title(cell: Cell) -> str:

@@ -132,6 +132,7 @@ def test_data_is_a_value(line: str, name: str, value: str) -> None:
         (["| Model | Input ($/1M) |", "| gpt-4.1 | $2.00 |"], {"gpt-4.1": "$2.00"}),
         (["| Service | Owner |", "| Tides | Anna Berg |", "| Maps | - |"], {"Tides": "Anna Berg"}),
         (["| File | Where |", "| Log | `logs/a|b.txt` |"], {"Log": "logs/a|b.txt"}),
+        (["| Part | Key | Default |", "| harbour | `berth` | 4 |"], {"berth": "4"}),
         (["| Fee | Price |", "| {{fee}} | 5 EUR |", "| a | {{fee}} |", "| Is it open | 5 EUR |"], {}),
     ],
 )
