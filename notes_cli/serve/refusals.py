@@ -24,7 +24,6 @@ from notes_cli.errors import (
 )
 from notes_cli.runtime.scheduler import NoRoomError
 
-
 LONGEST = 1000  # characters of a message, which may quote a value of the request
 
 
