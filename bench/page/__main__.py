@@ -2,8 +2,8 @@
 
     python -m bench.page [--write docs/page] [--browser /usr/bin/chromium]
 
-A server on the model that ships, a headless Chromium driven by Playwright. Each check is a line; the exit status is 1
-if any fails.
+A server on the model that ships (SmolLM2 for the pictures), a headless Chromium driven by Playwright. Each check is a
+line; the exit status is 1 if any fails.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 from bench.page.checks import CHECKS, TEXTS, Check
-from bench.page.pictures import pictures
-from bench.page.user import ROOT, Server, looking
+from bench.page.pictures import MODEL, pictures
+from bench.page.user import ROOT, SMALLEST, Server, looking
 from notes_cli.config import SHIPPED_TINY
 
 
@@ -41,7 +41,7 @@ def tried(browser: Browser, home: Path, check: Check) -> str:
     with (
         tempfile.TemporaryDirectory() as own,
         Server(Path(shutil.copytree(home, f"{own}/home")), check.key) as server,
-        looking(browser, server, check.scheme, check.small) as user,
+        looking(browser, server, check.scheme, SMALLEST if check.small else None) as user,
     ):
         try:
             check.job(user)
@@ -51,11 +51,10 @@ def tried(browser: Browser, home: Path, check: Check) -> str:
         return f"the browser: {found}" if found else ""
 
 
-def prepared(folder: Path, *more: Path) -> Path:
-    """A home in which the skills that ship are compiled, and these texts."""
-    skills = [str(ROOT / "tests" / "skills" / "returns"), str(ROOT / "tests" / "skills" / "support"), *map(str, more)]
-    environment = {**os.environ, "NOTES_HOME": str(folder), "NOTES_MODEL": SHIPPED_TINY}
-    command = [sys.executable, "-m", "notes_cli", "compile", *skills]
+def prepared(folder: Path, model: str, *texts: Path) -> Path:
+    """A home in which these texts are compiled."""
+    environment = {**os.environ, "NOTES_HOME": str(folder), "NOTES_MODEL": model}
+    command = [sys.executable, "-m", "notes_cli", "compile", *map(str, texts)]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
     return folder
 
@@ -72,9 +71,11 @@ def main() -> int:
         for name, text in TEXTS.items():
             (folder / f"{name}.txt").write_text(text, encoding="utf-8")
         browser = playwright.chromium.launch(executable_path=given.browser, args=["--no-sandbox"])
-        failed = run(browser, prepared(folder / "home", *sorted(folder.glob("*.txt"))), checks)
+        skills = [ROOT / "tests" / "skills" / "returns", ROOT / "tests" / "skills" / "support"]
+        failed = run(browser, prepared(folder / "home", SHIPPED_TINY, *skills, *sorted(folder.glob("*.txt"))), checks)
         if given.write and not failed:
-            pictures(browser, prepared(folder / "pictures"), given.write)
+            shown = [ROOT / "skills" / "store-handbook", ROOT / "skills" / "style-guide"]
+            pictures(browser, prepared(folder / "pictures", MODEL, *shown), given.write)
         browser.close()
     return 1 if failed else 0
 

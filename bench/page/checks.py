@@ -10,7 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Route, expect
 
-from bench.page.user import PHONE, QUESTION, WAIT, User
+from bench.page.user import QUESTION, SMALLEST, WAIT, User
 
 KEY = "secret"
 TEXTS = {  # names of skills besides the samples
@@ -339,7 +339,7 @@ def phone(user: User) -> None:
     user.ask()
     user.strip()
     user.panel()
-    same(user.page.evaluate("document.documentElement.scrollWidth"), PHONE["width"])
+    same(user.page.evaluate("document.documentElement.scrollWidth"), SMALLEST["width"])
     user.page.get_by_role("button", name="Text", exact=True).first.click()
     same(user.page.evaluate("document.querySelector('dialog').scrollWidth <= innerWidth"), True)
 

@@ -7,23 +7,25 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
-from bench.page.user import QUESTION, Server, User, looking
+from bench.page.user import DESK, PHONE, Server, User, looking
 
 LARGEST = 150 << 10  # bytes
+MODEL, SKILL, QUESTION = "smollm2", "store-handbook", "Which carrier delivers the parcels?"
+SHOWN = (("light", "light", DESK), ("dark", "dark", DESK), ("phone", "light", PHONE), ("phone-dark", "dark", PHONE))
 
 
 def pictures(browser: Browser, home: Path, folder: Path) -> None:
     """All of them, in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, scheme, small in (("light", "light", False), ("dark", "dark", False), ("phone", "light", True)):
-        with Server(home) as server, looking(browser, server, scheme, small) as user:
+    for name, scheme, size in SHOWN:
+        with Server(home, model=MODEL) as server, looking(browser, server, scheme, size) as user:
             corrected(user)
             keep(user.page, folder / f"{name}.png")
-    with Server(home) as server, looking(browser, server) as user:
-        user.page.get_by_label("returns").check()
-        user.ask()
+    with Server(home, model=MODEL) as server, looking(browser, server) as user:
+        user.page.get_by_label(SKILL).check()
+        user.ask(QUESTION)
         server.stop()
-        user.type_question("And a week later?")
+        user.type_question("What is the delivery time?")
         expect(user.page.locator("#banner")).to_be_visible()
         keep(user.page, folder / "offline.png")
 
@@ -31,15 +33,15 @@ def pictures(browser: Browser, home: Path, folder: Path) -> None:
 def corrected(user: User) -> None:
     """Return a conversation in which a field was corrected, with its numbers if there is room."""
     page = user.page
-    page.get_by_label("returns").check()
-    page.get_by_label("System text").fill("Be brief.")
-    user.ask()
+    page.get_by_label(SKILL).check()
+    page.get_by_label("System text").fill("Answer briefly.")
+    user.ask(QUESTION)
     if user.small:
         user.panel()
-    user.correct("date", "2026-07-01")
+    user.correct("Carrier", "Bluebird Express")
     if user.small:
         user.panel()
-    user.ask(f"{QUESTION} Think first.")
+    user.ask(QUESTION)
     if not user.small:
         user.strip()
         page.get_by_label("Question", exact=True).focus()

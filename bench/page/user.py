@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from notes_cli.config import SHIPPED_TINY
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DESK, PHONE = {"width": 1180, "height": 900}, {"width": 320, "height": 640}
+DESK, PHONE, SMALLEST = {"width": 1280, "height": 900}, {"width": 390, "height": 844}, {"width": 320, "height": 640}
 QUESTION = "May I return this?"
 WAIT = 20_000  # milliseconds
 
@@ -25,12 +25,12 @@ WAIT = 20_000  # milliseconds
 class Server:
     """`notes serve` in a process of its own, on a port that stays the same."""
 
-    def __init__(self, home: Path, key: str = "") -> None:
+    def __init__(self, home: Path, key: str = "", model: str = SHIPPED_TINY) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/"
-        own = {"NOTES_HOME": str(home), "NOTES_MODEL": SHIPPED_TINY, **({"NOTES_API_KEY": key} if key else {})}
+        own = {"NOTES_HOME": str(home), "NOTES_MODEL": model, **({"NOTES_API_KEY": key} if key else {})}
         self._environment = {**os.environ, **own}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -73,8 +73,8 @@ class User:
 
     @property
     def small(self) -> bool:
-        """Before a phone."""
-        return self.page.viewport_size == PHONE
+        """On a phone."""
+        return self.page.viewport_size in (PHONE, SMALLEST)
 
     @property
     def turn(self) -> Locator:
@@ -111,15 +111,17 @@ class User:
         if not self.turn.locator("details.numbers[open]").count():
             self.turn.locator(".numbers summary").click()
         rows = self.turn.locator(".numbers tbody tr").all()
-        return [
-            (row.locator("i").get_attribute("class") or "", int(row.locator("td").nth(1).inner_text())) for row in rows
-        ]
+        kinds = (row.locator("i").get_attribute("class") or "" for row in rows)
+        counts = (int(row.locator("td").nth(1).inner_text().replace(",", "")) for row in rows)
+        return list(zip(kinds, counts, strict=True))
 
 
 @contextlib.contextmanager
-def looking(browser: Browser, server: Server, scheme: str = "light", small: bool = False) -> Iterator[User]:
+def looking(
+    browser: Browser, server: Server, scheme: str = "light", size: dict[str, int] | None = None
+) -> Iterator[User]:
     """A user with a browser of their own."""
-    context = browser.new_context(color_scheme=scheme, viewport=PHONE if small else DESK)  # type: ignore[arg-type]
+    context = browser.new_context(color_scheme=scheme, viewport=size or DESK)  # type: ignore[arg-type]
     try:
         yield User(context.new_page(), server)
     finally:
