@@ -36,6 +36,8 @@ def test_the_page_shows_what_is_stored() -> None:
             True,
         ),  # the model amplifies the device's rounding
         ("operations", {**OPERATIONS, "decoding": 0.1}, False),  # a wrong position would not be noticed
+        ("operations", {**OPERATIONS, "decoding": 0.1, "column": "q4_0 on all"}, True),
+        ("operations", {**OPERATIONS, "error": 3e-3, "column": "q4_0 on all"}, False),
         ("operations", {**OPERATIONS, "copies": 7}, False),
         ("operations", {"error": 4e-4, "decoding": 1e-7}, True),  # recurrent: restored
         ("logits", {"splice": "exact", "errors": {}, "noise": NOISE}, True),
@@ -47,7 +49,7 @@ def test_the_page_shows_what_is_stored() -> None:
     ],
 )
 def test_what_does_not_hold_is_reported(part: str, line: dict[str, Any], holds: bool) -> None:
-    found = {**DEVICE, part: {"result": [{"model": "m", "column": "c", **line}], "seconds": 1.0}}
+    found = {**DEVICE, part: {"result": [{"model": "m", "column": "c"} | line], "seconds": 1.0}}
     assert (report.broken(found) == []) is holds
 
 
