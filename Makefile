@@ -157,7 +157,7 @@ vulkan: $(DEV) ## The patched library with llama.cpp's Vulkan backend, and the s
 	{ cmake -S native -B $(VULKAN) -G Ninja -Wno-dev -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
 		-DGGML_NATIVE=OFF -DGGML_VULKAN=ON -DVulkan_INCLUDE_DIR="$$headers" >$(VULKAN)/configure.log 2>&1 || { tail -20 $(VULKAN)/configure.log; exit 1; }; } && \
 	{ cmake --build $(VULKAN) --target ggml-vulkan llama mtmd >$(VULKAN)/build.log 2>&1 || { tail -20 $(VULKAN)/build.log; exit 1; }; }
-	@GGML_VK_VISIBLE_DEVICES="$${GGML_VK_VISIBLE_DEVICES:-0}" NOTES_LIBRARY="$(CURDIR)/$(VULKAN)/bin" $(BIN)/python -m bench.gpu --out $(VULKAN)/check --device Vulkan0 --quick --patience 20 $(foreach part,device rows logits operations fidelity,--only $(part))
+	@GGML_VK_VISIBLE_DEVICES="$${GGML_VK_VISIBLE_DEVICES:-0}" NOTES_LIBRARY="$(CURDIR)/$(VULKAN)/bin" $(BIN)/python -m bench.gpu --out $(VULKAN)/check --device Vulkan0 --quick --patience 20 $(foreach part,device rows logits operations,--only $(part))
 
 page: $(DEV) ## The page of `notes serve` in a real browser (2 minutes; Chromium must be there), with pictures (docs/page/)
 	@$(BIN)/python -m pip install -q 'notes-cli[page]'
