@@ -114,7 +114,6 @@ def test_a_comment_before_it_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["---\n\n# Tides\n\nRead.", "---\njust words\n---\nx", "---\n**Name:** x\n\nRead."])
 def test_a_text_may_begin_with_a_rule(tmp_path: Path, text: str) -> None:
-    """All of it is compiled, with a warning."""
     name, _, found, (warning,) = written(tmp_path, text.encode())
     assert (name, found) == ("ferry-trips", text) and "all of it is compiled as text" in warning
 
@@ -145,7 +144,6 @@ def test_bytes_that_are_not_utf8_in_front_matter(tmp_path: Path) -> None:
     ],
 )
 def test_declared_fields_are_read_line_by_line(yaml: str, fields: dict[str, str], hoisted: list[str]) -> None:
-    """They are read as written, `{value: ..., hoist: true}` too."""
     header = read_header(f"---\n{yaml}\n---\nx", "s")
     assert (header.fields, header.hoisted, header.body) == (fields, hoisted, "x")
 
