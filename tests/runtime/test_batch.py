@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from samples import SAMPLES
 
@@ -16,7 +15,7 @@ from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sampler import SamplerOptions
 from notes_cli.engine.segment import Segment
-from notes_cli.errors import EngineError, NotesError, Notice
+from notes_cli.errors import NotesError, Notice
 from notes_cli.runtime.answering import ask
 from notes_cli.runtime.batch import AT_MOST, IDLE, WAITING, ask_many
 from notes_cli.runtime.compile import compile_skill
@@ -199,26 +198,6 @@ def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Ski
     assert sum(isinstance(one, str) for one in found) == 8
 
 
-def test_logits_that_are_not_numbers_fail_their_question_alone(
-    make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workspace = make_workspace()
-    requests = [Request(question, max_tokens=4) for question in QUESTIONS]
-    good = alone(workspace, requests)
-    logits, calls = Context.logits, []
-
-    def broken(self: Context, index: int = -1) -> Any:
-        calls.append(1)
-        if len(calls) == 2:
-            raise EngineError("tiny llama computes logits that are not numbers")
-        return logits(self, index)
-
-    monkeypatch.setattr(Context, "logits", broken)
-    found = together(workspace, requests, 5)
-    assert found[1] == "tiny llama computes logits that are not numbers"
-    assert [found[0], *found[2:]] == [good[0], *good[2:]]
-
-
 @pytest.mark.parametrize("size", [256, 512])
 def test_a_small_context_takes_fewer_at_once(make_workspace: MakeWorkspace, skill: Skill, size: int) -> None:
     """With a fixed size nothing fails that would not alone, and the size does not change."""
@@ -254,21 +233,6 @@ def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: M
     answers = [answer for _, answer in ask_many(workspace, requests, 16)]
     assert all(isinstance(answer, Answer) for answer in answers)
     assert workspace.identity == identity
-
-
-def test_beside_a_live_notebook(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Other sequences in the context stay, bit for bit, also if the context grows."""
-    workspace = make_workspace(n_ctx=256)
-    spliced = [compile_skill(workspace, skill)]
-    with workspace.sequence() as other:
-        other.append(range(100))
-        other.flush()
-        rows = workspace.context.read(other.seq_id, 0, 100, base=0)
-        requests = [Request(question, spliced, max_tokens=30) for question in QUESTIONS]
-        assert alone(workspace, requests) == together(workspace, requests, 5)
-        assert other.intact
-        again = workspace.context.read(other.seq_id, 0, 100, base=0)
-        assert all(np.array_equal(one.k, two.k) for one, two in zip(rows, again, strict=True))
 
 
 def test_prefixes_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 
 from notes_cli.commands.remedies import worded
-from notes_cli.engine.model import Model
 from notes_cli.engine.segment import Prefill, Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.segment_files import checkpoint_path
 from notes_cli.runtime import compile as compiling_module
-from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import MOVES, block_warnings, compile_skill, plan
-from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
@@ -51,11 +48,17 @@ def test_field_spans_point_at_the_values(workspace: Workspace, skill: Skill) -> 
 
 
 def test_a_plan_is_the_segment_without_rows(workspace: Workspace, skill: Skill) -> None:
-    """The plan of a dry run equals the compiled segment."""
+    """A dry run divides into blocks as the compile does; a single block is none."""
     planned, compiled = plan(workspace, skill), compile_skill(workspace, skill)
     assert planned.layers == () and planned.tokens.tolist() == compiled.tokens.tolist()
     for part in ("name", "description", "text", "base", "fields", "identity"):
         assert getattr(planned, part) == getattr(compiled, part)
+    parts = of(*PARTS)
+    for blocks in ("headings", 2, 5):
+        assert plan(workspace, parts, blocks).blocks == compile_skill(workspace, parts, blocks=blocks).blocks
+    assert plan(workspace, parts, 1).blocks == plan(workspace, parts).blocks == ()
+    with pytest.raises(SkillError, match="s: there are no headings"):
+        plan(workspace, of("No headings."), "headings")
 
 
 def test_progress_counts_to_the_end(make_workspace: MakeWorkspace) -> None:
@@ -92,18 +95,6 @@ def test_refused_for_an_architecture_that_cannot(make_workspace: MakeWorkspace, 
     assert not (home / "library").exists()
 
 
-def test_output_over_something_else(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
-    """Only a segment is overwritten, or any file with force."""
-    target = tmp_path / "mine.txt"
-    target.write_text("mine")
-    with pytest.raises(SegmentError, match="not a sound segment"):
-        compile_to_library(workspace, skill, output=target)
-    assert target.read_text() == "mine"
-    assert compile_to_library(workspace, skill, output=target, force=True).path == target
-    assert open_segment(target).name == "returns"
-    assert not compile_to_library(workspace, skill, output=target).reasons
-
-
 # ---- blocks
 
 
@@ -138,16 +129,6 @@ def test_blocks_are_compiled_apart_and_moved(make_workspace: MakeWorkspace, kind
         assert all((a.k == b.k).all() and (a.v == b.v).all() for a, b in zip(part.layers, moved, strict=True))
     assert rows_near(cut.slice(*cut.spans[0]), whole.slice(*cut.spans[0]))
     assert not rows_near(cut.slice(*cut.spans[2]), whole.slice(*cut.spans[2]))
-
-
-def test_a_plan_has_the_blocks(workspace: Workspace) -> None:
-    """A dry run divides as the compile does; a single block is none."""
-    skill = of(*PARTS)
-    for blocks in ("headings", 2, 5):
-        assert plan(workspace, skill, blocks).blocks == compile_skill(workspace, skill, blocks=blocks).blocks
-    assert plan(workspace, skill, 1).blocks == plan(workspace, skill).blocks == ()
-    with pytest.raises(SkillError, match="s: there are no headings"):
-        plan(workspace, of("No headings."), "headings")
 
 
 def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
@@ -201,7 +182,6 @@ def test_other_blocks_are_a_change(
 
 
 def test_what_is_said_of_blocks(workspace: Workspace) -> None:
-    """Notices about references to fields of other blocks, and about fewer blocks than requested."""
     refers = "block 3 refers to date, whose value is in block 1: decisions may suffer; keep them in one block"
     assert block_warnings(workspace, of(*PARTS), "headings") == [refers]
     assert block_warnings(workspace, of("a\n\nb"), 3) == ["2 blocks, not 3: there is no other line to cut the text at"]
@@ -248,35 +228,59 @@ def written(path: Path, text: str) -> Skill:
     return load_skill(path)
 
 
-def test_a_name_belongs_to_where_its_text_came_from(workspace: Workspace, tmp_path: Path) -> None:
-    """Another file's text of the same name is refused with both sources; the file's own new text is not."""
+def test_a_name_belongs_to_where_its_text_came_from(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
+    """Another file's text of the same name is refused with both sources, also for another model, where the two would
+    be indistinguishable; the file's own new text is not."""
+    workspace, another_model = make_workspace(), make_workspace("qwen2")
     mine, other = tmp_path / "a" / "returns.txt", tmp_path / "b" / "other.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     assert peek(path).source == str(mine)
     assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
     skill = written(other, "---\nname: returns\ndescription: x\n---\ndate: 3")
-    with pytest.raises(TakenError) as caught:
-        compile_to_library(workspace, skill)
+    for where in (workspace, another_model):
+        with pytest.raises(TakenError) as caught:
+            compile_to_library(where, skill)
     said = worded(caught.value)
     assert str(mine) in said and str(other) in said and "--name NAME" in said and "--force" in said
     assert open_segment(path).text == "date: 2" and "\n" not in said
+    compile_to_library(another_model, written(mine, "date: 3"))
     assert compile_to_library(workspace, skill, force=True).path == path
     assert (open_segment(path).text, peek(path).source) == ("date: 3", str(other))
     assert compile_to_library(workspace, written(other, "---\nname: returns\n---\ndate: 4")).reasons
 
 
-def test_other_words_on_standard_input_are_another_source(workspace: Workspace) -> None:
-    """Its source is unknown: the same text is up to date, another is refused."""
-    first = parse_skill("date: 1", source="-", default="stdin")
-    path = compile_to_library(workspace, first).path
-    assert compile_to_library(workspace, first).reasons == ()
-    with pytest.raises(TakenError, match="this one is from standard input"):
-        compile_to_library(workspace, parse_skill("date: 2", source="-", default="stdin"))
-    assert open_segment(path).text == "date: 1"
+@pytest.mark.parametrize("source", ["standard input", "unknown"])
+def test_an_unknown_source_is_that_of_the_same_text(workspace: Workspace, tmp_path: Path, source: str) -> None:
+    """Of standard input and of imported segments: the same text is up to date, another is refused."""
+    mine = written(tmp_path / "returns.txt", "date: 1")
+    skill = replace(mine, source="-") if source == "standard input" else mine
+    path = compile_to_library(workspace, skill).path
+    write_segment(path, replace(open_segment(path), source="", stamp=()))
+    with pytest.raises(TakenError, match="this one is from standard input" if skill is not mine else "unknown place"):
+        compile_to_library(workspace, replace(written(tmp_path / "returns.txt", "date: 2"), source=skill.source))
+    assert open_segment(path).text == "date: 1" and b"notes.source" not in path.read_bytes()
+    assert compile_to_library(workspace, skill).reasons == ()
+    if skill is mine:
+        assert compile_to_library(workspace, load_skill(tmp_path / "returns.txt")).reasons == ("the text has changed",)
+
+
+def test_an_output_keeps_what_came_from_elsewhere(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
+    """Only the text's own segment is overwritten, or any file with force."""
+    target = tmp_path / "out.gguf"
+    target.write_text("mine")
+    with pytest.raises(SegmentError, match="not a sound segment"):
+        compile_to_library(workspace, skill, output=target)
+    assert target.read_text() == "mine"
+    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 1"), output=target, force=True)
+    assert compile_to_library(workspace, written(tmp_path / "a.txt", "date: 2"), output=target).path == target
+    with pytest.raises(TakenError, match=r"holds the skill a, from .*a\.txt; this one is from .*b\.txt"):
+        compile_to_library(workspace, written(tmp_path / "b.txt", "date: 3"), output=target)
+    assert open_segment(target).text == "date: 2"
+    assert not compile_to_library(workspace, load_skill(tmp_path / "a.txt"), output=target).reasons
 
 
 def test_the_same_file_by_another_path(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative, by way of .., by a link to its folder or to itself: one source."""
+    """Relative, by way of .., by a link to its folder or to itself: one source, also where it is not UTF-8."""
     mine = tmp_path / "a" / "returns.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -287,6 +291,10 @@ def test_the_same_file_by_another_path(workspace: Workspace, tmp_path: Path, mon
         mine.write_text(f"date: 1{number}")
         assert compile_to_library(workspace, load_skill(name)).reasons == ("the text has changed",), name
     assert open_segment(path).text == "date: 13"
+    odd = Path(os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.txt"))
+    path = compile_to_library(workspace, written(odd, "date: 1")).path
+    assert peek(path).source.endswith("caf\\xe9.txt")
+    assert compile_to_library(workspace, written(odd, "date: 2")).reasons == ("the text has changed",)
 
 
 def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> None:
@@ -301,60 +309,6 @@ def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> No
     assert compile_to_library(workspace, written(new, "date: 1")).reasons == ()
     assert peek(path).source == str(new) and open_segment(path).tokens.tolist() == before.tokens.tolist()
     assert compile_to_library(workspace, written(new, "date: 2")).reasons == ("the text has changed",)
-
-
-def test_a_segment_of_an_earlier_notes(workspace: Workspace, tmp_path: Path) -> None:
-    """It has no source: it opens, and belongs to the source with the same text."""
-    mine = tmp_path / "returns.txt"
-    path = compile_to_library(workspace, written(mine, "date: 1")).path
-    write_segment(path, replace(open_segment(path), source="", stamp=()))
-    assert open_segment(path).source == "" and b"notes.source" not in path.read_bytes()
-    with pytest.raises(TakenError, match="from an unknown place"):
-        compile_to_library(workspace, written(mine, "date: 2"))
-    assert compile_to_library(workspace, written(mine, "date: 1")).reasons == ()
-    assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
-
-
-def test_a_name_is_one_for_all_models(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Two texts of one name, a model each, would be indistinguishable."""
-    compile_to_library(make_workspace(), written(tmp_path / "a" / "returns.txt", "date: 1"))
-    with pytest.raises(TakenError):
-        compile_to_library(make_workspace("qwen2"), written(tmp_path / "b" / "returns.txt", "date: 2"))
-    compile_to_library(make_workspace("qwen2"), written(tmp_path / "a" / "returns.txt", "date: 3"))
-
-
-def test_an_output_keeps_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
-    """-o over another skill's segment is refused; over its own it is not."""
-    target = tmp_path / "out.gguf"
-    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 1"), output=target)
-    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 2"), output=target)
-    with pytest.raises(TakenError, match=r"holds the skill a, from .*a\.txt; this one is from .*b\.txt"):
-        compile_to_library(workspace, written(tmp_path / "b.txt", "date: 3"), output=target)
-    assert open_segment(target).text == "date: 2"
-
-
-def test_a_path_that_is_not_utf8(workspace: Workspace, tmp_path: Path) -> None:
-    """It is stored as far as it can be spelled, and remains the same source."""
-    mine = Path(os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.txt"))
-    path = compile_to_library(workspace, written(mine, "date: 1")).path
-    assert peek(path).source.endswith("caf\\xe9.txt")
-    assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
-
-
-def test_a_text_that_has_other_tokens_now(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment from before special tokens in a text were plain text is consistent in itself, and is compiled again."""
-    workspace = make_workspace(added=["</think>"])
-    skill = parse_skill("date: 1\nSay </think> first.", source="s", default="s")
-    with monkeypatch.context() as before:
-        before.setattr(Model, "tokenize", lambda self, text, special=False: self._tokenize(text, special))
-        old = compile_to_library(workspace, skill)
-    segment = workspace.open(old.path)
-    spliced, full = (
-        assemble(workspace, Prompt("Why?", [segment]), splice=way).tokens.tolist() for way in (True, False)
-    )
-    assert spliced == full and 259 in spliced
-    assert compile_to_library(workspace, skill).reasons == ("its text gives different tokens now",)
-    assert 259 not in assemble(workspace, Prompt("Why </think>?", [workspace.open(old.path)])).tokens.tolist()
 
 
 TEXT = "".join(f"Rule {number} is said here.\n" for number in range(40))
@@ -386,15 +340,7 @@ def test_a_change_near_the_end_decodes_the_end(make_workspace: MakeWorkspace) ->
         np.testing.assert_allclose(found.v, row.v, atol=0.01)
 
 
-def test_what_is_forced_is_decoded(make_workspace: MakeWorkspace) -> None:
-    workspace = make_workspace(n_ctx=4096)
-    compile_to_library(workspace, text_of(TEXT))
-    done = compile_to_library(workspace, text_of(TEXT), force=True)
-    assert done.decoded == done.tokens
-
-
 def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorkspace) -> None:
-    """They were computed after other tokens."""
     workspace = make_workspace(n_ctx=4096)
     known = compile_skill(workspace, text_of(TEXT))
     other = replace(known, context=known.context[::-1].copy())
@@ -424,24 +370,18 @@ def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> None:
-    """The checkpoint is used as it is, the next compile decodes the rest, and nothing is left over."""
+    """The checkpoint is used as it is, the next compile decodes the rest, nothing is left over, and the times add
+    up."""
     workspace, path = interrupted
     assert not path.exists() and not workspace.library.names()
     part = open_segment(checkpoint_path(path))
     done = compile_to_library(workspace, text_of(TEXT))
     assert len(part) > 300 and done.decoded == done.tokens - len(part)
     assert same_rows(part, open_segment(path), len(part)) and not checkpoint_path(path).exists()
-
-
-def test_an_interrupted_compile_counts_the_time_of_all_its_parts(interrupted: tuple[Workspace, Path]) -> None:
-    """Otherwise the file would have the prefill time of its last part."""
-    workspace, path = interrupted
-    part = open_segment(checkpoint_path(path))
-    done = compile_to_library(workspace, text_of(TEXT))
     whole = open_segment(path).prefill
-    assert part.prefill and whole and done.seconds is not None
+    assert part.prefill and whole and done.seconds is not None and done.seconds > 0
     assert (part.prefill.tokens, whole.tokens) == (len(part), done.tokens)
-    assert whole.seconds == pytest.approx(part.prefill.seconds + done.seconds, abs=1e-5) and done.seconds > 0
+    assert whole.seconds == pytest.approx(part.prefill.seconds + done.seconds, abs=1e-5)
 
 
 def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -> None:
@@ -458,20 +398,13 @@ def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -
     assert open_segment(path).prefill is not None
 
 
-def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, Path]) -> None:
-    workspace, path = interrupted
-    data = bytearray(checkpoint_path(path).read_bytes())
-    data[-100] ^= 1
-    checkpoint_path(path).write_bytes(data)
-    done = compile_to_library(workspace, text_of(TEXT))
-    assert done.decoded == done.tokens
-
-
-@pytest.mark.parametrize("what", ["folder", "pipe", "link", "link to itself", "nothing"])
+@pytest.mark.parametrize("what", ["folder", "pipe", "link", "link to itself", "nothing", "damage"])
 def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspace, Path], what: str) -> None:
     """A checkpoint only saves time, so nothing fails, and nothing waits for it."""
     workspace, path = interrupted
     part = checkpoint_path(path)
+    data = bytearray(part.read_bytes())
+    data[-100] ^= 1
     moved = part.rename(part.with_name("moved"))
     {
         "folder": part.mkdir,
@@ -479,6 +412,7 @@ def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspac
         "link": lambda: part.symlink_to(moved),
         "link to itself": lambda: part.symlink_to(part),
         "nothing": part.touch,
+        "damage": lambda: part.write_bytes(data),
     }[what]()
     done = compile_to_library(workspace, text_of(TEXT))
     assert done.decoded == done.tokens and open_segment(path).text == TEXT

@@ -30,7 +30,7 @@ from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.reasoning import Reasoning
-from notes_cli.text.skill import Skill, load_skill, parse_skill
+from notes_cli.text.skill import Skill, load_skill
 from notes_cli.text.tools import Calls, form_of
 
 from ..conftest import MakeWorkspace
@@ -301,24 +301,6 @@ def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Promp
     assert run_deciding(shipped, sequence, ["yes", "no"], thought) == decide(sequence, ["yes", "no"])
     thought = ReasoningTrace("Well.", 1, True)
     assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
-
-
-def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
-    """The reasoning uses the new value, by an erratum and in the corrected text, with the same new answer."""
-    skill = parse_skill(
-        "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted, otherwise the return is "
-        "refused.",
-        source="-",
-        default="plain",
-    )
-    segment = compile_skill(shipped, skill)
-    said = {}
-    for values in ({}, {"date": "2026-07-01"}):
-        prompt = Prompt("May I return this?", [segment], fields=values, think=True)
-        sequence = assemble(shipped, prompt, room=300)
-        said[bool(values)] = run_thinking(shipped, sequence, 200)
-    assert said[False].answer == "accepted" and said[True].answer == "refused"
-    assert "2026-07-01" in said[True].text
 
 
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba"])

@@ -90,23 +90,6 @@ def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None
     assert off(far, logits(seeing, far, splice=False)) < 0.05
 
 
-@pytest.mark.parametrize("place", ["early", "late"])
-def test_several_images_and_texts_in_any_order(seeing: Workspace, tmp_path: Path, place: str) -> None:
-    """Each piece has its rows after any left context; decoded tokens between images count as decoded."""
-    images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
-    (tmp_path / "note.txt").write_text("Answer in one word.")
-    text = compiled(seeing, load_skill(tmp_path / "note.txt"))
-    prompt = Prompt("What is the total?", [images[0], text, images[1]], place=place)
-    with assemble(seeing, prompt) as sequence:
-        sequence.logits()
-        assert [piece.name for piece in sequence.pieces if piece.how == "spliced"] == ["photo-1", "note", "photo-2"]
-        assert len(sequence) - sequence.position(len(sequence)) == 2 * 12  # rows beyond positions
-        tokens = sequence.tokens
-    with assemble(seeing, prompt, splice=False) as sequence:
-        sequence.logits()
-        assert (sequence.tokens == tokens).all() and not sequence.count("spliced")
-
-
 def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, tmp_path: Path) -> None:
     """Its tokens are the same; the digest of its bytes differs."""
     first = compile_to_library(seeing, photo(tmp_path, 1))
@@ -185,14 +168,6 @@ def test_what_cannot_be_spliced_is_looked_at_again(
     assert np.allclose(found, logits(seeing, prompt, splice=False), atol=1e-5)
     with pytest.raises(SegmentError, match="holds no image"):
         seeing.encode_images(replace(image, pictures=()))
-
-
-def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
-    """libmtmd's marker, and the model's own, in a question are text, not images."""
-    with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as sequence:
-        structure = {3, 4, 5}  # the marks of an image
-        assert not structure & set(sequence.tokens.tolist())
-        sequence.logits()
 
 
 def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
@@ -355,12 +330,16 @@ def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path
 
 
 def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -> None:
-    """A text that spells the placeholder of an image, or marks of images, is text, also beside an image."""
+    """A question or a text that spells the placeholder of an image, or its marks, is text, also beside an image."""
+    marks = {3, 4, 5}  # the tokens around an image
+    with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as sequence:
+        assert not marks & set(sequence.tokens.tolist())
+        sequence.logits()
     pictured(tmp_path)
     words = load_picture(tmp_path / "pictured" / "one.png").text
     (tmp_path / "words.md").write_text(f"{words} <__media__> <|vision_start|><|image_pad|>")
     segment = compiled(seeing, load_skill(tmp_path / "words.md"))
-    assert not segment.media and not {3, 4, 5} & set(segment.tokens.tolist())
+    assert not segment.media and not marks & set(segment.tokens.tolist())
     both = compiled(seeing, pictured(tmp_path, f"{words} <|vision_start|> ![it](one.png)", "both"))
     assert len(both.media) == len(both.pictures) == 1 and both.pictures[0].start > len(words)
     assert (both.tokens[: both.media[0].first] == 3).sum() == 1  # the mark before its rows

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.segment import STORED_TYPES, Segment, to_float32
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.segment import STORED_TYPES, Segment
 from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.explanations import why
 from notes_cli.library.container import open_segment, peek, small, write_segment
@@ -172,18 +171,6 @@ def test_what_comes_after_such_a_splice(workspace: Workspace) -> None:
                 found.append(sequence.logits())
     for one, other in zip(results["f16"], results["q8_0"], strict=True):
         assert not np.array_equal(one, other) and _cosine(one, other) > 0.99
-
-
-def test_a_part_of_it_can_be_placed(workspace: Workspace) -> None:
-    """A slice has the rows of the whole."""
-    segment = open_segment(compile_to_library(workspace, text_of(TEXT), kv="q8_0").path)
-    part = segment.slice(20, 50)
-    with KVSequence(workspace.context) as sequence:
-        sequence.append([1, 2, 3])
-        sequence.splice(part)
-        found = workspace.context.read(sequence.seq_id, 3, 30, base=3, dtype="f32")
-    for one, other in zip(found, segment.layers, strict=True):
-        assert np.array_equal(one.v, to_float32(other.v)[20:50].astype(np.float16))
 
 
 def test_another_takes_it_over_as_it_is(workspace: Workspace, tmp_path: Path) -> None:

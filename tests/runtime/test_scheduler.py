@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.decision import Decision, decide, decide_task
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, fair_shares, run
 from notes_cli.errors import EngineError, NotesError
@@ -44,12 +43,6 @@ def writing(base: KVSequence, question: Sequence[int], limit: int = 9) -> Task[t
         return seq.tokens.tolist()[len(SKILL) :], made
 
 
-def choosing(base: KVSequence, question: Sequence[int]) -> Task[Decision]:
-    with base.share() as seq:
-        seq.append(question)
-        return (yield from decide_task(seq, WORDS))
-
-
 def results(workspace: Workspace, tasks: Iterable[Task[Any]], width: int) -> list[Any]:
     """The result or the error of each task."""
     jobs: list[Job[Any]] = [Job(lambda job, task=task: task, own=True) for task in tasks]  # type: ignore[misc]
@@ -82,47 +75,16 @@ def test_together_as_alone(make_workspace: MakeWorkspace, kind: str, width: int)
     assert len({tuple(tokens) for tokens, _ in alone}) == len(QUESTIONS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_decided_as_alone(make_workspace: MakeWorkspace, kind: str) -> None:
-    """Lookaheads of several tasks in one batch give the probabilities that they give one by one."""
-    workspace = make_workspace(kind)
-    with skill(workspace) as base:
-        alone = []
-        for question in QUESTIONS:
-            with base.share() as seq:
-                seq.append(question)
-                alone.append(decide(seq, WORDS))
-        together = results(workspace, [choosing(base, question) for question in QUESTIONS], len(QUESTIONS))
-        for found, wanted in zip(together, alone, strict=True):
-            close = [abs(found.probabilities[word] - wanted.probabilities[word]) < 0.02 for word in WORDS]
-            assert all(close), (found, wanted)
-        assert workspace.context.n_leased == 1
-
-
-def test_a_skill_is_decoded_once_for_all(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in tokens: the shared prefix once, and each task's own; in fewer calls than tasks have tokens."""
-    workspace = make_workspace()
-    calls: list[int] = []
-    append = Context.append
-
-    def counted(self: Context, tokens: Any, output: Any = "last") -> None:
-        calls.append(sum(map(len, tokens.values())))
-        append(self, tokens, output)
-
-    monkeypatch.setattr(Context, "append", counted)
-    with skill(workspace) as base:
-        answers = results(workspace, [writing(base, question) for question in QUESTIONS], len(QUESTIONS))
-    assert sum(calls) == len(SKILL) + sum(len(tokens) for tokens, _ in answers)
-    assert len(calls) <= 1 + max(len(made) for _, made in answers)
-
-
 def test_the_small_ones_first() -> None:
     """Each task gets an equal share of a call; unused shares go to the others; never more than the whole."""
-    assert fair_shares([5, 100, 7], 32) == [5, 20, 7]
-    assert fair_shares([100, 100, 100], 32) == [10, 11, 11]
-    assert fair_shares([1, 2], 32) == [1, 2]
-    assert fair_shares([], 8) == []
-    assert fair_shares([3, 0, 3], 2) == [1, 0, 1]
+    for wanted, size, given in (
+        ([5, 100, 7], 32, [5, 20, 7]),
+        ([100, 100, 100], 32, [10, 11, 11]),
+        ([1, 2], 32, [1, 2]),
+        ([], 8, []),
+        ([3, 0, 3], 2, [1, 0, 1]),
+    ):
+        assert fair_shares(wanted, size) == given
     for wanted in ([9] * 40, [1] * 50, [0, 1, 200]):
         given = fair_shares(wanted, 32)
         assert sum(given) == min(32, sum(wanted)) and all(a <= b for a, b in zip(given, wanted, strict=True))

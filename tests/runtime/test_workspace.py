@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,23 +66,19 @@ def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) 
 
 
 def test_what_was_allowed_goes_beyond(make_model: MakeModel, home: Path) -> None:
-    """By the flag, and as far as RoPE scaling reaches."""
-    path = make_model("llama", trained=1000)
-    with Workspace(path, ContextOptions(n_ctx=4096, n_threads=1), beyond_trained=True) as workspace:
+    """By the flag, and as far as RoPE scaling reaches. No flag gives a model a position vector that it never learned:
+    llama.cpp aborts there."""
+    path, large = make_model("llama", trained=1000), ContextOptions(n_ctx=4096, n_threads=1)
+    with Workspace(path, large, beyond_trained=True) as workspace:
         workspace.make_room(5000)
         assert workspace.context.n_ctx == 5120
-    scaled = ContextOptions(n_ctx=4096, n_threads=1, rope_scaling="yarn", rope_freq_scale=0.25)
+    scaled = replace(large, rope_scaling="yarn", rope_freq_scale=0.25)
     with Workspace(path, scaled) as workspace:
         workspace.make_room(4000)
         assert workspace.context.n_ctx == 4000
         with pytest.raises(EngineError, match="trained for 4,000"):
             workspace.make_room(4001)
-
-
-def test_a_learned_position_is_not_made_up(make_model: MakeModel, home: Path) -> None:
-    """No flag gives a model a vector that it never learned: llama.cpp aborts there."""
-    path = make_model("gpt2", trained=512)
-    with Workspace(path, ContextOptions(n_ctx=4096, n_threads=1), beyond_trained=True) as workspace:
+    with Workspace(make_model("gpt2", trained=512), large, beyond_trained=True) as workspace:
         assert workspace.context.n_ctx == 512
         with pytest.raises(EngineError, match="has no position beyond"):
             workspace.make_room(513)

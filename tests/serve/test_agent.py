@@ -98,19 +98,6 @@ def test_it_calls_a_tool_and_reads_its_result(qwen: Served, writes: Writes) -> N
     assert again.usage.cache_read_tokens > 0.8 * again.usage.input_tokens
 
 
-def test_it_streams(qwen: Served, writes: Writes) -> None:
-    """The call, and the deltas of the answer after it."""
-    state = ServerState(qwen)
-
-    async def words() -> list[str]:
-        async with state.agent.run_stream("When was A-1 ordered?") as run:
-            return [text async for text in run.stream_text(delta=True, debounce_by=None)]
-
-    writes(call("days_since", order="A-1"), "It was 12 days ago, I'd say.")
-    said = asyncio.run(words())
-    assert "".join(said) == "It was 12 days ago, I'd say." and len(said) > 5 and state.asked == ["A-1"]
-
-
 @pytest.mark.parametrize("form", [NativeOutput, ToolOutput])
 def test_its_answer_has_a_form(qwen: Served, writes: Writes, form: Any) -> None:
     """By a JSON schema, with a tool and after its result, or by a required call; whole and streamed."""

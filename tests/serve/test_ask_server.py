@@ -437,20 +437,11 @@ def test_a_key_and_forms(tmp_path: Path, server: Running) -> None:
             assert httpx.get(f"{found.url}/v1/models", headers=headers).status_code == status
 
 
-@pytest.mark.parametrize(
-    ("host", "found"),
-    [
-        ("localhost", "http://127.0.0.1:1"),
-        ("0.0.0.0", "http://127.0.0.1:1"),
-        ("127.8.9.10", "http://127.8.9.10:1"),
-        ("::", "http://[::1]:1"),
-        ("10.0.0.1", None),
-        ("127.example.com", None),
-    ],
-)
-def test_where_a_server_is_found(host: str, found: str | None) -> None:
+def test_where_a_server_is_found() -> None:
     """Only on loopback, as requests carry its token."""
-    assert address(host, 1) == found
+    hosts = ("localhost", "0.0.0.0", "127.8.9.10", "::", "10.0.0.1", "127.example.com")
+    here = "http://127.0.0.1:1"
+    assert [address(host, 1) for host in hosts] == [here, here, "http://127.8.9.10:1", "http://[::1]:1", None, None]
 
 
 def test_what_a_killed_server_left_is_not_believed(tmp_path: Path, server: Running) -> None:

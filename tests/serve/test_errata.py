@@ -138,15 +138,6 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
         talk.append({"role": "assistant", "content": told(reply)})
 
 
-def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -> None:
-    """Even if another text is longer, and so matched first, the erratum of the last text comes last."""
-    first, then = (rules_of(own, name, name, "full", "reduced") for name in ("repair", "long refund"))
-    talk = [first, {"role": "assistant", "content": "full"}, then]
-    for order in (talk, [then, talk[1], first]):
-        reply = own.chat(order, notes={"explain": True, "errata": ["*.season=summer"]})
-        assert [kind for kind, _, _ in pieces(reply)][-4:] == ["splice", "erratum", "erratum", "question"]
-
-
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
     """The blank line before an erratum is cached from another request, and is followed by other text here."""
     text = own.http.get("/v1/notes/returns").json()["text"]
@@ -199,33 +190,6 @@ def test_a_short_text_with_a_field_is_found(own: Served) -> None:
     assert errata(own.chat([asked_with(text, "What is the tier?")], notes={"explain": True})) == 1
 
 
-RULES = """# {0} rules
-
-season: winter
-
-- If the season is winter then the {0} is {1}.
-- If the season is summer then the {0} is {2}.
-"""
-
-
-def rules_of(own: Served, name: str, topic: str, *outcomes: str) -> Json:
-    """Compile a text, and return it as a message that asks for the topic."""
-    text = RULES.format(topic, *outcomes)
-    own.http.post("/v1/notes/compile", json={"name": name, "text": text})
-    return {"role": "user", "content": f"{text.strip()}\n\nWhat is the {topic}?"}
-
-
-def test_what_is_said_of_all_skills_is_said_of_a_later_one(own: Served) -> None:
-    """`*.season` applies to a skill in a later message, and follows it directly."""
-    gate = rules_of(own, "gate", "access", "granted", "revoked")
-    club = rules_of(own, "club", "discount", "large", "small")
-    talk: list[Json] = []
-    notes = {"splice": [], "errata": ["*.season=summer"]}
-    assert told(turn(own, talk, gate, **notes)) == "revoked"
-    kinds = [kind for kind, _, _ in pieces(turn(own, talk, club, **notes))]
-    assert kinds[-3:] == ["splice", "erratum", "question"] and kinds.count("erratum") == 2
-
-
 @pytest.mark.parametrize("then", [{"date": "2026-05-02"}, {}])
 def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then: Json) -> None:
     """A skill that was removed since, with another erratum than at the first turn, or none."""
@@ -272,18 +236,6 @@ def test_an_edited_text_is_told_in_the_log(
             assert own.ask("What is the plan?", splice=["edited"])["choices"]
         warnings = capsys.readouterr().err.count("warning: edited: the text has changed")
         assert warnings == (1 if count > 1 else 0), plan
-
-
-def test_a_session_is_opened_by_one_at_a_time(own: Served) -> None:
-    """The second request gets 409 at once; the first is not disturbed."""
-    from notes_cli.sessions.folder import Sessions
-
-    with Sessions(own.home / "sessions").locked("mine", new=True):
-        error = own.chat([ASK], 409, notes={**NOTES, "session": "mine"})
-    assert error["code"] == "session_in_use" and "mine" in error["message"]
-    assert told(own.chat([ASK], notes={**NOTES, "session": "mine"})) == "accepted"
-    assert own.chat([TIER, {"role": "assistant", "content": "gold"}, ASK], 400, notes={"session": "mine"})
-    assert own.chat([ASK], 400, n=2, notes={"session": "mine"})["param"] == "n"
 
 
 @pytest.mark.parametrize(

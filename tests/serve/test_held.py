@@ -159,29 +159,14 @@ def test_a_template_without_tools(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_and_its_result(qwen: Served, script: Script, stream: bool) -> None:
-    """The client gets the call, and the answer continues after the result."""
-    script('I\'ll look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
-    text, calls, reason = told(create(qwen, tools=TOOLS, stream=stream), stream)
-    assert (text, reason) == ("I'll look.", "tool_calls")
-    assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [("get_weather", {"city": "Paris"})]
-    script("It is warm.")
-    call = {"id": calls[0][0], "type": "function", "function": {"name": calls[0][1], "arguments": calls[0][2]}}
-    talk: list[Any] = [
-        *ASKED,
-        {"role": "assistant", "content": text, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": calls[0][0], "content": "21 degrees"},
-    ]
-    assert told(create(qwen, messages=talk, tools=TOOLS, stream=stream), stream) == ("It is warm.", [], "stop")
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_a_call_after_the_beginning_of_an_answer(qwen: Served, script: Script, stream: bool) -> None:
     """The text goes on, its blanks too, and a call may follow; what begins a bare call elsewhere is text here."""
     begun = {"messages": [*ASKED, {"role": "assistant", "content": "I'll"}], "tools": TOOLS, "stream": stream}
     script(' look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
-    text, [(_, name, _)], reason = told(create(qwen, **begun), stream)
-    assert (text, name, reason) == (" look.", "get_weather", "tool_calls")
+    text, [(_, name, arguments)], reason = told(create(qwen, **begun), stream)
+    assert (text, name, reason) == (" look.", "get_weather", "tool_calls") and json.loads(arguments) == {
+        "city": "Paris"
+    }
     bare = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
     script(bare)
     assert told(create(qwen, **begun), stream) == (bare, [], "stop")

@@ -14,7 +14,7 @@ from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
 from notes_cli.serve.replies import Reply, TokenOffsets
 
-from .conftest import QUESTION, Json, Served, pieces, told
+from .conftest import QUESTION, Json, Served, told
 
 ASKED = [{"role": "user", "content": QUESTION}]
 LATE = {"date": "2026-07-01"}
@@ -79,22 +79,6 @@ def test_errors_are_those_of_the_api(served: Served, status: int, param: str, gi
     error = caught.value.body
     assert caught.value.status_code == status and isinstance(error, dict)
     assert set(error) == {"message", "type", "param", "code"} and error["param"] == param and error["message"]
-
-
-def test_a_conversation_goes_on_from_its_rows(served: Served) -> None:
-    """The second turn decodes only its new tokens, and its usage counts the cached ones."""
-    first = served.ask("What is the tier?", splice=["returns"])
-    turns = [
-        {"role": "user", "content": "What is the tier?"},
-        {"role": "assistant", "content": told(first)},
-        {"role": "user", "content": QUESTION},
-    ]
-    second = served.chat(turns, notes={"splice": ["returns"], "explain": True})
-    live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
-    assert live >= first["usage"]["prompt_tokens"] and "decoded" in {how for _, how, _ in pieces(second)}
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == live
-    full = served.chat(turns, notes={"splice": ["returns"], "recompute": True})
-    assert told(full) == told(second)
 
 
 def test_stops_and_probabilities(served: Served) -> None:
@@ -205,6 +189,8 @@ def test_a_session_tells_log_probabilities(served: Served) -> None:
     assert found[0] == found[1]
     for name, given in (("n", {"n": 2}), ("stop", {"stop": "x"})):
         assert served.chat(ASKED, 400, notes={"session": "likely"}, **given)["param"] == name
+    assert "has begun" in served.chat(ASKED, 400, notes={"session": "likely", "exact": True})["message"]
+    assert served.chat([*ASKED, {"role": "assistant", "content": "gold"}, *ASKED], 400, notes={"session": "likely"})
 
 
 def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) -> None:

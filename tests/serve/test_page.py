@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-import httpx
 import pytest
 import tree_sitter
 import tree_sitter_javascript
@@ -199,9 +198,3 @@ def test_what_is_found() -> None:
     assert broken("const a = {;\n") and not broken("const a = b?.c ?? `x${d}`;\n")
     assert called("const a = 1; b(a); a();") == {"b"}
     assert exports("export async function a() {}\nexport const b = 1;") == {"a", "b"}
-
-
-def test_head(locked: Served) -> None:
-    """HEAD is answered like GET, without a body."""
-    reply = httpx.head(locked.url + "/", headers={"Authorization": "Bearer secret"})
-    assert (reply.status_code, reply.content) == (200, b"")

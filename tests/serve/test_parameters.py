@@ -27,6 +27,7 @@ DEFAULTS: list[Json] = [
     {"repetition_penalty": 1.0, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True, "priority": 3},
     {"add_generation_prompt": True, "continue_final_message": False, "include_reasoning": True, "request_id": "1"},
     {"keep_alive": "5m", "think": False, "prompt_cache_options": {"ttl": 1}, "stream_options": None},
+    {"logit_bias": {}, "functions": None, "modalities": ["text"], "prediction": None},
     dict.fromkeys(("guided_json", "structured_outputs", "moderation", "web_search_options", "temprature", "options")),
 ]
 
@@ -56,6 +57,7 @@ def test_what_changes_nothing_is_ignored(served: Served, given: Json) -> None:
         ("web_search_options", {}),
         ("options", {"temperature": 1}),
         ("temprature", 1),
+        ("functions", [{"name": "f"}]),
     ],
 )
 def test_what_would_change_an_answer_is_refused(served: Served, key: str, value: object) -> None:

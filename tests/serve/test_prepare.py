@@ -166,12 +166,34 @@ def test_parts_of_a_message() -> None:
     def text(words: str) -> Json:
         return {"type": "text", "text": words}
 
-    head = [{"role": "system", "content": "A."}, {"role": "system", "content": [text(""), text("B.")]}, ASK]
+    head = [{"role": "developer", "content": "A."}, {"role": "system", "content": [text(""), text("B.")]}, ASK]
     one = [{"role": "system", "content": [text("A."), text("B.")]}, ASK]
     assert parse_chat({"messages": head}).messages == parse_chat({"messages": one}).messages
     answer = {"role": "assistant", "content": [text("a"), text("b")]}
     message, _ = parse_chat({"messages": [answer, ASK]}).messages
     assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["ab"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_each_message_is_in_its_place(served: Served, role: str) -> None:
+    """Greetings and late system messages: the prompt has as many tokens as the rendered template. Global errata come
+    before the last question, or before the message in its place."""
+    late = {"role": role, "content": "Answer in one word."}
+    for talk, question in (
+        ([ANSWER, ASK], 1),
+        ([ASK, late], 0),
+        ([ASK, ANSWER, late, ASK], 3),
+        ([ASK, ANSWER, ANSWER, ASK], 3),
+        ([ASK, ANSWER, late], 2),
+        ([ANSWER, ASK, late], 1),
+        ([late, ASK], 1),
+    ):
+        assert prepare._question(parse_chat({"messages": talk}).messages) == question
+        reply = served.chat(talk, max_tokens=1)
+        shown = [(one["role"].replace("developer", "system"), one["content"]) for one in talk]
+        text = "".join(f"<|im_start|>{said}\n{words}<|im_end|>\n" for said, words in shown) + "<|im_start|>assistant\n"
+        tokens = served.at_context(lambda text=text: served.scheduler.workspace.model.tokenize(text, special=True))
+        assert reply["usage"]["prompt_tokens"] == len(tokens)
 
 
 def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

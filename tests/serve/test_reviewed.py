@@ -59,17 +59,6 @@ def test_what_python_cannot_hold_is_the_clients_fault(served: Served, given: dic
     assert found.status_code == 400 and param in found.text
 
 
-def test_what_asks_for_nothing_is_no_error(served: Served) -> None:
-    """Clients send unused features as empty; used ones are refused."""
-    empty = {"logit_bias": {}, "functions": None, "modalities": ["text"], "prediction": None}
-    served.chat(ASK, max_tokens=1, **empty)
-    assert served.chat(ASK, 400, functions=[{"name": "f"}])["code"] == "unknown_parameter"
-
-
-def test_an_origin_that_is_none_is_refused(served: Served) -> None:
-    assert served.http.get("/v1/models", headers={"Origin": "http://["}).status_code == 403
-
-
 def test_nothing_is_written_where_no_token_is_asked_for(served: Served) -> None:
     """Evaluation tools request no tokens, only the prompt's counts."""
     found = served.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 0})

@@ -109,12 +109,6 @@ def test_a_stream_shows_no_part_of_a_call(name: str) -> None:
     assert may_call(plain, form) == len(plain)
 
 
-def test_the_beginning_of_a_text_is_kept() -> None:
-    """Text before the calls remains."""
-    said = calls_in("I'll look.\n" + written("Qwen-Qwen3-0.6B", [SECOND]), form_of(SOURCES["Qwen-Qwen3-0.6B"]), TOOLS)
-    assert said.text == "I'll look." and [call.name for call in said.calls] == ["get_time"]
-
-
 @pytest.mark.parametrize(
     ("name", "answer", "text"),
     [
