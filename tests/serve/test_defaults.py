@@ -47,6 +47,8 @@ def test_they_are_as_if_the_request_had_named_them(served: Served) -> None:
     more = [*MESSAGES, {"role": "assistant", "content": "refused"}, *MESSAGES]
     again = [kind for kind, _, _ in pieces(served.chat(more, notes={"explain": True}))]
     assert again.count("erratum") == again.count("splice") == 1
+    listed = served.http.get("/v1/notes").json()
+    assert (listed["splice"], listed["errata"]) == (["returns"], ["date=2026-07-01"])  # the page ticks them
 
 
 def test_decisions_have_them_too(served: Served) -> None:
@@ -71,12 +73,6 @@ def test_a_default_that_is_the_memory_is_there_once(served: Served) -> None:
     given = served.ask(ask=True, memory="returns", splice=[], errata=["date=2026-07-01"])
     reply = served.ask(ask=True, memory="Returns")
     assert pieces(reply) == pieces(given) and told(reply) == told(given) == "refused"
-
-
-def test_they_are_listed(served: Served) -> None:
-    """For the page, which ticks the skills; a text is listed by its name."""
-    listed = served.http.get("/v1/notes").json()
-    assert (listed["splice"], listed["errata"]) == (["returns"], ["date=2026-07-01"])
 
 
 def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:

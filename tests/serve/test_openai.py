@@ -12,7 +12,7 @@ import pytest
 
 from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
-from notes_cli.serve.replies import Reply, TokenOffsets
+from notes_cli.serve.replies import Reply
 
 from .conftest import QUESTION, Json, Served, told
 
@@ -222,30 +222,6 @@ class Spelling:
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         return self.tokens[token]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "offsets"),
-    [
-        ([b"a", b"bc", b"d"], [0, 1, 3]),
-        (["é".encode()[:1], "é".encode()[1:], b"x"], [0, 0, 1]),
-        (["😀".encode()[:1], "😀".encode()[1:2], "😀".encode()[2:] + b"!", b"?"], [0, 0, 0, 2]),
-        (
-            ["a漢".encode()[:2], "漢".encode()[1:2], "漢".encode()[2:] + "字".encode()[:1], "字".encode()[1:], b"."],
-            [0, 1, 1, 2, 3],
-        ),
-        ([b"e", "\u0301".encode()[:1], "\u0301".encode()[1:], b"x"], [0, 1, 1, 2]),
-        ([b"\xf0\x9f", b"ab", b"c"], [0, 1, 3]),  # never completed: one U+FFFD
-        ([b"\xe2", b"\xe2", b"\x82\xac", b"x"], [0, 1, 1, 2]),
-        ([b"\x80", b"\xbf\xbf", b"a"], [0, 1, 3]),
-        ([b"a", b"", b"b"], [0, 1, 1]),  # a control token is not in the text
-    ],
-)
-@pytest.mark.parametrize("start", [0, 7])
-def test_offsets_of_tokens(tokens: list[bytes], offsets: list[int], start: int) -> None:
-    """In characters of the text; a part of a character has the character's offset."""
-    places = TokenOffsets(start)
-    assert [places.next(token) - start for token in tokens] == offsets
 
 
 def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:

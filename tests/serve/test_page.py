@@ -117,7 +117,6 @@ def test_files_are_served(locked: Served) -> None:
 
 
 def test_no_page(library: Path) -> None:
-    """It can be turned off."""
     with started(library, options=Options(page=False)) as served:
         assert [served.http.get(place).status_code for place in ("/", "/page/app.js")] == [404, 404]
         assert served.http.get("/health").status_code == 200
@@ -169,7 +168,6 @@ def test_scripts(path: Path) -> None:
 
 
 def test_every_script_is_reached() -> None:
-    """Every file of the page is loaded."""
     reached, waiting = set(), ["app.js"]
     while waiting:
         one = waiting.pop()
@@ -191,7 +189,6 @@ def test_places_are_there() -> None:
 
 
 def test_what_is_found() -> None:
-    """The checks above find what they should."""
     assert elsewhere('import "https://cdn.example/x.js"') and elsewhere('<script src="//cdn.example/x.js">')
     assert elsewhere(f'<svg xmlns="{NAMESPACE}">// a comment') == []
     assert MAKES_HTML.search("node.innerHTML = text") and MAKES_HTML.search("eval(text)")

@@ -77,38 +77,27 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
     assert told(served.chat([user], notes=notes, **inner)) == "accepted"
 
 
-def test_what_is_ignored_is_logged_once(
+def test_lines_of_the_log(
     library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One line per new key, however often it is sent; none for null."""
+    """One per new key that is ignored, none for null. One per request, with the tokens of prompts that were answered,
+    none for what monitors request."""
     with started(tmp_path_factory.mktemp("logged")) as served:
         for _ in range(2):
             served.chat(ASK, n_keep=4, min_keep=0, moderation=None, max_tokens=1)
         served.http.post("/v1/completions", json={"prompt": "a", "n_keep": 4, "priority": 1, "max_tokens": 1})
         served.chat(ASK, 400, keep_alive=1, min_keep=2)
-    lines = [line for line in capfd.readouterr().err.splitlines() if "ignored" in line]
-    assert lines == [
-        "ignored: n_keep, min_keep",
-        "ignored: priority",
-    ]
-
-
-def test_a_line_for_each_request(
-    library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """With the tokens of prompts that were answered; none for what monitors request."""
-    with started(tmp_path_factory.mktemp("logged")) as served:
-        served.chat(ASK, max_tokens=1)
         with served.http.stream("POST", "/v1/messages", json={"messages": ASK, "max_tokens": 1, "stream": True}) as got:
             got.read()
-        served.chat([], 400)
         served.http.get("/health")
         served.http.get("/v1/none")
-    lines = [re.sub(r"[\d,]+ ms", "N ms", line) for line in capfd.readouterr().err.splitlines() if "/" in line]
-    assert lines == [
-        "POST /v1/chat/completions 200, prompt 13 tokens (0 reused, N ms), answer 1, N ms",
-        "POST /v1/messages 200, prompt 13 tokens (0 reused, N ms), answer 1, N ms",
+    log = [re.sub(r"[\d,]+ ms", "N ms", line) for line in capfd.readouterr().err.splitlines()]
+    assert [line for line in log if "ignored" in line] == ["ignored: n_keep, min_keep", "ignored: priority"]
+    assert [re.sub(r"\(\d+ reused", "(R reused", line) for line in log if line.startswith(("POST", "GET"))] == [
+        *["POST /v1/chat/completions 200, prompt 13 tokens (R reused, N ms), answer 1, N ms"] * 2,
+        "POST /v1/completions 200, prompt 1 token (R reused, N ms), answer 1, N ms",
         "POST /v1/chat/completions 400, N ms",
+        "POST /v1/messages 200, prompt 13 tokens (R reused, N ms), answer 1, N ms",
         "GET /v1/none 404, N ms",
     ]
 
