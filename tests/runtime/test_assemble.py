@@ -162,8 +162,7 @@ def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
 def test_placed_late(
     make_workspace: MakeWorkspace, skill: Skill, template: str | None, turns: Sequence[tuple[str, str]]
 ) -> None:
-    """The skill precedes only the question: the same tokens as a recompute, nearly the same logits. Its rows come from
-    another left context; recomputed they equal the recompute's."""
+    """The tokens of a recompute, nearly its logits after another left context, and its logits if rows are decoded."""
     settings = {} if template == "chatml" else {"template": template}
     workspace = make_workspace(**settings)
     segment = compile_skill(workspace, skill)
@@ -185,8 +184,7 @@ def test_placed_late(
 
 
 def test_the_method_is_chosen(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Field and erratum without a profile; a recompute if few tokens follow the change; otherwise the best that the
-    model supports."""
+    """Field and erratum; a recompute if few tokens follow the change; otherwise the best that the model supports."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     method, why = method_for(workspace, Prompt("Why?", [segment], fields={"tier": "basic"}))
@@ -242,8 +240,7 @@ TOOLS = (
 
 
 def test_a_conversation_of_parts(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """System text, a skill in a user message, a call and its result: spliced in place, with the tokens of a recompute
-    and the text of the template."""
+    """With tools and a skill in a message: the tokens of a recompute and the text of the template."""
     workspace = make_workspace(template=TOOLS)
     segment = compile_skill(workspace, skill)
     tool = {"type": "function", "function": {"name": "clock", "description": "", "parameters": {"type": "object"}}}

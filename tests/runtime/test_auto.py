@@ -83,8 +83,7 @@ def test_the_prompt_is_that_of_the_chosen_method(
 
 
 def test_where_nothing_is_compared(workspace: Workspace, returns: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan, reasoning, an exact prompt, and a context whose sequences cannot be shared: field and erratum, or an
-    erratum."""
+    """For a plan, an exact prompt, and where sequences cannot be shared: field and erratum, or an erratum."""
     request = Request("Why?", [returns], errata=[f"date={NEW}"], max_tokens=2, method=AUTO)
     assert explain(workspace, request).settings.method == FIELD_ERRATUM
     assert str(ask(workspace, replace(request, exact=True)).settings.method) == "erratum"

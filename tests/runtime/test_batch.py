@@ -145,8 +145,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_no_token_of_a_skill_is_decoded_or_placed_twice(
     make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The left context and the KV entries of the skill exist once, and the rest is decoded with each question; peak
-    cells match."""
+    """The left context and the skill exist once, and the rest is decoded with each question; peak cells match."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     requests = [Request(f"Why {number:02}?", [segment], system="Be kind.", max_tokens=1) for number in range(20)]
@@ -236,8 +235,7 @@ def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: M
 
 
 def test_prefixes_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """With a system text for each line, at most the allowed number of prefixes is kept, and all cells are free at the
-    end."""
+    """Each line has a prefix of its own: at most so many are kept, and all cells are free at the end."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     requests = [Request("Why?", [segment], system=f"Be {number}.", max_tokens=2) for number in range(3 * IDLE)]

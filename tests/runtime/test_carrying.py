@@ -102,15 +102,6 @@ def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segm
             assert off(logits(workspace, replace(prompt, segments=[wrong])), wanted) > 2 * found
 
 
-def test_the_second_skill_is_carried_after_the_first(workspace: Workspace, segment: Segment) -> None:
-    """The first is restored, the second carried, and the answer continues from there."""
-    fees = compiled(workspace, FEES)
-    with workspace.with_carry(True), assemble(workspace, Prompt("Why?", [segment, fees])) as seq:
-        how = [(piece.name, piece.reason) for piece in seq.pieces if piece.kind == "splice"]
-        assert how == [("returns", Reason.RESTORED), ("fees", Reason.OTHER_CONTEXT), ("fees", Reason.CARRIED)]
-        assert np.isfinite(seq.logits()).all()
-
-
 def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
     """A segment from its file carries like the captured one, also if its rows were read first."""
     write_segment(tmp_path / "a.gguf", segment)

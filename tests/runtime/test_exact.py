@@ -82,12 +82,6 @@ def test_edits_are_exact_or_refused(workspace: Workspace, skill: Skill, method: 
     assert error(found, wanted) < 1e-5
 
 
-def test_what_mixes_rows_is_not_exact() -> None:
-    """A method that edits rows in place, or by blocks, is not exact, and all others are."""
-    inexact = {name for name, record in METHODS.items() if not record.exact}
-    assert inexact == {"field", "selective", "blend", "field+erratum", "block"}
-
-
 def test_auto_takes_an_exact_method(workspace: Workspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """A measured method that leaves rows of the old value is replaced by the erratum, with the reason."""
     monkeypatch.setattr("notes_cli.runtime.resolve.method_for", lambda *_, **__: (Method("field"), "measured"))
@@ -123,8 +117,7 @@ def test_rows_that_a_prefill_would_not_compute(
 
 @pytest.mark.parametrize(("compiled", "asked"), [("on", "off"), ("off", "on"), ("off", "off")])
 def test_rows_of_other_arithmetic(make_model: MakeModel, skill: Skill, compiled: str, asked: str) -> None:
-    """With flash attention switched, rows round otherwise: they are decoded, and the logits equal those of a prefill to
-    the last bit."""
+    """With flash attention switched rows round otherwise: they are decoded, and the logits are those of a prefill."""
     file = make_model("qwen3")
     sizes = {"n_ctx": 512, "n_threads": 1}
     with Workspace(file, ContextOptions(**sizes, flash_attention=compiled)) as workspace:  # type: ignore[arg-type]

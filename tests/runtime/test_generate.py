@@ -30,7 +30,7 @@ from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.reasoning import Reasoning
-from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.skill import load_skill
 from notes_cli.text.tools import Calls, form_of
 
 from ..conftest import MakeWorkspace
@@ -220,15 +220,6 @@ def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: 
     assert run_replying(workspace, sequence, 100, thought=thought).text == "42"
 
 
-def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """The text that opens reasoning belongs to the prompt: the recompute has the same tokens."""
-    workspace = make_workspace(template=OPENED)
-    prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.", think=True)
-    full = assemble(workspace, prompt, splice=False).tokens.tolist()
-    assert assemble(workspace, prompt).tokens.tolist() == full
-    assert shown(assemble(workspace, prompt)).endswith("assistant\n<think>\n")
-
-
 def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
     """Reasoning ends before the context does; if not even its end fits, that is reported."""
     workspace = make_workspace(template=SWITCH, n_ctx=256, fixed_size=True)
@@ -306,8 +297,7 @@ def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Promp
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba"])
 @pytest.mark.parametrize("template", [SWITCH, UNAWARE])
 def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace, template: str, kind: str) -> None:
-    """A model that begins with the mark may reason; only the answer is constrained by the grammar. Not so for recurrent
-    states, which cannot be rolled back."""
+    """Only the answer is constrained by the grammar. Not so for recurrent states, which cannot be rolled back."""
     workspace = make_workspace(kind, template=template, added=("<think>", "</think>"))
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):

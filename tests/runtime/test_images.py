@@ -159,6 +159,8 @@ def test_what_cannot_be_spliced_is_looked_at_again(
 ) -> None:
     """If its rows may not move, an image is encoded from its bytes, and never decoded from its tokens."""
     image = compiled(seeing, photo(tmp_path))
+    with pytest.raises(EngineError, match="no part can be taken out"):
+        image.slice(0, 4)
     prompt = Prompt("What is the total?", [image], system="Be brief.")
     monkeypatch.setattr(seeing.context, "can_move", lambda *_: "for this test")
     with assemble(seeing, prompt) as sequence:
@@ -168,16 +170,6 @@ def test_what_cannot_be_spliced_is_looked_at_again(
     assert np.allclose(found, logits(seeing, prompt, splice=False), atol=1e-5)
     with pytest.raises(SegmentError, match="holds no image"):
         seeing.encode_images(replace(image, pictures=()))
-
-
-def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
-    """It is refused with a reason, before anything is computed."""
-    skill = photo(tmp_path)
-    with pytest.raises(SkillError, match="in no blocks"):
-        compile_to_library(seeing, skill, blocks=2)
-    image = compiled(seeing, skill)
-    with pytest.raises(EngineError, match="no part can be taken out"):
-        image.slice(0, 4)
 
 
 def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path) -> None:
@@ -229,8 +221,7 @@ def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> Non
 
 
 def test_a_text_with_images_is_one_skill(seeing: Workspace, tmp_path: Path) -> None:
-    """Its rows are those of text and images in sequence; at its original place they are exact, and elsewhere images are
-    encoded again, from the bytes in the segment."""
+    """At its original place it is exact; elsewhere images are encoded again, from the bytes in the segment."""
     skill = pictured(tmp_path)
     segment = compiled(seeing, skill)
     assert [one.positions < one.rows for one in segment.media] == [True, True]
@@ -304,8 +295,9 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
     answer = ask(seeing, both)
     assert str(answer.settings.method) == "field+erratum" and answer.counts.rewritten > 0
     assert [piece.kind for piece in answer.pieces][-5:] == ["erratum", "text", "erratum", "question", "answer"]
-    with pytest.raises(SkillError, match="in no blocks"):
-        compile_to_library(seeing, pictured(tmp_path), blocks=2)
+    for skill in (pictured(tmp_path), photo(tmp_path)):
+        with pytest.raises(SkillError, match="in no blocks"):
+            compile_to_library(seeing, skill, blocks=2)
     with pytest.raises(UnsupportedError, match="influence of its fields"):
         compile_to_library(seeing, pictured(tmp_path), measure=lambda done, of: None)
 

@@ -107,8 +107,7 @@ def test_tasks_that_decode_nothing(make_workspace: MakeWorkspace) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_fails_spoils_no_other(make_workspace: MakeWorkspace, kind: str) -> None:
-    """A task's error before, between or after its requests, or a lack of cells, is reported, and the others are
-    unaffected."""
+    """An error before, between or after a task's requests, or a lack of cells, is its outcome alone."""
     workspace = make_workspace(kind, n_ctx=256, fixed_size=True)
 
     def failing(base: KVSequence, when: int) -> Task[Any]:
@@ -236,8 +235,7 @@ def test_an_error_is_raised_in_the_task(make_workspace: MakeWorkspace) -> None:
 
 
 def test_closed_early(make_workspace: MakeWorkspace) -> None:
-    """A scheduler that is closed leaves no task running and no sequence leased; nor does an internal error, which is
-    the outcome of its job alone."""
+    """No task runs on, and no sequence stays leased; an internal error is the outcome of its job alone."""
     workspace = make_workspace()
     with skill(workspace) as base:
         with Scheduler(workspace, 4) as scheduler:

@@ -44,17 +44,6 @@ def random_tokens(seed: int, count: int, vocabulary: int = 1000) -> Tokens:
     return np.random.default_rng(seed).integers(0, vocabulary, count).astype(np.int32)
 
 
-@pytest.mark.parametrize("start", [0, 1, 31, 32, 100])
-@pytest.mark.parametrize("length", [SHORTEST - 1, SHORTEST, 150])
-def test_a_run_is_found_wherever_it_begins(start: int, length: int) -> None:
-    """All of it and no more, from SHORTEST tokens on, at any place in the source and in the prompt."""
-    source, tokens = random_tokens(1, 300), random_tokens(2, 400)
-    tokens[77 : 77 + length] = source[start : start + length]
-    tokens[76], tokens[77 + length] = -2, -2
-    found = [(one.first, one.last, one.source, one.start) for one in TokenIndex([source]).runs(tokens, [(0, 400)])]
-    assert found == ([] if length < SHORTEST else [(77, 77 + length, 0, start)])
-
-
 def test_runs_cover_what_is_known() -> None:
     """Each is in its source, they ascend within their spans, and no part that is long enough is left out."""
     random = np.random.default_rng(3)

@@ -396,8 +396,7 @@ def test_a_file_of_another_machine_or_version_is_passed_over(server: Running, ot
 def test_whoever_talks_nonsense_or_not_at_all_is_passed_over(
     tmp_path: Path, server: Running, said: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that answers nonsense or is stopped (None) is noticed soon: this process answers, or one line gives the
-    error."""
+    """It is noticed soon, also if it is stopped (None): this process answers, or one line gives the error."""
     monkeypatch.setattr(client, "BEGIN", 0.2)
     was = json.loads(server.file.read_text())
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as other:

@@ -266,8 +266,7 @@ def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_a_stopped_answer_has_been_told(own: Served) -> None:
-    """Errata of a turn whose answer the client stopped are in the prompt: the conversation continues from the partial
-    answer, and from its prefix."""
+    """The errata are in the prompt: the conversation continues from the partial answer, and from its prefix."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     talk.append({"role": "user", "content": f"{QUESTION} Think first."})

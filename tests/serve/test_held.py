@@ -328,8 +328,7 @@ def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_correction_does_not_break_into_a_loop_of_calls(qwen: Served, script: Script, tmp_path: Path) -> None:
-    """Global errata wait for the next question during tool calls; the client's own come with the latest result. Both
-    keep the prefix."""
+    """Global errata wait for the next question; the client's own come with the latest result. Both keep the prefix."""
     text = "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted. " + "Ask a human. " * 4
     skill = {"name": "rules", "text": f"# Rules\n\n{text}"}
     assert '"skill"' in qwen.http.post("/v1/notes/compile", json=skill).text

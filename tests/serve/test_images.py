@@ -48,8 +48,7 @@ def shown(*parts: Any) -> list[dict[str, Any]]:
 
 
 def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
-    """A compiled one is spliced under any name; another of the same size is compiled and stored; both are answered as
-    alone."""
+    """A compiled one is spliced under any name, another is compiled and stored; both are answered as alone."""
     found = seeing.chat(shown(image(ONE), "What is the total?"), notes={"explain": True})
     named = [one for one in found["notes"]["pieces"] if one["name"]]
     assert {one["name"] for one in named} == {"photo"} and sum(one["tokens"] for one in named) == 18

@@ -197,10 +197,3 @@ def test_chains_of_thought_beside_others(larger: Served) -> None:
         found = list(pool.map(lambda count: think(larger, count, f"{count}? {QUESTION}"), (4, 1, 2, 1, 3, 2)))
     assert [len(one["choices"]) for one in found] == [4, 1, 2, 1, 3, 2]
     assert {choice["finish_reason"] for one in found for choice in one["choices"]} == {"length"}
-
-
-def test_others_beside_them(small: Served) -> None:
-    """They wait for each other, and all finish."""
-    with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda count: ask(small, count, f"{count}? {QUESTION}"), (4, 1, 1, 2, 1, 3)))
-    assert [reasons for _, reasons, _ in found] == [["length"] * count for count in (4, 1, 1, 2, 1, 3)]

@@ -239,8 +239,7 @@ def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_of_an_answer(served: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole and in chunks: each token of whole characters is in the text at its offset, after the prompt if echoed,
-    also if characters have several tokens."""
+    """Whole and in chunks, after an echoed prompt, where characters have several tokens: a token is at its offset."""
     parts = served.http.post("/tokenize", json={"content": "é😀漢x"}).json()["tokens"]
     bias = {str(token): 100 for token in parts}
     given = {"prompt": "# Returns é", "max_tokens": 40, "temperature": 2, "seed": 4, "logprobs": 3, "echo": True}

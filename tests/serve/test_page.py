@@ -142,8 +142,7 @@ def test_nothing_from_elsewhere() -> None:
 
 
 def test_text_is_never_html() -> None:
-    """No script makes HTML or code of a text, and the document has no inline code or style, which the policy
-    forbids."""
+    """No script makes HTML or code of a text, and the document has no inline code or style: the policy forbids it."""
     for path in SCRIPTS:
         assert not MAKES_HTML.search(path.read_text(encoding="utf-8")), path.name
     for tag, attributes in index().found:

@@ -95,7 +95,7 @@ def test_lines_of_the_log(
     assert [line for line in log if "ignored" in line] == ["ignored: n_keep, min_keep", "ignored: priority"]
     assert [re.sub(r"\(\d+ reused", "(R reused", line) for line in log if line.startswith(("POST", "GET"))] == [
         *["POST /v1/chat/completions 200, prompt 13 tokens (R reused, N ms), answer 1, N ms"] * 2,
-        "POST /v1/completions 200, prompt 1 token (R reused, N ms), answer 1, N ms",
+        "POST /v1/completions 200, prompt 1 tokens (R reused, N ms), answer 1, N ms",
         "POST /v1/chat/completions 400, N ms",
         "POST /v1/messages 200, prompt 13 tokens (R reused, N ms), answer 1, N ms",
         "GET /v1/none 404, N ms",

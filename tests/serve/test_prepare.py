@@ -387,8 +387,7 @@ def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate)
 def test_the_next_turn_finds_what_the_one_before_has_left(
     library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
-    """It may be sent at the end of an answer, or as soon as its client stops it: it is prepared once the state is
-    kept."""
+    """It is prepared once the state is kept, also if it is sent as soon as an answer ends or is stopped."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with alone(library) as one:
         over, prepared = threading.Event(), threading.Event()

@@ -100,8 +100,7 @@ def likely(served: Served, skills: list[str], **notes: Any) -> tuple[list[float]
 
 
 def test_an_exact_answer_is_that_of_a_prefill(served: Served) -> None:
-    """Within a thousandth, where a moved splice is further off, also after inexact requests; the explanation gives the
-    reason for a decoded skill."""
+    """Also after inexact requests, where a moved splice is further off; a decoded skill has the reason."""
     worst = 0.0
     orders = (["returns"], ["returns", "support"], ["support", "returns"], ["returns", "support"], ["returns"])
     for number, skills in enumerate(orders):
@@ -149,8 +148,7 @@ def test_the_servers_mode(library: Path) -> None:
 
 
 def test_a_full_context_evicts_the_source(tmp_path: Path) -> None:
-    """Prompts that do not fit beside each other: the runs of one are in the next, which waits for others, and a client
-    that vanishes leaves nothing behind."""
+    """Prompts that do not fit beside each other: the runs of one are in the next, and nothing is left behind."""
     compile_into(tmp_path)
     context = ContextOptions(n_ctx=1024, n_threads=1)
     with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True, reuse="near") as served:

@@ -573,8 +573,7 @@ def test_a_key_of_any_letters_opens_and_forms_can_be_off(library: Path) -> None:
 
 
 def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that come and go during a prefill leave its reserved sequences alone: the context need not be made
-    again, which not every model allows."""
+    """Requests that come and go during a prefill leave its sequences alone: not every context can be made again."""
     monkeypatch.setattr("notes_cli.serve.scheduler.IDLE", 1)
     options = ContextOptions(n_ctx=4096, n_threads=1, n_ubatch=1)
     with started(library, Limits(parallel=4, chunk=1), context=options) as served:

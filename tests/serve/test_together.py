@@ -71,8 +71,7 @@ def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> 
 
 @pytest.mark.patches("speed")
 def test_64_at_once_answer_as_alone(exact: Served) -> None:
-    """Every answer equals that of the same request alone; no skill is decoded or spliced twice; cells are shared; only
-    reusable prefixes remain."""
+    """No skill is decoded or spliced twice; cells are shared; only reusable prefixes remain."""
     every = requests()
     alone = []
     for one in every:  # decoded whole and alone, with an empty prefix cache
@@ -114,8 +113,7 @@ def test_chosen_numbers_are_its_own(exact: Served) -> None:
 
 
 def test_a_full_cache_queues(tmp_path: Path) -> None:
-    """With cells for about three, 24 are answered by evicting idle prefixes; a prompt that never fits is refused, and
-    so are requests beyond the queue."""
+    """Idle prefixes are evicted; a prompt that never fits is refused, and so are requests beyond the queue."""
     compile_into(tmp_path, "returns", "support")
     context = ContextOptions(n_ctx=512, n_threads=1)
     with started(tmp_path, Limits(parallel=8, queue=20), context=context, fixed_size=True) as served:
@@ -162,8 +160,7 @@ TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, 
 
 @pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba", "gpt2"])
 def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
-    """Skills are restored where they cannot be moved, a recurrent state is reused only whole, and a conversation
-    continues."""
+    """Skills are restored where they cannot be moved, a state is reused only whole, and a conversation continues."""
     context = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32")
     with started(tmp_path, Limits(parallel=3), context=context, model=make_model(kind)) as served:
         reply = served.http.post("/v1/notes/compile", json={"name": "rules", "text": TEXT})

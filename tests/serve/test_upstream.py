@@ -328,8 +328,7 @@ def test_a_body_that_is_nested_too_deeply(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
-    """Half a character, a count beyond all measure, a folded header, and a text that quotes the key: the client gets a
-    valid reply without the key."""
+    """Half a character, a huge count, a folded header, the quoted key: a valid reply without the key."""
 
     def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
         counts = json.dumps({"prompt_tokens": 10**400, "completion_tokens": 10**400})

@@ -74,12 +74,18 @@ def test_what_a_template_shows_is_read_back(name: str) -> None:
     assert not said.text
 
 
-@pytest.mark.parametrize("value", ["1e999", "NaN", '"\\ud800"', '{"\\udc00": 1}'])
-def test_arguments_that_json_cannot_hold(value: str) -> None:
-    """The answer is a text: as a call it could not be sent."""
-    text = f'<tool_call>\n{{"name": "get_time", "arguments": {{"x": {value}}}}}\n</tool_call>'
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(('"get_time"', value) for value in ("1e999", "NaN", '"\\ud800"', '{"\\udc00": 1}')),
+        *((name, "1") for name in ('["get_time"]', "3", "null", '{"get_time": 1}')),
+    ],
+)
+def test_what_is_no_call(name: str, value: str) -> None:
+    """With arguments that JSON cannot hold, or a name that is no text, the answer is a text."""
+    text = f'<tool_call>\n{{"name": {name}, "arguments": {{"x": {value}}}}}\n</tool_call>'
     assert calls_in(text, form_of(GENERIC_TOOLS), TOOLS) == ParsedAnswer(text)
-    plain = text.replace(value, "1")
+    plain = text.replace(value, "1").replace(name, '"get_time"')
     assert [dict(call.arguments) for call in calls_in(plain, form_of(GENERIC_TOOLS), TOOLS).calls] == [{"x": 1}]
 
 
@@ -162,13 +168,6 @@ def test_a_call_without_arguments(given: str) -> None:
     assert calls_in(section, kimi, TOOLS).calls[0].arguments == {}
     assert calls_in(section.removesuffix("null") + "<|tool_call_end|>", kimi, TOOLS).calls[0].arguments == {}
     assert not calls_in(section.removesuffix("null"), kimi, TOOLS).calls  # it was cut
-
-
-@pytest.mark.parametrize("name", ['["get_time"]', "3", "null", '{"get_time": 1}'])
-def test_a_name_that_is_no_text(name: str) -> None:
-    """The answer stays text."""
-    text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
-    assert calls_in(text, form_of(SOURCES["Qwen-Qwen3-0.6B"]), TOOLS).text == text
 
 
 def test_the_documents_list_them() -> None:

@@ -56,12 +56,6 @@ def test_what_yaml_refuses_is_read_line_by_line(tmp_path: Path, yaml: str, line:
     assert f"not valid YAML: line {line}," in warning and warning.endswith("read line by line instead")
 
 
-def test_nothing_may_be_readable(tmp_path: Path) -> None:
-    """Without name and description the folder's name is used, and both are reported."""
-    name, description, text, warnings = written(tmp_path, b"---\na b: c: d\n---\nx")
-    assert (name, description, text, len(warnings)) == ("ferry-trips", "", "x", 2)
-
-
 def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
     """YAML makes it a list, and agents read it as written."""
     name, description, _, warnings = written(
@@ -70,6 +64,8 @@ def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
     assert (name, description) == ("ferry-trips", "[Plans trips]") and "line by line" in warnings[0]
     assert written(tmp_path, b"---\nname: ferry-trips\ndescription: [Plans]\n---\nx")[1] == "[Plans]"
     assert written(tmp_path, b"---\nname: [\n---\nx")[0] == "ferry-trips"  # of the folder
+    *found, warnings = written(tmp_path, b"---\na b: c: d\n---\nx")  # nothing is readable: two warnings
+    assert (*found, len(warnings)) == ("ferry-trips", "", "x", 2)
 
 
 FINE = "---\nname: ferry-trips\ndescription: 'Plans trips: ferries and buses.'\n---\nRead the tides.\n"

@@ -223,8 +223,7 @@ def expected(source: str, shape: str, answers: str) -> str | None:
     ],
 )
 def test_templates_have_messages_where_they_put_them(shape: str, answers: str, least: int) -> None:
-    """Later system messages, greetings, two answers in a row: the template's own output, except for the generation
-    prompt before answers; a template that drops or moves one is refused."""
+    """The template's output but for generation prompts before answers; one that drops or moves one is refused."""
     counts: Counter[bool] = Counter()
     messages = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in spoken(shape))
     for name, source in SOURCES.items():

@@ -47,8 +47,7 @@ def test_a_template_without_a_system_role(
 
 
 def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
-    """They append to a list, loop over missing tools, and encode iterators or undefined values; none of it affects the
-    next rendering."""
+    """They append to a list, loop over missing tools, encode iterators; the next rendering is not affected."""
     source = (
         "{% set ids = [] %}{% for m in messages %}{{ ids.append(m.role) or '' }}{% endfor %}{{ ids | tojson }}"
         "{{ messages | map(attribute='content') | tojson }}{{ messages[0].nothing | tojson }}{{ messages.append(1) }}"

@@ -479,8 +479,7 @@ def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_files_of_other_programs(tmp_path: Path) -> None:
-    """A list, an object with one, an MCP server's reply, and the tools of requests to Anthropic's or OpenAI's API give
-    the same tools, compiled as requests have them."""
+    """Lists, objects, an MCP server's reply, tools of a request: the same, compiled as requests have them."""
     kept, file = ("name", "description"), tmp_path / "My tools.json"
     plain: list[Any] = [tool["function"] for tool in TOOLS]
     mcp = [{**{key: one[key] for key in kept}, "inputSchema": one["parameters"], "title": "T"} for one in plain]
