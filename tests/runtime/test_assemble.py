@@ -111,7 +111,6 @@ def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Sk
 def test_a_segment_that_does_not_fit_is_never_laid(
     workspace: Workspace, make_workspace: MakeWorkspace, skill: Skill
 ) -> None:
-    """A segment from outside of the library is checked again."""
     foreign = compile_skill(make_workspace(seed=1), skill)
     with pytest.raises(SegmentError, match="this model is"):
         assemble(workspace, Prompt("Why?", [foreign]))
@@ -141,7 +140,6 @@ def test_the_same_skill_twice(workspace: Workspace, skill: Skill) -> None:
 
 
 def test_a_skill_in_two_messages(workspace: Workspace, skill: Skill) -> None:
-    """Its KV entries are copied to both places, with equal results."""
     segment = compile_skill(workspace, skill)
     asked = user_message("Why?", skills=[skill.name])
     answer = Message("assistant", (TextPart("Because."),))

@@ -174,7 +174,6 @@ def test_no_token_of_a_skill_is_decoded_or_placed_twice(
 
 
 def test_one_that_fails_spoils_nothing(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Errors are in the places of their questions, with the same message as alone."""
     workspace = make_workspace(n_ctx=512, fixed_size=True)
     good = Request("Why?", [compile_skill(workspace, skill)], max_tokens=5)
     requests: list[Request | NotesError] = [
@@ -235,7 +234,6 @@ def test_a_larger_context_that_rotates_otherwise_is_left_alone(make_workspace: M
 
 
 def test_prefixes_are_few(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """Each line has a prefix of its own: at most so many are kept, and all cells are free at the end."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)
     requests = [Request("Why?", [segment], system=f"Be {number}.", max_tokens=2) for number in range(3 * IDLE)]
@@ -268,7 +266,6 @@ def test_what_is_no_number_of_questions_is_refused(make_workspace: MakeWorkspace
 
 
 def test_each_thing_is_told_once(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """A skill that cannot be spliced is reported once for the batch."""
     workspace = make_workspace("lfm2")
     segment = compile_skill(workspace, skill)
     notices: list[Notice] = []

@@ -76,7 +76,6 @@ def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
 
 
 def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    """The pieces of a carried skill equal those of the real run."""
     prompt = Prompt(
         "Why?", [segment, compiled(workspace, FEES)], [Erratum("date", "2026-07-01", "date=2026-07-01")], SYSTEM
     )
@@ -138,7 +137,6 @@ def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill)
 
 
 def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segment) -> None:
-    """With trust, after a text; without, at the start, at its original place."""
     with workspace.with_carry(True):
         report = verify(workspace, Prompt("", [segment], system=SYSTEM), ["Why?"], choices=["yes", "no"])
     (case,) = report.cases

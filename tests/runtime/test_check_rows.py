@@ -192,7 +192,6 @@ def test_channels_of_another_size_hide_nothing(workspace: Workspace) -> None:
 
 
 def test_rows_of_other_shapes_are_refused(workspace: Workspace) -> None:
-    """A layer too few, or rows of another width."""
     segment = compile_skill(workspace, SKILL)
     with pytest.raises(EngineError, match="rows of other layers"):
         check_rows(workspace, replace(segment, layers=tuple(segment.layers[:-1])))

@@ -19,7 +19,7 @@ from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedEr
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.segment_files import checkpoint_path
 from notes_cli.runtime import compile as compiling_module
-from notes_cli.runtime.compile import MOVES, block_warnings, compile_skill, plan
+from notes_cli.runtime.compile import MOVES, compile_skill, plan
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
@@ -73,7 +73,6 @@ def test_a_growing_context_does_not_change_the_file(make_workspace: MakeWorkspac
 
 
 def test_refused_for_an_architecture_that_cannot(make_workspace: MakeWorkspace, skill: Skill, home: Path) -> None:
-    """The error has the reason; the library is not created."""
     workspace = make_workspace("llama-embed")
     for action in (compile_skill, plan, compile_to_library):
         with pytest.raises(UnsupportedError, match="keeps no K/V cache"):
@@ -139,7 +138,6 @@ def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
 
 
 def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """With another model or another left context all are prefilled."""
     target = tmp_path / "s.gguf"
     bare = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
     for workspace in (make_workspace(), make_workspace("qwen2"), make_workspace("qwen2", template=bare)):
@@ -162,16 +160,8 @@ def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp
 def test_other_blocks_are_a_change(
     workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]
 ) -> None:
-    """A segment with another division than requested is compiled again, with a notice."""
     compile_to_library(workspace, of(*PARTS), blocks=first)
     assert compile_to_library(workspace, of(*PARTS), blocks=then).reasons == reasons
-
-
-def test_what_is_said_of_blocks(workspace: Workspace) -> None:
-    refers = "block 3 refers to date, whose value is in block 1: decisions may suffer; keep them in one block"
-    assert block_warnings(workspace, of(*PARTS), "headings") == [refers]
-    assert block_warnings(workspace, of("a\n\nb"), 3) == ["2 blocks, not 3: there is no other line to cut the text at"]
-    assert block_warnings(workspace, of("a"), 3) == ["1 block, not 3: there is no other line to cut the text at"]
 
 
 @pytest.mark.parametrize(("kind", "says"), [("lfm2", "recurrent"), ("gpt2", "learned"), ("mistral3", "stretch|scaled")])
@@ -454,7 +444,6 @@ def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> lis
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "smollm3", "lfm2"])
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_rows_are_those_of_a_compile_by_itself(make_workspace: MakeWorkspace, kind: str, blocks: int) -> None:
-    """To the bit, in any order, also if the context grows."""
     if kind == "lfm2" and blocks > 1:
         blocks = 1  # its rows cannot be moved
     alone = [files(make_workspace(kind, n_ctx=256), [skill], blocks=blocks)[0] for skill in SKILLS]
@@ -494,7 +483,6 @@ def test_long_ones_fill_batches_by_themselves(make_workspace: MakeWorkspace, mon
 
 
 def test_other_work_between_them(workspace: Workspace) -> None:
-    """Cells that other work cleared or took are decoded again."""
     alone = files(workspace)
     with workspace.compiling():
         files(workspace, SKILLS[:1])

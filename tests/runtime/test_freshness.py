@@ -184,7 +184,6 @@ def test_a_profile_that_carries_states_wants_them_captured(
 def test_a_skill_of_the_library_comes_from_its_file_or_from_its_segment(
     library: Library, compiled: Callable[..., Path]
 ) -> None:
-    """The current file is used; if it is gone, the compiled text under the same name."""
     file = compiled()
     file.write_text("date: 7\n")
     skill, _, where = from_library(library, "returns")

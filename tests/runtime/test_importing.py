@@ -113,7 +113,6 @@ def test_a_text_that_is_not_that_of_the_tokens_is_compiled(workspace: Workspace,
 
 
 def test_another_model_compiles_the_text(make_workspace: MakeWorkspace, shared: Path) -> None:
-    """The reason is reported; another cache type that accepts the rows does not need it."""
     other = make_workspace("qwen2")
     done = import_segment(other, shared)
     assert done.how == "text" and "for architecture llama, this model is qwen2" in done.reasons[0]
@@ -152,7 +151,6 @@ def test_the_influence_of_fields_is_taken_on_trust_only(workspace: Workspace, tm
 
 
 def test_a_name_that_another_text_has(workspace: Workspace, shared: Path) -> None:
-    """Nothing is replaced without force; another name is accepted."""
     first = import_segment(workspace, shared)
     segment = open_segment(shared)
     other = compile_skill(workspace, parse_skill("fee: 12", source="-", default="returns"))

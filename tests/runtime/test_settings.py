@@ -65,7 +65,6 @@ def test_a_profile_of_another_cache_or_an_older_notes_is_not_followed(workspace:
 
 
 def test_names_that_there_are_not(workspace: Workspace) -> None:
-    """An unknown method or wording is refused with the key and the value, before anything is assembled."""
     calibrated(workspace, "field")
     (path,) = workspace.paths.profiles.iterdir()
     text = path.read_text()

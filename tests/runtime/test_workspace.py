@@ -42,7 +42,6 @@ def test_the_context_grows_as_far_as_needed(make_workspace: MakeWorkspace) -> No
 
 
 def test_another_thread_may_ask_for_the_identity(make_workspace: MakeWorkspace) -> None:
-    """While the context is recreated it is never that of an incomplete or freed one."""
     workspace = make_workspace(n_ctx=256, trained=8192)
     identity = workspace.identity
     over, found = threading.Event(), [identity]
@@ -95,7 +94,6 @@ def test_what_was_allowed_goes_beyond(make_model: MakeModel, home: Path) -> None
 
 
 def test_a_fixed_size_stays(make_workspace: MakeWorkspace) -> None:
-    """The user's -c does not change: a larger prompt is refused, with a sufficient size."""
     workspace = make_workspace(n_ctx=512, fixed_size=True)
     workspace.make_room(512, 1000)
     with pytest.raises(EngineError, match="700 tokens do not fit 512") as refused:

@@ -109,7 +109,6 @@ def test_a_grammar_that_becomes_too_ambiguous(served: Served, monkeypatch: pytes
 
 
 def test_a_session(served: Served) -> None:
-    """A turn of a session may have a grammar, but no tools."""
     session = {"notes": {"session": "held"}}
     for word in ("one", "two"):
         found = create(served, response_format=held({"const": word}), extra_body=session)
@@ -142,7 +141,6 @@ def test_a_session(served: Served) -> None:
     ],
 )
 def test_refused(qwen: Served, given: Json, says: str) -> None:
-    """A 400 in one line, and the server continues."""
     with pytest.raises(openai.BadRequestError, match=says):
         create(qwen, **given)
     assert qwen.http.get("/health").json() == {"status": "ok"}

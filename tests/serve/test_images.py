@@ -89,7 +89,6 @@ def test_several_images_and_a_conversation(seeing: Served) -> None:
     ],
 )
 def test_bad_images_are_refused(seeing: Served, part: dict[str, Any], message: str) -> None:
-    """With the place in the request, and the error."""
     error = seeing.chat(shown(part, "What?"), status=400)
     assert message in error["message"]
 
@@ -161,7 +160,6 @@ def test_a_turn_of_a_session_is_what_it_would_be_without(seeing: Served, home: P
 
 
 def test_a_model_without_vision_says_so(served: Served) -> None:
-    """One sentence, and the server continues."""
     error = served.chat(shown(image(ONE), "What?"), status=400)
     assert "projector" in error["message"]
     assert served.ask()

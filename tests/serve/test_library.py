@@ -129,7 +129,6 @@ def test_a_name_of_the_model_with_an_at(library: Path) -> None:
 
 
 def test_explain(own: Served) -> None:
-    """The explanation matches the request that follows, and computes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}
     decoded = own.scheduler.metrics.decoded
     before = own.http.post("/v1/notes/explain", json=asked).json()

@@ -57,6 +57,10 @@ def test_the_models_name_names_skills(served: Served) -> None:
     assert {f"{listed[0]}@returns", f"{listed[0]}@support"} <= set(listed)
     reply = served.client.chat.completions.create(model=listed[1], messages=ASKED)
     assert reply.choices[0].message.content == "accepted"
+    assert served.client.models.retrieve("tiny@returns").id == "tiny@returns"
+    for name, code in (("other", "model_not_found"), ("tiny@nothing", "skill_not_found")):
+        found = served.http.get(f"/v1/models/{name}")
+        assert found.status_code == 404 and found.json()["error"]["code"] == code
 
 
 @pytest.mark.parametrize(
@@ -115,6 +119,8 @@ def test_completions_of_raw_prompts(served: Served) -> None:
     alone = create(model="tiny", prompt=tokens, max_tokens=5, temperature=0.5, seed=3, logprobs=2)
     assert f"# Returns{alone.choices[0].text}" == both.choices[0].text
     assert alone.choices[0].logprobs and len(alone.choices[0].logprobs.tokens or ()) == 5
+    none = create(model="tiny", prompt=tokens, max_tokens=0)  # as evaluation tools ask
+    assert none.usage and none.usage.completion_tokens == 0
     streamed = create(model="tiny", prompt=["# Returns", "May I"], max_tokens=5, stream=True, echo=True)
     words: dict[int, str] = {}
     for chunk in streamed:

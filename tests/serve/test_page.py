@@ -113,7 +113,9 @@ def test_files_are_served(locked: Served) -> None:
         assert reply.headers["x-content-type-options"] == "nosniff"
     for place in ("/page/", "/page/../webpage.py", "/page/..%2fwebpage.py", "/page/index.html", "/page/none.js"):
         assert locked.http.get(place).status_code in (401, 404), place
-    assert locked.http.get("/v1/models").status_code == 401
+    assert locked.http.get("/v1/models").status_code == locked.http.head("/v1/models").status_code == 401
+    head = locked.http.head("/")
+    assert (head.status_code, head.content) == (200, b"")
 
 
 def test_no_page(library: Path) -> None:
@@ -124,7 +126,6 @@ def test_no_page(library: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--no-page"]])
 def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command serves a page by default."""
     given: list[bool] = []
     monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.options.page))
     assert run(["serve", "--port", "0", *options]) == 0
@@ -132,7 +133,6 @@ def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_from_elsewhere() -> None:
-    """No file names another site, and all files that they load exist."""
     for path in FILES:
         assert not elsewhere(path.read_text(encoding="utf-8")), path.name
     loaded = [*index().all("src"), *(one for one in index().all("href") if not one.startswith("#"))]

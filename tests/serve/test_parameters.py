@@ -66,7 +66,6 @@ def test_what_would_change_an_answer_is_refused(served: Served, key: str, value:
 
 
 def test_null_is_no_value_anywhere(served: Served) -> None:
-    """For known and unknown keys, at the top and nested."""
     keys = ("temperature", "max_tokens", "stop", "tools", "tool_choice", "response_format", "logit_bias", "n", "seed")
     more = dict.fromkeys((*keys, "stream", "logprobs", "grammar", "chat_template_kwargs", "mirostat", "n_keep", "x"))
     words = [{"type": "text", "text": QUESTION, "cache_control": None, "x": None}]
@@ -145,7 +144,6 @@ def test_every_api_takes_the_samplers_of_llama_cpp(parse: Callable[[Json], ChatR
     ],
 )
 def test_values_out_of_range_are_refused(key: str, value: object) -> None:
-    """With the key, the range and the value."""
     with pytest.raises(Refused, match=f"^{key} must be .* from .*, not|^{key} must be a list .* not") as refused:
         parse_chat({"messages": USER, key: value})
     assert (refused.value.status, refused.value.param, refused.value.code) == (400, key, "invalid_value")

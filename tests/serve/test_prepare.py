@@ -79,7 +79,6 @@ def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch
     ids=["schema", "object", "format", "grammar", "call"],
 )
 def test_forms_that_are_taken_from_nobody_are_not_read(form: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --no-forms."""
     for name in ("schema_grammar", "gbnf_grammar"):
         monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
     with pytest.raises(parsing.Refused) as caught:
@@ -161,8 +160,6 @@ def test_blanks_do_not_count(served: Served) -> None:
 
 
 def test_parts_of_a_message() -> None:
-    """Leading system messages are joined, and an answer's parts are one text."""
-
     def text(words: str) -> Json:
         return {"type": "text", "text": words}
 

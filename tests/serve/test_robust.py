@@ -154,6 +154,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
     assert sequences == resting and load == 0
 
 
+DEEP = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 200_000}}
 GARBAGE: list[tuple[int, dict[str, Any]]] = [
     (400, {"content": b"{", "headers": {"Content-Type": "application/json"}}),
     (400, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
@@ -167,6 +168,8 @@ GARBAGE: list[tuple[int, dict[str, Any]]] = [
     (400, {"json": {"messages": ASK, "stop": [""]}}),
     (400, {"json": {"messages": ASK, "seed": 1.5}}),
     (400, {"json": {"messages": ASK, "temperature": 1e400}}),
+    (400, {"json": {"messages": ASK, "temperature": int("9" * 400)}}),
+    (400, {"json": {"messages": [{"role": "assistant", "tool_calls": [DEEP]}, *ASK]}}),
     (400, {"json": {"messages": ASK, "notes": {"errata": ["colour=red"], "splice": ["returns"]}}}),
     (404, {"json": {"messages": ASK, "notes": {"splice": ["/etc/passwd"]}}}),
     (404, {"json": {"messages": ASK, "notes": {"splice": ["../../x"]}}}),
@@ -178,7 +181,6 @@ GARBAGE: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("status", "given"), GARBAGE)
 def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) -> None:
-    """With its status and an error object; nothing is logged as a server error."""
     try:
         json.dumps(given.get("json"), allow_nan=False)
     except ValueError:
@@ -225,15 +227,11 @@ def test_half_a_character_is_named_with_its_place(
     assert "codec" not in error["message"]
 
 
-def test_bytes_that_are_no_text(served: Served) -> None:
-    """The error has the byte and its position."""
+def test_what_there_is_instead(served: Served) -> None:
+    """The error lists the existing paths, or the allowed methods; of bytes that are no text the first one."""
     kind = {"Content-Type": "application/json"}
     reply = served.http.post("/tokenize", content=b'{"content": "\xff"}', headers=kind)
     assert reply.json()["error"]["message"] == "the body is not UTF-8: byte 0xff at position 13"
-
-
-def test_what_there_is_instead(served: Served) -> None:
-    """The error lists the existing paths, or the allowed methods."""
     for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/embeddings"):
         reply = served.http.post(path, json={})
         error = reply.json()["error"]["message"]
@@ -249,30 +247,33 @@ def test_what_there_is_instead(served: Served) -> None:
 
 @pytest.fixture
 def guarded(library: Path) -> Iterator[Served]:
-    with started(library, options=Options(keys=("one", "two"), origins=("https://a.example",))) as found:
+    with started(library, options=Options(keys=("one", "schlüssel"), origins=("https://a.example",))) as found:
         yield found
 
 
 def test_only_who_has_a_key_may_ask(guarded: Served) -> None:
-    """Any of the keys; health needs none; other origins are refused unless they are listed."""
-    get = guarded.http.get
-    assert get("/health").status_code == 200 and get("/v1/models").status_code == 401
-    for key in ("one", "two"):
-        assert get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    """Any of the keys, in UTF-8; health needs none; other origins are refused unless they are listed."""
+
+    def status(**headers: str) -> int:
+        sent = {name.replace("_", "-"): text.encode() for name, text in headers.items()}
+        return guarded.http.get("/v1/models", headers=sent).status_code
+
+    assert guarded.http.get("/health").status_code == 200 and status() == 401
+    right = "Bearer one"
+    for known in ({"Authorization": right}, {"Authorization": "Bearer schlüssel"}, {"x_api_key": "schlüssel"}):
+        assert status(**known) == 200
+    assert status(x_api_key="schlüssel", Authorization="Bearer three") == 200
     for wrong in ("Bearer three", "Bearer", "one", "Basic one", "Bearer on\u00e9"):
-        assert get("/v1/models", headers={"Authorization": wrong.encode()}).status_code == 401
-    right = {"Authorization": "Bearer one"}
-    assert get("/v1/models", headers={**right, "Origin": "https://evil.example"}).status_code == 403
-    assert get("/v1/models", headers={"x-api-key": "two"}).status_code == 200
-    assert get("/v1/models", headers={"x-api-key": "two", "Authorization": "Bearer three"}).status_code == 200
-    for wrong in ("three", "Bearer two", ""):
-        assert get("/v1/models", headers={"x-api-key": wrong}).status_code == 401
+        assert status(Authorization=wrong) == 401
+    for wrong in ("three", "Bearer schlüssel", ""):
+        assert status(x_api_key=wrong) == 401
+    assert status(Authorization=right, Origin="https://evil.example") == 403
     for name in ("host.docker.internal", "evil.example"):  # such a page has no key
-        assert get("/v1/models", headers={**right, "Host": name}).status_code == 200
-        assert get("/v1/models", headers={"Host": name}).status_code == 401
-        assert get("/v1/models", headers={**right, "Host": name, "Origin": "https://b.example"}).status_code == 403
-    named = get("/v1/models", headers={**right, "Origin": "https://a.example"})
-    assert named.headers["access-control-allow-origin"] == "https://a.example"
+        assert (status(Authorization=right, Host=name), status(Host=name)) == (200, 401)
+        assert status(Authorization=right, Host=name, Origin="https://b.example") == 403
+    for key, wanted in (({"Authorization": right}, 200), ({}, 401)):  # a listed origin can read a refusal
+        named = guarded.http.get("/v1/models", headers={**key, "Origin": "https://a.example"})
+        assert named.status_code == wanted and named.headers["access-control-allow-origin"] == "https://a.example"
     preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     assert guarded.http.options("/v1/chat/completions", headers=preflight).status_code == 200
 
@@ -342,7 +343,6 @@ def test_no_page_may_ask_unless_it_is_named(served: Served, origin: str) -> None
 
 
 def test_a_salt_keeps_rows_apart(served: Served) -> None:
-    """A tenant does not reuse another's prefix, and its texts are not matched."""
     text = served.http.get("/v1/notes/support").json()["text"]
     talk = [{"role": "system", "content": text}, {"role": "user", "content": "What is the plan, for once?"}]
 
@@ -356,7 +356,6 @@ def test_a_salt_keeps_rows_apart(served: Served) -> None:
 
 
 def test_metrics_count_what_was_done(served: Served) -> None:
-    """In Prometheus' format, with used cells and prompts."""
     from prometheus_client.parser import text_string_to_metric_families
 
     served.ask(splice=["returns"])
@@ -463,39 +462,6 @@ def test_the_name_of_a_skill_opens_no_file(served: Served, tmp_path: Path) -> No
         assert served.chat(ASK, 404, notes={"splice": [name]})["code"] == "skill_not_found"
 
 
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"temperature": int("9" * 400)}, "temperature"),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "tool_calls": [
-                            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 200_000}}
-                        ],
-                    },
-                    {"role": "user", "content": "Well?"},
-                ]
-            },
-            "context",
-        ),
-    ],
-)
-def test_what_python_cannot_hold_is_the_clients_fault(served: Served, given: dict[str, Any], param: str) -> None:
-    """An unbounded number or depth is a 400, not a server error."""
-    found = served.http.post("/v1/chat/completions", json={"messages": ASK, **given})
-    assert found.status_code == 400 and param in found.text
-
-
-def test_nothing_is_written_where_no_token_is_asked_for(served: Served) -> None:
-    """Evaluation tools request no tokens, only the prompt's counts."""
-    found = served.http.post("/v1/completions", json={"prompt": [5, 6, 7], "max_tokens": 0})
-    assert found.status_code == 200, found.text
-    assert found.json()["usage"]["completion_tokens"] == 0
-
-
 def test_long_works_are_limited(served: Served) -> None:
     """Waiting compiles hold their texts: too many get 429."""
     release, begun = threading.Event(), threading.Event()
@@ -549,27 +515,6 @@ def test_room_that_no_context_has_is_not_waited_for(
             thread.join(50)
         ask("c", 2, 3)
         assert done["a"] == done["c"] == 200 and done["b"] in (200, 503)
-
-
-def test_one_model_is_told_of(served: Served) -> None:
-    """As the official client requests it, with a skill in its name, too."""
-    assert served.client.models.retrieve("tiny@returns").id == "tiny@returns"
-    for name, code in (("other", "model_not_found"), ("tiny@nothing", "skill_not_found")):
-        found = served.http.get(f"/v1/models/{name}")
-        assert found.status_code == 404 and found.json()["error"]["code"] == code
-
-
-def test_a_key_of_any_letters_opens_and_forms_can_be_off(library: Path) -> None:
-    """Headers are bytes: UTF-8 keys are compared as bytes. Other origins can read a refusal."""
-    options = Options(keys=("schlüssel",), origins=("https://there.example",), forms=False)
-    with started(library, options=options) as server:
-        right = {"Authorization": "Bearer schlüssel".encode()}
-        assert server.http.get("/v1/models", headers=right).status_code == 200
-        held = {"messages": ASK, "grammar": 'root ::= "a"'}
-        assert server.http.post("/v1/chat/completions", headers=right, json=held).json()["error"]["code"] == "no_forms"
-        refused = server.http.get("/v1/models", headers={"Origin": "https://there.example"})
-        assert refused.status_code == 401
-        assert refused.headers["access-control-allow-origin"] == "https://there.example"
 
 
 def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,6 @@ def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: 
 
 @pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba"])
 def test_decisions_share_their_input(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
-    """Of windows and recurrent states, too: each answer is that of its question alone."""
     context = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
     with started(tmp_path, context=context, model=make_model(kind)) as served:
         options = [{"value": "accepted"}, {"value": "refused"}]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from notes_cli.serve.app import Options
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.server import CUT_OFF
@@ -52,7 +51,6 @@ def test_more_prompts_than_ever_wait(library: Path) -> None:
 @pytest.mark.parametrize("key", ["errata", "fields"])
 @pytest.mark.parametrize("given", [{"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}])
 def test_errata_that_are_none(given: Json, key: str) -> None:
-    """Not applied to another field."""
     with pytest.raises(Exception, match=rf"notes.{key} must be an object of fields and texts"):
         parse_chat({"messages": [ASK], "notes": {key: given}})
 
@@ -125,14 +123,6 @@ def test_messages_are_counted_as_they_were_sent(served: Served, messages: list[J
     """From 0, and before skills are added."""
     error = served.chat(messages, 400, notes={"splice": ["returns"]})
     assert says in error["message"] and error["param"] == "messages"
-
-
-def test_the_page_is_open_to_all_who_ask_whether_it_is_there(library: Path) -> None:
-    """HEAD is answered like GET; no other path is open."""
-    with started(library, options=Options(keys=("secret",))) as served:
-        head = served.http.head("/")
-        assert head.status_code == served.http.get("/").status_code == 200 and head.content == b""
-        assert served.http.head("/v1/models").status_code == 401
 
 
 def test_a_client_that_is_cut_off_is_no_news(served: Served, caplog: pytest.LogCaptureFixture) -> None:

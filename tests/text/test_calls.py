@@ -132,7 +132,6 @@ def test_a_form_has_words_around_a_text(name: str, answer: str, text: str) -> No
 
 
 def test_other_spellings_of_models() -> None:
-    """Models deviate from the spelling of their templates."""
     names = ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b", "upstage-Solar-Open-100B")
     qwen, llama, oss, solar = (form_of(SOURCES[name]) for name in names)
     call = "<|tool_calls|><|tool_call:begin|>x<|tool_call:name|>get_time<|tool_call:args|>{}<|tool_call:end|>"
@@ -154,7 +153,6 @@ def test_other_spellings_of_models() -> None:
 
 @pytest.mark.parametrize("given", ["null", '""', '" "', '"null"', "{}", '"{}"'])
 def test_a_call_without_arguments(given: str) -> None:
-    """All spellings of empty arguments are parsed."""
     qwen, kimi, llama = (
         form_of(SOURCES[name]) for name in ("Qwen-Qwen3-0.6B", "moonshotai-Kimi-K2", "meta-llama-Llama-3.1-8B-Instruct")
     )
@@ -171,7 +169,6 @@ def test_a_call_without_arguments(given: str) -> None:
 
 
 def test_the_documents_list_them() -> None:
-    """docs/answers.md lists the templates that are parsed and those that are not."""
     text = (Path(__file__).parents[2] / "docs" / "answers.md").read_text()
     listed = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text.partition("| form |")[2], re.M))
     found: dict[str, set[str]] = {}

@@ -98,7 +98,6 @@ def test_a_system_message_that_says_nothing() -> None:
     ],
 )
 def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> None:
-    """One line names the message and the reason."""
     with pytest.raises(NotesError, match=says.replace("|", r"\|").replace("?", r"\?")) as caught:
         Conversation(messages)
     assert "\n" not in str(caught.value)
@@ -150,7 +149,6 @@ def test_tools_as_others_give_them() -> None:
     ],
 )
 def test_tools_that_are_none(tools: tuple[Mapping[str, Any], ...], says: str) -> None:
-    """They are refused when the conversation is made, not by a template."""
     with pytest.raises(NotesError, match=says):
         Conversation((USER,), tools)
 

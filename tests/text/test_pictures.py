@@ -75,7 +75,6 @@ def test_marks_of_images(folder: Path, mark: str, name: str) -> None:
     ],
 )
 def test_what_is_no_image(folder: Path, text: str) -> None:
-    """A link, code, a comment, an escape and an unfinished mark are text."""
     assert find_images(text, folder) == ()
 
 
@@ -143,7 +142,6 @@ def test_no_file_no_images(folder: Path) -> None:
 
 
 def test_broken_and_large_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line names the file, also for too many or too large together."""
     (folder / "bad.png").write_bytes(b"no picture")
     (folder / "s.md").write_text("![a](bad.png)")
     with pytest.raises(ImageError, match=r"bad\.png is no image that can be read"):

@@ -30,7 +30,6 @@ ASSISTANT = "<|im_end|>\n<|im_start|>assistant\n"
     ],
 )
 def test_where_an_answer_begins(source: str, thinking: str, direct: str) -> None:
-    """With reasoning a prompt ends in an open mark, without it in none: by the template's switch, else by ours."""
     reasoning = reasoning_of(source, "any")
     template = ChatTemplate(source)
     assert generation_prompt(reasoning.template(template, True)) == thinking

@@ -85,7 +85,6 @@ _STATES = {"type": "string", "pattern": "(a|b)*a(a|b){20}c"}
     ids=lambda value: str(value)[:40],
 )
 def test_schemas_of_strangers(schema: Any, says: str) -> None:
-    """They are refused before they cost much."""
     with pytest.raises(GrammarError, match=says):
         schema_grammar(schema)
 
@@ -136,12 +135,10 @@ def test_a_keyword_that_is_not_enforced_in_a_tool(schema: Any, says: str) -> Non
     ],
 )
 def test_what_is_left_of_a_schema(schema: Any, kept: str) -> None:
-    """All that can be enforced remains."""
     assert kept in json.dumps(arguments({"properties": {"a": schema}, "required": ["a"]})["properties"]["a"])
 
 
 def test_a_catalogue_that_is_too_large() -> None:
-    """The error names the tool that exceeds the limit."""
     with pytest.raises(GrammarError, match=r"^the tool second: the JSON schema is too large"):
         calls_grammar(
             {"first": {"properties": {"a": _SMALL}}, "second": {"properties": {"a": {"enum": [*range(60_000)]}}}}

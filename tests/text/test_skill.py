@@ -55,7 +55,6 @@ def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
 
 
 def test_standard_input() -> None:
-    """A dash reads the stream; a name may be given with it."""
     assert load_skill("-", stdin=io.BytesIO(b"plan: gold")).name == "stdin"
     assert load_skill("-", name="Plans", stdin=io.BytesIO(b"plan: gold")).name == "plans"
     with pytest.raises(SkillError, match="nothing to read on standard input"):
@@ -98,7 +97,6 @@ def test_lenient_with_warnings(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
-    """The error names the file and the problem."""
     path = write(tmp_path, "bad.md", text)
     with pytest.raises(SkillError, match=message) as caught:
         load_skill(path)
@@ -121,7 +119,6 @@ def test_a_line_break_in_a_path_is_spelt(tmp_path: Path) -> None:
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model file by mistake does not fill the memory."""
     monkeypatch.setattr("notes_cli.text.skill.MAX_BYTES", 10)
     with pytest.raises(SkillError, match="Is it a text"):
         load_skill(write(tmp_path, "model.gguf", b"x" * 11))
@@ -138,7 +135,6 @@ def test_with_values_moves_every_span() -> None:
 
 
 def test_a_name_in_any_script(tmp_path: Path) -> None:
-    """A valid file name becomes the skill's without a warning; another is changed with one."""
     for name in ("規則", "rückgabe", "λόγος"):
         skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
         assert (skill.name, skill.warnings) == (name, ())
@@ -174,7 +170,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     ],
 )
 def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
-    """The shipped skills have their fields and no warnings."""
     skill = load_skill(SAMPLES / name)
     assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())
 
@@ -226,7 +221,6 @@ def test_texts_are_in_order_and_fields_where_they_are() -> None:
 
 
 def test_it_is_read_again_from_its_files(tmp_path: Path) -> None:
-    """Its source names the files."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"This is {name}.")
     skills = [load_skill(tmp_path / f"{name}.txt") for name in ("b", "a")]

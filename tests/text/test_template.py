@@ -40,7 +40,6 @@ TALK = [
 def test_a_template_without_a_system_role(
     templates: SimpleNamespace, source: str, folds: bool, rendered: str | None
 ) -> None:
-    """The first user message has the text."""
     template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
     assert template.folds_system is folds
     assert rendered is None or template.render(TALK) == rendered
@@ -82,7 +81,6 @@ def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
     ],
 )
 def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> None:
-    """One line names its fault, without a traceback or a wrong prompt."""
     with pytest.raises(ModelError, match=message) as caught:
         ChatTemplate(source).render(TALK)
     assert "\n" not in str(caught.value)

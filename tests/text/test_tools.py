@@ -285,7 +285,6 @@ def test_results_go_on_where_the_call_ended(name: str) -> None:
 
 
 def test_where_a_call_ends_is_not_guessed() -> None:
-    """It is refused if neither the template nor an end token shows it."""
     with pytest.raises(ModelError, match="where the call of a tool ends"):
         next_turn(template_of("openai-gpt-oss-120b"), [CALLS, FOUND], tools=TOOLS)
 
@@ -318,7 +317,6 @@ def test_a_turn_after_tools() -> None:
     ids=len,
 )
 def test_what_cannot_follow_an_answer(messages: list[Message]) -> None:
-    """A question follows, or the calls with their results."""
     with pytest.raises(NotesError) as caught:
         next_turn(template_of("Qwen-Qwen3-0.6B"), messages)
     assert "\n" not in str(caught.value)
@@ -422,7 +420,6 @@ def nested(levels: int) -> Any:
     ids=range(4),
 )
 def test_what_json_does_not_have(value: Any, says: str) -> None:
-    """It is refused before a template gets it."""
     with pytest.raises(NotesError, match=says):
         build(template_of("Qwen-Qwen3-0.6B"), Conversation((USER,), ({"name": "look", "parameters": value},)))
 
@@ -459,7 +456,6 @@ def test_the_block_is_in_every_prompt_with_these_tools(name: str) -> None:
 
 
 def test_the_order_of_tools_is_not_the_clients() -> None:
-    """They are sorted by name."""
     assert in_order(TOOLS) == in_order(TOOLS[::-1])
     with pytest.raises(NotesError, match="two tools of the name"):
         in_order([*TOOLS, TOOLS[0]])
@@ -470,7 +466,6 @@ def test_the_order_of_tools_is_not_the_clients() -> None:
     [("{", "is not JSON"), ("[]", "holds no tools"), ('{"a": 1}', "holds no tools"), ("[1]", "is not a function")],
 )
 def test_files_that_hold_no_tools(tmp_path: Path, text: str, says: str) -> None:
-    """Each has an error of one line."""
     (tmp_path / "tools.json").write_text(text)
     with pytest.raises(NotesError, match=says):
         load_tools(tmp_path / "tools.json")
