@@ -12,7 +12,7 @@ import pytest
 
 from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
-from notes_cli.serve.replies import Reply
+from notes_cli.serve.replies import Reply, TokenOffsets
 
 from .conftest import QUESTION, Json, Served, told
 
@@ -228,6 +228,27 @@ class Spelling:
 
     def token_bytes(self, token: int, *, special: bool = False) -> bytes:
         return self.tokens[token]
+
+
+OFFSETS: list[tuple[list[bytes], list[int]]] = [
+    ([b"a", b"bc", b"d"], [0, 1, 3]),
+    (["é".encode()[:1], "é".encode()[1:], b"x"], [0, 0, 1]),
+    (["😀".encode()[:1], "😀".encode()[1:2], "😀".encode()[2:] + b"!", b"?"], [0, 0, 0, 2]),
+    ([b"a\xe6", b"\xbc", b"\xa2\xe5", b"\xad\x97", b"."], [0, 1, 1, 2, 3]),  # two characters in four tokens
+    ([b"e", b"\xcc", b"\x81", b"x"], [0, 1, 1, 2]),
+    ([b"\xf0\x9f", b"ab", b"c"], [0, 1, 3]),  # never completed: one U+FFFD
+    ([b"\xe2", b"\xe2", b"\x82\xac", b"x"], [0, 1, 1, 2]),
+    ([b"\x80", b"\xbf\xbf", b"a"], [0, 1, 3]),
+    ([b"a", b"", b"b"], [0, 1, 1]),  # a control token is not in the text
+]
+
+
+def test_offsets_of_tokens() -> None:
+    """In characters of the text; a part of a character has the character's offset."""
+    for tokens, offsets in OFFSETS:
+        for start in (0, 7):
+            places = TokenOffsets(start)
+            assert [places.next(token) - start for token in tokens] == offsets, tokens
 
 
 def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
