@@ -108,9 +108,7 @@ def test_without_rotation_it_goes_wrong(make_workspace: MakeWorkspace, skill: Sk
     assert near < far
 
 
-def test_a_segment_that_does_not_fit_is_never_laid(
-    workspace: Workspace, make_workspace: MakeWorkspace, skill: Skill
-) -> None:
+def test_a_segment_of_another_model(workspace: Workspace, make_workspace: MakeWorkspace, skill: Skill) -> None:
     foreign = compile_skill(make_workspace(seed=1), skill)
     with pytest.raises(SegmentError, match="this model is"):
         assemble(workspace, Prompt("Why?", [foreign]))

@@ -73,9 +73,7 @@ def together(workspace: Workspace, requests: Sequence[Request | NotesError], par
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "phi3", "lfm2", "mamba", "gpt2"])
 @pytest.mark.parametrize("parallel", [1, 3, 64])
-def test_answers_are_those_of_single_questions(
-    make_workspace: MakeWorkspace, skill: Skill, kind: str, parallel: int
-) -> None:
+def test_answered_as_alone(make_workspace: MakeWorkspace, skill: Skill, kind: str, parallel: int) -> None:
     """Spliced, restored or recurrent, greedy and sampled, generated and chosen, with too few cells at first."""
     workspace = make_workspace(kind, n_ctx=512, name="tiny")  # llama.cpp knows "phi3" in a name
     spliced = [compile_skill(workspace, skill)]
@@ -142,9 +140,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_no_token_of_a_skill_is_decoded_or_placed_twice(
-    make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_decoded_twice(make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """The left context and the skill exist once, and the rest is decoded with each question; peak cells match."""
     workspace = make_workspace()
     segment = compile_skill(workspace, skill)

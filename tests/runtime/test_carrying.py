@@ -145,9 +145,7 @@ def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segme
     assert rows.right and rows.tokens == len(segment)
 
 
-def test_an_interrupted_carry_is_not_gone_on_with(
-    workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_carry(workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The overwritten state cannot be recovered: the sequence refuses to continue."""
     carry = recurrent.carry
 

@@ -108,9 +108,7 @@ def test_quantized_rows_are_right(opened: Open, cache: tuple[str, str], kv: str)
         assert check.right and not check.unchecked, check.reason
 
 
-def test_a_rotation_that_is_wrong_is_found_where_it_is_used(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_rotation_is_found_where_it_is_used(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in the library are right; keys that a splice does not rotate, or rotates too far, are not."""
     segment = compile_skill(workspace, SKILL)
     splice = Context.splice
@@ -152,9 +150,7 @@ def test_a_position_without_a_comparison_is_said(make_workspace: MakeWorkspace, 
     assert check.right and "where they were compiled only" in check.unchecked[0]
 
 
-def test_noise_of_another_device_is_right_and_a_mutant_on_top_is_not(
-    opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_of_another_device_is_right_a_mutant_is_not(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows as far from both prefills as these are from each other, in every layer, were computed elsewhere. Keys one
     position off, and one wrecked row, are still found among them."""
     with opened("notes-tiny") as workspace:

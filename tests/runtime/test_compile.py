@@ -157,9 +157,7 @@ def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp
         (None, 1, ()),
     ],
 )
-def test_other_blocks_are_a_change(
-    workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]
-) -> None:
+def test_new_blocks(workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]) -> None:
     compile_to_library(workspace, of(*PARTS), blocks=first)
     assert compile_to_library(workspace, of(*PARTS), blocks=then).reasons == reasons
 

@@ -131,9 +131,7 @@ def test_the_answer_is_told_from_the_chain(
 
 @pytest.mark.parametrize("template", [SWITCH, OPENED, HARMONY, RESPONSE])
 @pytest.mark.parametrize("limit", [0, 5])
-def test_at_the_limit_the_mark_is_put_in(
-    make_workspace: MakeWorkspace, script: Script, template: str, limit: int
-) -> None:
+def test_a_mark_at_the_limit(make_workspace: MakeWorkspace, script: Script, template: str, limit: int) -> None:
     """Endless reasoning is ended, at once with a limit of zero, and the answer can begin."""
     workspace = make_workspace(template=template)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
@@ -235,9 +233,7 @@ def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace
         run_thinking(workspace, sequence, 1000)
 
 
-def test_a_context_that_others_fill(
-    make_workspace: MakeWorkspace, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_shared_context(make_workspace: MakeWorkspace, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared cells may be used up before the limit: the reasoning counts as cut, though shorter than allowed."""
     workspace = make_workspace(template=SWITCH)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
@@ -360,9 +356,7 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
         assert reply.text in ("yes", "no") and written == wanted + reply.text
 
 
-def test_an_answer_that_ends_like_the_beginning_of_a_stop_is_whole(
-    make_workspace: MakeWorkspace, script: Script
-) -> None:
+def test_an_answer_that_ends_like_the_beginning_of_a_stop(make_workspace: MakeWorkspace, script: Script) -> None:
     """Text that might have been a stop string is emitted at the end."""
     workspace = make_workspace(template=UNAWARE)
     sequence = assemble(workspace, Prompt("Why?"), room=200)

@@ -141,9 +141,7 @@ def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> No
             assert prefixes.find(layouts[1], "")[1] == 0  # the opening of the system message is no batch of its own
 
 
-def test_numbers_of_what_is_placed_are_forgotten_in_time(
-    seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_of_placed_skills_expire(seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unused numbers are dropped and never reused; used ones stay."""
     monkeypatch.setattr("notes_cli.runtime.prefix_cache.REMEMBERED", 2)
     one, other, third = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2, 3))
@@ -154,9 +152,7 @@ def test_numbers_of_what_is_placed_are_forgotten_in_time(
     assert numbers[0] == numbers[2] == numbers[4] and len({*numbers[1:4], numbers[5]}) == 4
 
 
-def test_what_cannot_be_spliced_is_looked_at_again(
-    seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_move_is_encoded_again(seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its rows may not move, an image is encoded from its bytes, and never decoded from its tokens."""
     image = compiled(seeing, photo(tmp_path))
     with pytest.raises(EngineError, match="no part can be taken out"):

@@ -219,9 +219,7 @@ def test_a_budget_that_is_too_small(make_workspace: MakeWorkspace, kind: str) ->
 
 
 @pytest.mark.parametrize("error", [EngineError("for this test"), MemoryError()])
-def test_a_failed_save_keeps_what_it_has(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_failed_save_keeps_the_rest(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The blocks before the failure are complete, and the prefix is evicted as without a store."""
     cached, calls, read = Cached(workspace), 0, Context.read
 

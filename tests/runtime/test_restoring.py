@@ -192,9 +192,7 @@ def test_nothing_of_a_failed_restore_stays(make_workspace: MakeWorkspace, skill:
     np.testing.assert_array_equal(found, recomputed(make_workspace("mamba"), seq.tokens))
 
 
-def test_a_segment_kept_whole_that_could_be_moved_now(
-    make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_can_move_now(make_workspace: MakeWorkspace, skill: Skill, monkeypatch: pytest.MonkeyPatch) -> None:
     """One compiled before an architecture was verified: compile reports it, and it is valid until then."""
     workspace = make_workspace("gpt2")
     path = compile_to_library(workspace, skill).path

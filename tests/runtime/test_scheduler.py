@@ -160,9 +160,7 @@ def test_cells_that_run_out(make_workspace: MakeWorkspace, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["first", "last", "ahead"])
-def test_logits_that_are_not_numbers(
-    make_workspace: MakeWorkspace, kind: str, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_logits(make_workspace: MakeWorkspace, kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one of them, at each of its steps: it fails, once; the others are as without it, and none waits for ever."""
     workspace = make_workspace(kind)
     damaged = [99, 98, 97]
@@ -258,9 +256,7 @@ def test_closed_early(make_workspace: MakeWorkspace) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_loses_no_rows(
-    make_workspace: MakeWorkspace, kind: str, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt(make_workspace: MakeWorkspace, kind: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C, sequences in use have the decoded rows, and continue to the same answers."""
     workspace = make_workspace(kind)
     with skill(workspace) as base:

@@ -171,9 +171,7 @@ def opened(path: Path, shared: Path, own: Path) -> tuple[Workspace, Remote]:
     return Workspace(path, ContextOptions(n_ctx=512, n_threads=1), paths=Paths.under(own), library=store), store
 
 
-def test_another_store_takes_the_place_of_the_library(
-    make_model: MakeModel, skill: Skill, tmp_path: Path, home: Path
-) -> None:
+def test_a_store_in_place_of_the_library(make_model: MakeModel, skill: Skill, tmp_path: Path, home: Path) -> None:
     """Compiled by one user, spliced by another: fetched once, compiled once; the environment's folders stay empty."""
     model, shared = make_model(), tmp_path / "shared"
     said: list[Notice] = []

@@ -199,9 +199,7 @@ def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then:
     assert told(turn(own, talk, ASK, errata=then)) == "accepted"
 
 
-def test_sessions_are_told_too(
-    own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sessions_too(own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The server and the command line share sessions on disk, and `notes edit --all` edits all of them."""
     monkeypatch.setattr("sys.stdin", None)
     ours = {**NOTES, "session": "ours"}

@@ -219,9 +219,7 @@ def test_tools_that_are_allowed(qwen: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("begun", ["", "I'll"])
-def test_a_call_that_the_model_begins_is_of_an_allowed_tool(
-    qwen: Served, monkeypatch: pytest.MonkeyPatch, stream: bool, begun: str
-) -> None:
+def test_a_call_is_of_an_allowed_tool(qwen: Served, monkeypatch: pytest.MonkeyPatch, stream: bool, begun: str) -> None:
     """Its text stays; the call that it wants is replaced by one of an allowed tool, and the tokens of it are gone."""
     model, real = qwen.scheduler.workspace.model, generate.Sampler
     wanted = ' look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'

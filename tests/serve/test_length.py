@@ -82,9 +82,7 @@ def test_a_long_answer_has_the_length_that_was_asked_for(fresh: Served, notes: J
 
 @pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": 2000}, {"max_tokens": 30}], ids=str)
-def test_a_server_may_bound_answers(
-    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: Json, asked: Json
-) -> None:
+def test_a_bound(library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: Json, asked: Json) -> None:
     """By `--max-tokens`."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with started(tmp_path, Limits(tokens=50)) as served:

@@ -76,9 +76,7 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
     assert told(served.chat([user], notes=notes, **inner)) == "accepted"
 
 
-def test_lines_of_the_log(
-    library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]) -> None:
     """One per new key that is ignored, none for null. One per request, with the tokens of prompts that were answered,
     none for what monitors request."""
     with started(tmp_path_factory.mktemp("logged")) as served:

@@ -112,9 +112,7 @@ def test_forms_are_off_at_every_endpoint(library: Path) -> None:
         ("/v1/notes/compile", {"name": "big", "text": "the return " * 9000}, "a text of 81,000 characters"),
     ],
 )
-def test_what_no_context_holds(
-    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, given: Json, says: str
-) -> None:
+def test_what_never_fits(served: Served, monkeypatch: pytest.MonkeyPatch, path: str, given: Json, says: str) -> None:
     """It is refused with the limit, and not tokenised."""
     longest = served.scheduler.state.longest_token
     assert longest == 13
@@ -287,9 +285,7 @@ def test_a_running_answer_goes_on_meanwhile(
     assert gate.threads[0].startswith("prepare")
 
 
-def test_a_client_that_leaves_while_its_request_is_prepared(
-    library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
-) -> None:
+def test_a_client_that_leaves_during_preparation(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """Nothing is decoded for it, it is counted, and its session can be opened again."""
     real = prepare.single_turn
 
@@ -381,9 +377,7 @@ def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_next_turn_finds_what_the_one_before_has_left(
-    library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
+def test_a_turn_finds_the_one_before(library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
     """It is prepared once the state is kept, also if it is sent as soon as an answer ends or is stopped."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with alone(library) as one:

@@ -217,9 +217,7 @@ def test_a_body_that_is_too_large_is_not_waited_for(served: Served, length: int)
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/notes/explain"])
-def test_half_a_character_is_named_with_its_place(
-    served: Served, content: bytes, place: str, half: str, path: str
-) -> None:
+def test_half_a_character_has_a_place(served: Served, content: bytes, place: str, half: str, path: str) -> None:
     reply = served.http.post(path, content=content, headers={"Content-Type": "application/json"})
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "invalid_json")
@@ -492,9 +490,7 @@ def test_a_text_that_repeats_a_skill_is_looked_over_once() -> None:
     assert _cut(f"a\n\n\n{skill}", skill) == [] and _cut(f"a\n\n{skill}\n\nb", skill) == ["a", "b"]
 
 
-def test_room_that_no_context_has_is_not_waited_for(
-    library: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_that_never_comes(library: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A preempted answer continues with the cells that exist, and later requests are answered."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     options = ContextOptions(n_ctx=1024, n_threads=1)

@@ -13,33 +13,15 @@ from notes_cli.text.prompt import build
 from notes_cli.text.template import GENERIC_TOOLS
 from notes_cli.text.tools import FORCED, ParsedAnswer, calls_in, form_of, may_call
 
-from .test_tools import IN_SYSTEM, KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, template_of
+from .test_tools import IN_SYSTEM, KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, function, template_of
 
-_TEXTS = {"city": "string", "code": "string", "days": "integer", "on": "boolean", "deep": "object"}
+PROPERTIES = {
+    name: {"type": kind, "description": "It.", "additionalProperties": True}
+    for name, kind in {"city": "string", "code": "string", "days": "integer", "on": "boolean", "deep": "object"}.items()
+}
 TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    name: {"type": kind, "description": "It.", "additionalProperties": True}
-                    for name, kind in _TEXTS.items()
-                },
-                "required": ["city"],
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "get_time",
-            "description": "The time.",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    },
+    function("get_weather", "The weather.", properties=PROPERTIES, required=["city"]),
+    function("get_time", "The time."),
 )
 DEEP = {"a": [1, {"b": "c, d: e"}], "z": "it's"}
 GIVEN = {"city": 'São <b>Paulo</b> "x"\n[1]', "days": 3, "deep": DEEP, "on": True, "code": "12"}

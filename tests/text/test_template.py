@@ -37,9 +37,7 @@ TALK = [
         ("", False, "<s>SYS\n\nQuestion: U1\nAnswer: A1\n\nQuestion: U2\nAnswer:"),
     ],
 )
-def test_a_template_without_a_system_role(
-    templates: SimpleNamespace, source: str, folds: bool, rendered: str | None
-) -> None:
+def test_without_a_system_role(templates: SimpleNamespace, source: str, folds: bool, rendered: str | None) -> None:
     template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
     assert template.folds_system is folds
     assert rendered is None or template.render(TALK) == rendered
