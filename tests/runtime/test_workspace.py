@@ -1,4 +1,4 @@
-"""Tests the workspace: a context as large as necessary, and the identity of a model."""
+"""Tests the workspace: a context as large as necessary, the identity of a model, and a given store of segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests an unchanged agent: Pydantic AI asks, calls tools, reads their results, and gets structured answers."""
+"""Tests real clients: Pydantic AI calls tools and gets structured answers; recorded requests of others are answered."""
 
 from __future__ import annotations
 
