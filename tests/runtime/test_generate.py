@@ -204,7 +204,6 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
 
 
 def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
-    """The cue follows the question; the answer follows the other cue."""
     workspace = make_workspace(template=PLAIN)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     assert "Why?\n\nThink step by step" in shown(sequence)

@@ -91,7 +91,6 @@ def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None
 
 
 def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, tmp_path: Path) -> None:
-    """Its tokens are the same; the digest of its bytes differs."""
     first = compile_to_library(seeing, photo(tmp_path, 1))
     before = open_segment(first.path)
     assert not compile_to_library(seeing, photo(tmp_path, 1)).reasons
@@ -354,8 +353,7 @@ def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segmen
 
 
 def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path) -> None:
-    """Images of any size and texts, in any order and number, early, late or with the question, with any seam, after an
-    erratum: the logits equal those with each computed in place. Without rotation they do not."""
+    """In any order and place, with any seam: the logits with each computed in place. Without rotation they differ."""
     chance = random.Random(15)
     model, projector = config.shipped_eye()
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")

@@ -120,7 +120,6 @@ def test_another_model_compiles_the_text(make_workspace: MakeWorkspace, shared: 
 
 
 def test_rows_of_a_recurrent_model_are_checked(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Its state is compared with that of a prefill; another one is refused."""
     workspace = make_workspace("mamba")
     write_segment(tmp_path / "a.gguf", compile_skill(workspace, SKILL))
     assert import_segment(workspace, tmp_path / "a.gguf", name="honest").how == "rows"

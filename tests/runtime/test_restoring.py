@@ -133,7 +133,6 @@ def test_decoded_anew_behind_another_text(workspace: Workspace, segment: Segment
 
 
 def test_of_two_skills_the_first_is_restored(workspace: Workspace, segment: Segment) -> None:
-    """The second is decoded after it, with the reason, and the logits equal those of decoding both."""
     seq = assemble(workspace, Prompt("Why?", [segment, compile_skill(workspace, FEES)]))
     found = seq.logits()
     assert [(p.name, p.how) for p in seq.pieces if p.kind == "splice"] == [("returns", "spliced"), ("fees", "decoded")]
@@ -171,7 +170,6 @@ def test_choices_leave_the_notebook_as_it_was(workspace: Workspace, segment: Seg
 
 
 def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    """Pieces of restored, decoded and second skills equal those of the real run; nothing is computed."""
     segments = [segment, compile_skill(workspace, FEES)]
     for prompt in (Prompt("Why?", segments), Prompt("Why?", segments[::-1], [ERRATUM], "Be kind.")):
         dry = assemble(workspace, prompt, dry=True)

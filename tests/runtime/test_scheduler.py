@@ -91,8 +91,6 @@ def test_the_small_ones_first() -> None:
 
 
 def test_tasks_that_decode_nothing(make_workspace: MakeWorkspace) -> None:
-    """None for a result, and a lookahead at no tokens."""
-
     def at_once() -> Task[None]:
         return
         yield []

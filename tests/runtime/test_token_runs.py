@@ -140,8 +140,7 @@ def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_changed_text_is_placed_in_runs(prompts: Prompts, change: str, compiled: bool) -> None:
-    """Of a cached prompt or a compiled text: the K/V of the right tokens, rotated to the right positions; a seam is
-    decoded for each run, and so are unknown tokens."""
+    """The K/V of the right tokens at the right positions; a seam is decoded for each run, and unknown tokens."""
     segments = (compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-")),) if compiled else ()
     if compiled:
         prompts.prefixes.close()
@@ -200,9 +199,7 @@ def test_nothing_is_placed_after_a_field_with_another_value(prompts: Prompts, va
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_an_exact_prompt_continues_no_run(prompts: Prompts, change: str) -> None:
-    """With cached prompts that have runs of it, and one that is equal but was placed in runs, it has the logits of a
-    prefill up to the rounding of other batches, and bit for bit where it continues nothing; a near prompt continues
-    that one."""
+    """It has the logits of a prefill, to rounding of other batches, or to the bit; a near prompt continues the run."""
     near, exact = prompts.layout(CHANGED[change]), prompts.layout(CHANGED[change], "exact")
     wanted = prompts.prefill(exact).logits()
     bound = 1e-4 * float(np.abs(wanted).max())

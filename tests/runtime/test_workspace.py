@@ -60,8 +60,7 @@ def test_another_thread_may_ask_for_the_identity(make_workspace: MakeWorkspace) 
 
 
 def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) -> None:
-    """Neither a text, nor an answer after a full one, nor a chosen size, nor llama.cpp's rounding exceeds it. The line
-    has the number, the limit, and the options that help."""
+    """Neither a text, an answer, a chosen size nor llama.cpp's rounding; the error has the options that help."""
     workspace = make_workspace(n_ctx=4096, trained=1000)
     assert workspace.context.n_ctx == 1000
     workspace.make_room(1000)
@@ -75,8 +74,7 @@ def test_nothing_goes_beyond_the_trained_context(make_workspace: MakeWorkspace) 
 
 
 def test_what_was_allowed_goes_beyond(make_model: MakeModel, home: Path) -> None:
-    """By the flag, and as far as RoPE scaling reaches. No flag gives a model a position vector that it never learned:
-    llama.cpp aborts there."""
+    """By the flag, and as far as RoPE scaling reaches; no flag gives a model positions that it never learned."""
     path, large = make_model("llama", trained=1000), ContextOptions(n_ctx=4096, n_threads=1)
     with Workspace(path, large, beyond_trained=True) as workspace:
         workspace.make_room(5000)
@@ -198,7 +196,6 @@ def test_a_store_in_place_of_the_library(make_model: MakeModel, skill: Skill, tm
 def test_folders_that_are_handed_in(
     make_model: MakeModel, skill: Skill, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library and the model's cached facts are there, whatever NOTES_HOME is."""
     monkeypatch.setenv("NOTES_HOME", str(home))
     paths = Paths.under(tmp_path / "mine")
     with Workspace(make_model(), ContextOptions(n_ctx=512, n_threads=1), paths=paths) as workspace:

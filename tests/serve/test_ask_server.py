@@ -241,7 +241,6 @@ def test_a_memory_is_moved_by_both(server: Running, tmp_path: Path) -> None:
 
 
 def test_notices(server: Running, tmp_path: Path) -> None:
-    """About an edited text, and a global erratum."""
     text = tmp_path / "edited.txt"
     text.write_text("date: 2026-05-01\n\nBe brief.\n")
     assert run_here("compile", text).code == 0

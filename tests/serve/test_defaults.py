@@ -86,6 +86,5 @@ def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:
 
 @pytest.mark.parametrize(("word", "error"), [("nothing", "no compiled skill"), ("-", "- is no text and no skill")])
 def test_a_skill_that_there_is_not_ends_the_server(library: Path, word: str, error: str) -> None:
-    """One error, before any request is answered."""
     with pytest.raises(NotesError, match=error), started(library, splice=[word]):
         pass

@@ -50,8 +50,7 @@ def errata(reply: Json) -> int:
 
 
 def test_said_to_live_conversations_once(own: Served) -> None:
-    """Conversations with the skill get the erratum before the next question and keep their prefix, others do not; new
-    ones get it with the skill; so is a revoked value."""
+    """Before the next question, with its prefix; new ones get it with the skill; a revoked value counts as new."""
     talk: list[Json] = []
     other: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
@@ -90,7 +89,6 @@ def test_a_matched_text_is_corrected(own: Served) -> None:
 
 
 def test_a_client_corrects_its_own(own: Served) -> None:
-    """An erratum of a later turn is placed there, and keeps its place."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     second = turn(own, talk, ASK, errata={"date": "2026-07-01"})
@@ -183,7 +181,6 @@ def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) ->
 
 
 def test_a_short_text_with_a_field_is_found(own: Served) -> None:
-    """It can be corrected like a long one."""
     text = "# Fee\n\ntier: gold\n\nThe fee is due."
     compiled(own, "fee", text)
     assert own.http.post("/v1/notes/errata", json={"field": "fee.tier", "value": "silver"}).status_code == 200
@@ -303,8 +300,7 @@ def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: p
 
 
 def test_a_first_turn_is_corrected_in_place_too(own: Served) -> None:
-    """The prompt of `notes ask`: the value's own K/V and one erratum after the skill, also of a global erratum, and of
-    the last of several. Later turns reuse it, requests with another value or none do not."""
+    """As in `notes ask`: the value's own K/V and one erratum after the skill. Requests with another value reuse neither."""
     given = {"errata": ["date=2026-07-01", "date=2026-05-02", "date=2026-07-01"]}
     talk: list[Json] = []
     first = turn(own, talk, ASK, **given)

@@ -81,7 +81,6 @@ def held(schema: Any) -> Any:
 
 
 def test_a_json_schema(served: Served) -> None:
-    """Valid, whole and streamed, greedy and sampled, and several at once."""
     found = create(served, response_format=held(SCHEMA), n=2, temperature=1, seed=3)
     for choice in found.choices:
         assert choice.finish_reason == "stop"
@@ -92,7 +91,6 @@ def test_a_json_schema(served: Served) -> None:
 
 
 def test_a_grammar(served: Served) -> None:
-    """In both endpoints."""
     grammar = {"grammar": 'root ::= "yes" | "no"'}
     assert create(served, extra_body=grammar).choices[0].message.content in ("yes", "no")
     raw = served.client.completions.create(model="tiny", prompt="Is it?", max_tokens=9, extra_body=grammar)
@@ -191,7 +189,6 @@ def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
-    """Of any tool, or of a named one, with valid arguments."""
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
     for choice, names in (
         ("required", set(schemas)),
@@ -296,8 +293,7 @@ def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
 
 
 def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`notes compile tools.json`: none of its tokens is decoded, in any order, and the answer is the same; other tools,
-    and a user's equal text, match in runs at most."""
+    """None of its tokens is decoded, in any order; other tools, and a user's equal text, match in runs at most."""
     others = [tool("look", where={"type": "string", "description": "a place <in> [brackets]"}), *TOOLS]
     (tmp_path / "agent.json").write_text(json.dumps(others))
     monkeypatch.setenv("NOTES_HOME", str(qwen.home))

@@ -63,7 +63,6 @@ def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
 
 
 def test_several_images_and_a_conversation(seeing: Served) -> None:
-    """Two in a message, one of them again in the next turn, which reuses its prefix."""
     messages = shown("Look:", image(ONE), image(TWO), "What shape is at the top left in the first picture?")
     first = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
     messages += [
@@ -94,13 +93,11 @@ def test_bad_images_are_refused(seeing: Served, part: dict[str, Any], message: s
 
 
 def test_a_text_is_no_image(seeing: Served) -> None:
-    """The library's text of an image, sent by a user, is plain text."""
     found = seeing.chat(shown(read_picture(ONE, "").text, "What is the total?"), notes={"explain": True}, max_tokens=2)
     assert not any(one["name"] for one in found["notes"]["pieces"])
 
 
 def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
-    """With a salt no compiled image is used or stored."""
     three = image_bytes(48, 48, seed=3)
     before = sorted(path.name for path in (seeing.home / "library").iterdir())
     seeing.chat(shown(image(three), "What is the total?"), notes={"cache_salt": "mine"}, max_tokens=2)

@@ -83,7 +83,6 @@ def test_a_long_answer_has_the_length_that_was_asked_for(fresh: Served, notes: J
 @pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": 2000}, {"max_tokens": 30}], ids=str)
 def test_a_bound(library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: Json, asked: Json) -> None:
-    """By `--max-tokens`."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with started(tmp_path, Limits(tokens=50)) as served:
         given = {"messages": [{"role": "user", "content": "Why?"}], "notes": notes, **asked}
@@ -100,7 +99,6 @@ def test_a_question_of_notes_ask_is_not_cut_by_the_bound(library: Path, tmp_path
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
 def test_the_models_have_the_length_of_their_context(fresh: Served, path: str) -> None:
-    """By the names in vLLM and llama-server."""
     found = fresh.http.get(path).json()
     for one in found.get("data", [found]):
         assert one["max_model_len"] == one["meta"]["n_ctx"] == one["meta"]["n_ctx_train"] == TRAINED
@@ -122,7 +120,6 @@ def test_nothing_bounds_a_state(make_model: Callable[..., Path], tmp_path: Path)
 @pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_prompt_that_is_too_long(make_model: Callable[..., Path], tmp_path: Path, kind: str, notes: Json) -> None:
-    """Refused with the words and the code by which clients recognise it."""
     with started(tmp_path, model=make_model(kind, trained=1000)) as served:
         error = served.chat([{"role": "user", "content": "x" * 990}], 400, notes=notes)
         assert error["message"].startswith("This model's maximum context length is 1000 tokens. ")
@@ -153,7 +150,6 @@ def ask(served: Served, count: int, prompt: Any = QUESTION) -> tuple[int, list[s
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 16])
 def test_several_answers_fill_the_context(small: Served, count: int) -> None:
-    """Each gets its part."""
     status, reasons, tokens = ask(small, count)
     assert (status, reasons) == (200, ["length"] * count)
     assert CELLS - count < tokens <= CELLS
@@ -185,7 +181,6 @@ def test_several_chains_of_thought_fill_the_context(larger: Served, count: int) 
 
 
 def test_chains_of_thought_for_which_there_is_no_room(larger: Served) -> None:
-    """They are refused before prefill."""
     assert think(larger, 16, status=400)["code"] == "context_length_exceeded"
 
 

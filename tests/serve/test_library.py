@@ -54,7 +54,6 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
     ],
 )
 def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: str) -> None:
-    """Before any event is sent."""
     reply = own.http.post("/v1/notes/compile", json=given)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
 

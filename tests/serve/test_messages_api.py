@@ -100,7 +100,6 @@ def test_earlier_thinking_is_no_part_of_the_prompt(served: Served) -> None:
 
 
 def test_a_stop_sequence_is_named(served: Served) -> None:
-    """Whole and streamed; an answer that ends by itself names none."""
     think = [{"role": "user", "content": f"{QUESTION} Think first."}]
     how: Json = {"messages": think, "notes": {"splice": ["returns"]}}
     assert (create(served, **how)["stop_reason"], create(served, **how)["stop_sequence"]) == ("end_turn", None)

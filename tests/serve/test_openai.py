@@ -52,7 +52,6 @@ def test_a_stream_comes_to_the_same(served: Served) -> None:
 
 
 def test_the_models_name_names_skills(served: Served) -> None:
-    """`model@skill` splices, and the list of models has it."""
     listed = [one.id for one in served.client.models.list()]
     assert {f"{listed[0]}@returns", f"{listed[0]}@support"} <= set(listed)
     reply = served.client.chat.completions.create(model=listed[1], messages=ASKED)
@@ -86,8 +85,7 @@ def test_errors_are_those_of_the_api(served: Served, status: int, param: str, gi
 
 
 def test_stops_and_probabilities(served: Served) -> None:
-    """An answer ends before a stop string, also one of two tokens; each token has its probability, and the tokens join
-    to the answer, whole and in chunks."""
+    """A stop string may have several tokens; each token has its probability, and they join to the answer."""
     extra = {"notes": {"splice": ["returns"]}}
     thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
     create = served.client.chat.completions.create
@@ -131,7 +129,6 @@ def test_completions_of_raw_prompts(served: Served) -> None:
 
 
 def test_reasoning_comes_apart(served: Served) -> None:
-    """Reasoning has its own key, and the content is only the answer."""
     extra = {"notes": {"splice": ["returns"], "errata": LATE}}
     reply = served.client.chat.completions.create(
         model="tiny", messages=ASKED, reasoning_effort="low", extra_body=extra
@@ -164,7 +161,6 @@ def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
 
 
 def test_a_bias(served: Served) -> None:
-    """A likely token is forbidden, an unlikely one is forced; unknown ones are refused."""
     create = served.client.completions.create
     tokens = served.http.post("/tokenize", json={"content": " z"}).json()["tokens"]
     given = {"model": "tiny", "prompt": "# Returns", "max_tokens": 6}
