@@ -300,7 +300,7 @@ def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: p
 
 
 def test_a_first_turn_is_corrected_in_place_too(own: Served) -> None:
-    """As in `notes ask`: the value's own K/V and one erratum after the skill. Requests with another value reuse neither."""
+    """As in `notes ask`: the value's own K/V and one erratum after the skill. Other requests reuse neither."""
     given = {"errata": ["date=2026-07-01", "date=2026-05-02", "date=2026-07-01"]}
     talk: list[Json] = []
     first = turn(own, talk, ASK, **given)
