@@ -35,7 +35,7 @@ def test_a_correction_that_would_leave_no_room(own: Served) -> None:
     replies = [correct(f"k{number}", "~" * 200) for number in range(9)]
     assert [one.status_code for one in replies][:2] == [200, 200] and replies[-1].status_code == 400, replies[0].text
     assert "the corrections of many would have" in replies[-1].json()["error"]["message"]
-    assert own.ask(splice=["many"])["choices"]
+    assert own.chat([ASK], notes={"splice": ["many"]}, max_tokens=1)["choices"]
     assert correct("k8", "v").status_code == 200, "what the text says is taken back, always"
 
 
