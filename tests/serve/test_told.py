@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,20 @@ def test_the_parameter_is_named(served: Served, path: str, given: Json, param: s
     reply = served.http.post(path, json={"messages": [ASK], **given} if path == CHAT else given)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
     assert reply.json()["error"]["message"]
+
+
+def test_a_choice_has_its_probabilities(served: Served) -> None:
+    """Also at the end of a stream."""
+    notes: Json = {"ask": True, "splice": ["returns"], "choices": CHOICES}
+    reply = served.chat([ASK], notes=notes)
+    (choice,) = reply["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("accepted", "stop")
+    assert reply["notes"].keys() == {"choice", "probabilities"} and [*reply["notes"]["probabilities"]] == CHOICES
+    body = {"messages": [ASK], "stream": True, "notes": {**notes, "session": "streamed"}}
+    lines = served.http.post(CHAT, json=body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "accepted"
+    assert [event["notes"]["choice"] for event in events if "notes" in event] == ["accepted"]
 
 
 def test_a_single_question_leaves_nothing_for_others(served: Served) -> None:
