@@ -5,7 +5,7 @@
 The clients are those of clients.yaml, each in its default mode. The server has a model of two random layers with
 SmolLM2's vocabulary and a long context: prompts of agents have 20,000 tokens, and only counts that every request is
 accepted and every reply understood. `--record` writes the requests to tests/serve/requests, and
-tests/serve/test_recorded.py replays them. Texts of the clients are left out, and all but a few tools: structure, names
+tests/serve/test_agent.py replays them. Texts of the clients are left out, and all but a few tools: structure, names
 and schemas are kept.
 """
 

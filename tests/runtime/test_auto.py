@@ -35,9 +35,7 @@ def _never() -> Any:
         ([0.0, 0.6, 0.4], [0.0, 0.45, 0.55], [1.0, 0.0, 0.0], FIELD_ERRATUM),  # the edit moves the decision
     ],
 )
-def test_the_cheaper_method_where_it_decides_alike(
-    field: list[float], both: list[float], stale: list[float] | None, method: object
-) -> None:
+def test_the_cheaper_method(field: list[float], both: list[float], stale: list[float] | None, method: object) -> None:
     """By the margin; the decision without an edit is computed only where it counts."""
     verdict = compare(np.array(field), np.array(both), _never if stale is None else lambda: np.array(stale))
     assert verdict.method == method and verdict.why
@@ -83,8 +81,7 @@ def test_the_prompt_is_that_of_the_chosen_method(
 
 
 def test_where_nothing_is_compared(workspace: Workspace, returns: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan, reasoning, an exact prompt, and a context whose sequences cannot be shared: field and erratum, or an
-    erratum."""
+    """For a plan, an exact prompt, and where sequences cannot be shared: field and erratum, or an erratum."""
     request = Request("Why?", [returns], errata=[f"date={NEW}"], max_tokens=2, method=AUTO)
     assert explain(workspace, request).settings.method == FIELD_ERRATUM
     assert str(ask(workspace, replace(request, exact=True)).settings.method) == "erratum"

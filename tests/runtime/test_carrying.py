@@ -76,7 +76,6 @@ def test_a_prompt_goes_by_trust(workspace: Workspace, segment: Segment) -> None:
 
 
 def test_a_dry_run_tells_what_is_then_done(workspace: Workspace, segment: Segment) -> None:
-    """The pieces of a carried skill equal those of the real run."""
     prompt = Prompt(
         "Why?", [segment, compiled(workspace, FEES)], [Erratum("date", "2026-07-01", "date=2026-07-01")], SYSTEM
     )
@@ -100,15 +99,6 @@ def test_carried_is_nearer_than_what_forgets(workspace: Workspace, segment: Segm
                 continue  # convolutions alone
             wrong = replace(segment, carry=Carry.of(segment.carry.seam, segment.carry.tail, parts))
             assert off(logits(workspace, replace(prompt, segments=[wrong])), wanted) > 2 * found
-
-
-def test_the_second_skill_is_carried_after_the_first(workspace: Workspace, segment: Segment) -> None:
-    """The first is restored, the second carried, and the answer continues from there."""
-    fees = compiled(workspace, FEES)
-    with workspace.with_carry(True), assemble(workspace, Prompt("Why?", [segment, fees])) as seq:
-        how = [(piece.name, piece.reason) for piece in seq.pieces if piece.kind == "splice"]
-        assert how == [("returns", Reason.RESTORED), ("fees", Reason.OTHER_CONTEXT), ("fees", Reason.CARRIED)]
-        assert np.isfinite(seq.logits()).all()
 
 
 def test_from_its_file_as_from_memory(workspace: Workspace, segment: Segment, tmp_path: Path) -> None:
@@ -147,7 +137,6 @@ def test_who_does_not_carry_captures_nothing(workspace: Workspace, skill: Skill)
 
 
 def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segment) -> None:
-    """With trust, after a text; without, at the start, at its original place."""
     with workspace.with_carry(True):
         report = verify(workspace, Prompt("", [segment], system=SYSTEM), ["Why?"], choices=["yes", "no"])
     (case,) = report.cases
@@ -156,9 +145,7 @@ def test_verifying_compares_what_is_carried(workspace: Workspace, segment: Segme
     assert rows.right and rows.tokens == len(segment)
 
 
-def test_an_interrupted_carry_is_not_gone_on_with(
-    workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_carry(workspace: Workspace, segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The overwritten state cannot be recovered: the sequence refuses to continue."""
     carry = recurrent.carry
 

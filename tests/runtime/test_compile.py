@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from notes_cli.commands.remedies import worded
-from notes_cli.engine.model import Model
+from notes_cli.engine.context import Context
 from notes_cli.engine.segment import Prefill, Segment
 from notes_cli.errors import SegmentError, SkillError, TakenError, UnsupportedError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.segment_files import checkpoint_path
 from notes_cli.runtime import compile as compiling_module
-from notes_cli.runtime.assemble import assemble
-from notes_cli.runtime.compile import MOVES, block_warnings, compile_skill, plan
-from notes_cli.runtime.prompt import Prompt
+from notes_cli.runtime.compile import MOVES, compile_skill, plan
 from notes_cli.runtime.recompile import compile_to_library
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.blocks import Blocks
@@ -41,26 +42,22 @@ def test_rows_are_those_behind_the_left_context(workspace: Workspace, skill: Ski
         np.testing.assert_allclose(found.v, row.v, atol=0.01)
 
 
-def test_field_spans_point_at_the_values(workspace: Workspace, skill: Skill) -> None:
-    """The tokens of a span give its value back, and so do its characters."""
-    segment = compile_skill(workspace, skill)
-    assert [span.name for span in segment.fields] == ["date", "tier"]
-    for span in segment.fields:
-        assert workspace.model.text(segment.tokens[span.first : span.last]) == span.value
-        assert segment.text[span.start : span.end] == span.value
-
-
 def test_a_plan_is_the_segment_without_rows(workspace: Workspace, skill: Skill) -> None:
-    """The plan of a dry run equals the compiled segment."""
+    """A dry run divides into blocks as the compile does; a single block is none."""
     planned, compiled = plan(workspace, skill), compile_skill(workspace, skill)
     assert planned.layers == () and planned.tokens.tolist() == compiled.tokens.tolist()
     for part in ("name", "description", "text", "base", "fields", "identity"):
         assert getattr(planned, part) == getattr(compiled, part)
+    parts = of(*PARTS)
+    for blocks in ("headings", 2, 5):
+        assert plan(workspace, parts, blocks).blocks == compile_skill(workspace, parts, blocks=blocks).blocks
+    assert plan(workspace, parts, 1).blocks == plan(workspace, parts).blocks == ()
+    with pytest.raises(SkillError, match="s: there are no headings"):
+        plan(workspace, of("No headings."), "headings")
 
 
 def test_progress_counts_to_the_end(make_workspace: MakeWorkspace) -> None:
-    """It rises to the number of tokens of the skill, a physical batch at a time, after two small ones: speed and
-    remaining time are visible early."""
+    """A physical batch at a time, after two small ones: speed and remaining time are visible early."""
     workspace = make_workspace(n_ubatch=128)
     seen: list[tuple[int, int]] = []
     long = Skill("long", "", "word " * 100, (), "-")
@@ -75,33 +72,12 @@ def test_a_growing_context_does_not_change_the_file(make_workspace: MakeWorkspac
     assert first.reasons and not compile_to_library(large, skill).reasons
 
 
-def test_a_skill_beyond_the_context_that_was_asked_for(make_workspace: MakeWorkspace) -> None:
-    """A fixed size stays; a free one grows."""
-    long = Skill("long", "", "word " * 200, (), "-")
-    with pytest.raises(Exception, match="tokens do not fit 256"):
-        compile_skill(make_workspace(n_ctx=256, fixed_size=True), long)
-    assert len(compile_skill(make_workspace(n_ctx=256), long)) == 1000
-
-
 def test_refused_for_an_architecture_that_cannot(make_workspace: MakeWorkspace, skill: Skill, home: Path) -> None:
-    """The error has the reason; the library is not created."""
     workspace = make_workspace("llama-embed")
     for action in (compile_skill, plan, compile_to_library):
         with pytest.raises(UnsupportedError, match="keeps no K/V cache"):
             action(workspace, skill)
     assert not (home / "library").exists()
-
-
-def test_output_over_something_else(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
-    """Only a segment is overwritten, or any file with force."""
-    target = tmp_path / "mine.txt"
-    target.write_text("mine")
-    with pytest.raises(SegmentError, match="not a sound segment"):
-        compile_to_library(workspace, skill, output=target)
-    assert target.read_text() == "mine"
-    assert compile_to_library(workspace, skill, output=target, force=True).path == target
-    assert open_segment(target).name == "returns"
-    assert not compile_to_library(workspace, skill, output=target).reasons
 
 
 # ---- blocks
@@ -140,16 +116,6 @@ def test_blocks_are_compiled_apart_and_moved(make_workspace: MakeWorkspace, kind
     assert not rows_near(cut.slice(*cut.spans[2]), whole.slice(*cut.spans[2]))
 
 
-def test_a_plan_has_the_blocks(workspace: Workspace) -> None:
-    """A dry run divides as the compile does; a single block is none."""
-    skill = of(*PARTS)
-    for blocks in ("headings", 2, 5):
-        assert plan(workspace, skill, blocks).blocks == compile_skill(workspace, skill, blocks=blocks).blocks
-    assert plan(workspace, skill, 1).blocks == plan(workspace, skill).blocks == ()
-    with pytest.raises(SkillError, match="s: there are no headings"):
-        plan(workspace, of("No headings."), "headings")
-
-
 def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
     """Unchanged blocks are taken from the existing file, also at another place: near to those of a full compile."""
     seen: list[tuple[int, int]] = []
@@ -172,7 +138,6 @@ def test_only_changed_blocks_are_prefilled(workspace: Workspace) -> None:
 
 
 def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """With another model or another left context all are prefilled."""
     target = tmp_path / "s.gguf"
     bare = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
     for workspace in (make_workspace(), make_workspace("qwen2"), make_workspace("qwen2", template=bare)):
@@ -192,20 +157,9 @@ def test_blocks_of_another_file_are_not_taken(make_workspace: MakeWorkspace, tmp
         (None, 1, ()),
     ],
 )
-def test_other_blocks_are_a_change(
-    workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]
-) -> None:
-    """A segment with another division than requested is compiled again, with a notice."""
+def test_new_blocks(workspace: Workspace, first: Blocks | None, then: Blocks | None, reasons: tuple[str, ...]) -> None:
     compile_to_library(workspace, of(*PARTS), blocks=first)
     assert compile_to_library(workspace, of(*PARTS), blocks=then).reasons == reasons
-
-
-def test_what_is_said_of_blocks(workspace: Workspace) -> None:
-    """Notices about references to fields of other blocks, and about fewer blocks than requested."""
-    refers = "block 3 refers to date, whose value is in block 1: decisions may suffer; keep them in one block"
-    assert block_warnings(workspace, of(*PARTS), "headings") == [refers]
-    assert block_warnings(workspace, of("a\n\nb"), 3) == ["2 blocks, not 3: there is no other line to cut the text at"]
-    assert block_warnings(workspace, of("a"), 3) == ["1 block, not 3: there is no other line to cut the text at"]
 
 
 @pytest.mark.parametrize(("kind", "says"), [("lfm2", "recurrent"), ("gpt2", "learned"), ("mistral3", "stretch|scaled")])
@@ -248,35 +202,59 @@ def written(path: Path, text: str) -> Skill:
     return load_skill(path)
 
 
-def test_a_name_belongs_to_where_its_text_came_from(workspace: Workspace, tmp_path: Path) -> None:
-    """Another file's text of the same name is refused with both sources; the file's own new text is not."""
+def test_a_name_belongs_to_where_its_text_came_from(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
+    """Another file's text of the same name is refused with both sources, also for another model, where the two would
+    be indistinguishable; the file's own new text is not."""
+    workspace, another_model = make_workspace(), make_workspace("qwen2")
     mine, other = tmp_path / "a" / "returns.txt", tmp_path / "b" / "other.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     assert peek(path).source == str(mine)
     assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
     skill = written(other, "---\nname: returns\ndescription: x\n---\ndate: 3")
-    with pytest.raises(TakenError) as caught:
-        compile_to_library(workspace, skill)
+    for where in (workspace, another_model):
+        with pytest.raises(TakenError) as caught:
+            compile_to_library(where, skill)
     said = worded(caught.value)
     assert str(mine) in said and str(other) in said and "--name NAME" in said and "--force" in said
     assert open_segment(path).text == "date: 2" and "\n" not in said
+    compile_to_library(another_model, written(mine, "date: 3"))
     assert compile_to_library(workspace, skill, force=True).path == path
     assert (open_segment(path).text, peek(path).source) == ("date: 3", str(other))
     assert compile_to_library(workspace, written(other, "---\nname: returns\n---\ndate: 4")).reasons
 
 
-def test_other_words_on_standard_input_are_another_source(workspace: Workspace) -> None:
-    """Its source is unknown: the same text is up to date, another is refused."""
-    first = parse_skill("date: 1", source="-", default="stdin")
-    path = compile_to_library(workspace, first).path
-    assert compile_to_library(workspace, first).reasons == ()
-    with pytest.raises(TakenError, match="this one is from standard input"):
-        compile_to_library(workspace, parse_skill("date: 2", source="-", default="stdin"))
-    assert open_segment(path).text == "date: 1"
+@pytest.mark.parametrize("source", ["standard input", "unknown"])
+def test_an_unknown_source_is_that_of_the_same_text(workspace: Workspace, tmp_path: Path, source: str) -> None:
+    """Of standard input and of imported segments: the same text is up to date, another is refused."""
+    mine = written(tmp_path / "returns.txt", "date: 1")
+    skill = replace(mine, source="-") if source == "standard input" else mine
+    path = compile_to_library(workspace, skill).path
+    write_segment(path, replace(open_segment(path), source="", stamp=()))
+    with pytest.raises(TakenError, match="this one is from standard input" if skill is not mine else "unknown place"):
+        compile_to_library(workspace, replace(written(tmp_path / "returns.txt", "date: 2"), source=skill.source))
+    assert open_segment(path).text == "date: 1" and b"notes.source" not in path.read_bytes()
+    assert compile_to_library(workspace, skill).reasons == ()
+    if skill is mine:
+        assert compile_to_library(workspace, load_skill(tmp_path / "returns.txt")).reasons == ("the text has changed",)
+
+
+def test_an_output_keeps_what_came_from_elsewhere(workspace: Workspace, skill: Skill, tmp_path: Path) -> None:
+    """Only the text's own segment is overwritten, or any file with force."""
+    target = tmp_path / "out.gguf"
+    target.write_text("mine")
+    with pytest.raises(SegmentError, match="not a sound segment"):
+        compile_to_library(workspace, skill, output=target)
+    assert target.read_text() == "mine"
+    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 1"), output=target, force=True)
+    assert compile_to_library(workspace, written(tmp_path / "a.txt", "date: 2"), output=target).path == target
+    with pytest.raises(TakenError, match=r"holds the skill a, from .*a\.txt; this one is from .*b\.txt"):
+        compile_to_library(workspace, written(tmp_path / "b.txt", "date: 3"), output=target)
+    assert open_segment(target).text == "date: 2"
+    assert not compile_to_library(workspace, load_skill(tmp_path / "a.txt"), output=target).reasons
 
 
 def test_the_same_file_by_another_path(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative, by way of .., by a link to its folder or to itself: one source."""
+    """Relative, by way of .., by a link to its folder or to itself: one source, also where it is not UTF-8."""
     mine = tmp_path / "a" / "returns.txt"
     path = compile_to_library(workspace, written(mine, "date: 1")).path
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -287,6 +265,10 @@ def test_the_same_file_by_another_path(workspace: Workspace, tmp_path: Path, mon
         mine.write_text(f"date: 1{number}")
         assert compile_to_library(workspace, load_skill(name)).reasons == ("the text has changed",), name
     assert open_segment(path).text == "date: 13"
+    odd = Path(os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.txt"))
+    path = compile_to_library(workspace, written(odd, "date: 1")).path
+    assert peek(path).source.endswith("caf\\xe9.txt")
+    assert compile_to_library(workspace, written(odd, "date: 2")).reasons == ("the text has changed",)
 
 
 def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> None:
@@ -301,60 +283,6 @@ def test_a_moved_text_is_no_surprise(workspace: Workspace, tmp_path: Path) -> No
     assert compile_to_library(workspace, written(new, "date: 1")).reasons == ()
     assert peek(path).source == str(new) and open_segment(path).tokens.tolist() == before.tokens.tolist()
     assert compile_to_library(workspace, written(new, "date: 2")).reasons == ("the text has changed",)
-
-
-def test_a_segment_of_an_earlier_notes(workspace: Workspace, tmp_path: Path) -> None:
-    """It has no source: it opens, and belongs to the source with the same text."""
-    mine = tmp_path / "returns.txt"
-    path = compile_to_library(workspace, written(mine, "date: 1")).path
-    write_segment(path, replace(open_segment(path), source="", stamp=()))
-    assert open_segment(path).source == "" and b"notes.source" not in path.read_bytes()
-    with pytest.raises(TakenError, match="from an unknown place"):
-        compile_to_library(workspace, written(mine, "date: 2"))
-    assert compile_to_library(workspace, written(mine, "date: 1")).reasons == ()
-    assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
-
-
-def test_a_name_is_one_for_all_models(make_workspace: MakeWorkspace, tmp_path: Path) -> None:
-    """Two texts of one name, a model each, would be indistinguishable."""
-    compile_to_library(make_workspace(), written(tmp_path / "a" / "returns.txt", "date: 1"))
-    with pytest.raises(TakenError):
-        compile_to_library(make_workspace("qwen2"), written(tmp_path / "b" / "returns.txt", "date: 2"))
-    compile_to_library(make_workspace("qwen2"), written(tmp_path / "a" / "returns.txt", "date: 3"))
-
-
-def test_an_output_keeps_what_came_from_elsewhere(workspace: Workspace, tmp_path: Path) -> None:
-    """-o over another skill's segment is refused; over its own it is not."""
-    target = tmp_path / "out.gguf"
-    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 1"), output=target)
-    compile_to_library(workspace, written(tmp_path / "a.txt", "date: 2"), output=target)
-    with pytest.raises(TakenError, match=r"holds the skill a, from .*a\.txt; this one is from .*b\.txt"):
-        compile_to_library(workspace, written(tmp_path / "b.txt", "date: 3"), output=target)
-    assert open_segment(target).text == "date: 2"
-
-
-def test_a_path_that_is_not_utf8(workspace: Workspace, tmp_path: Path) -> None:
-    """It is stored as far as it can be spelled, and remains the same source."""
-    mine = Path(os.fsdecode(os.fsencode(tmp_path / "caf") + b"\xe9.txt"))
-    path = compile_to_library(workspace, written(mine, "date: 1")).path
-    assert peek(path).source.endswith("caf\\xe9.txt")
-    assert compile_to_library(workspace, written(mine, "date: 2")).reasons == ("the text has changed",)
-
-
-def test_a_text_that_has_other_tokens_now(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment from before special tokens in a text were plain text is consistent in itself, and is compiled again."""
-    workspace = make_workspace(added=["</think>"])
-    skill = parse_skill("date: 1\nSay </think> first.", source="s", default="s")
-    with monkeypatch.context() as before:
-        before.setattr(Model, "tokenize", lambda self, text, special=False: self._tokenize(text, special))
-        old = compile_to_library(workspace, skill)
-    segment = workspace.open(old.path)
-    spliced, full = (
-        assemble(workspace, Prompt("Why?", [segment]), splice=way).tokens.tolist() for way in (True, False)
-    )
-    assert spliced == full and 259 in spliced
-    assert compile_to_library(workspace, skill).reasons == ("its text gives different tokens now",)
-    assert 259 not in assemble(workspace, Prompt("Why </think>?", [workspace.open(old.path)])).tokens.tolist()
 
 
 TEXT = "".join(f"Rule {number} is said here.\n" for number in range(40))
@@ -386,15 +314,7 @@ def test_a_change_near_the_end_decodes_the_end(make_workspace: MakeWorkspace) ->
         np.testing.assert_allclose(found.v, row.v, atol=0.01)
 
 
-def test_what_is_forced_is_decoded(make_workspace: MakeWorkspace) -> None:
-    workspace = make_workspace(n_ctx=4096)
-    compile_to_library(workspace, text_of(TEXT))
-    done = compile_to_library(workspace, text_of(TEXT), force=True)
-    assert done.decoded == done.tokens
-
-
 def test_rows_after_another_left_context_are_not_taken(make_workspace: MakeWorkspace) -> None:
-    """They were computed after other tokens."""
     workspace = make_workspace(n_ctx=4096)
     known = compile_skill(workspace, text_of(TEXT))
     other = replace(known, context=known.context[::-1].copy())
@@ -424,24 +344,17 @@ def interrupted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_interrupted_compile_goes_on(interrupted: tuple[Workspace, Path]) -> None:
-    """The checkpoint is used as it is, the next compile decodes the rest, and nothing is left over."""
+    """The checkpoint is used as it is, the rest is decoded, nothing is left over, and the times add up."""
     workspace, path = interrupted
     assert not path.exists() and not workspace.library.names()
     part = open_segment(checkpoint_path(path))
     done = compile_to_library(workspace, text_of(TEXT))
     assert len(part) > 300 and done.decoded == done.tokens - len(part)
     assert same_rows(part, open_segment(path), len(part)) and not checkpoint_path(path).exists()
-
-
-def test_an_interrupted_compile_counts_the_time_of_all_its_parts(interrupted: tuple[Workspace, Path]) -> None:
-    """Otherwise the file would have the prefill time of its last part."""
-    workspace, path = interrupted
-    part = open_segment(checkpoint_path(path))
-    done = compile_to_library(workspace, text_of(TEXT))
     whole = open_segment(path).prefill
-    assert part.prefill and whole and done.seconds is not None
+    assert part.prefill and whole and done.seconds is not None and done.seconds > 0
     assert (part.prefill.tokens, whole.tokens) == (len(part), done.tokens)
-    assert whole.seconds == pytest.approx(part.prefill.seconds + done.seconds, abs=1e-5) and done.seconds > 0
+    assert whole.seconds == pytest.approx(part.prefill.seconds + done.seconds, abs=1e-5)
 
 
 def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -> None:
@@ -458,20 +371,13 @@ def test_what_is_taken_over_brings_its_share_of_the_time(workspace: Workspace) -
     assert open_segment(path).prefill is not None
 
 
-def test_what_was_kept_and_is_damaged_is_not_used(interrupted: tuple[Workspace, Path]) -> None:
-    workspace, path = interrupted
-    data = bytearray(checkpoint_path(path).read_bytes())
-    data[-100] ^= 1
-    checkpoint_path(path).write_bytes(data)
-    done = compile_to_library(workspace, text_of(TEXT))
-    assert done.decoded == done.tokens
-
-
-@pytest.mark.parametrize("what", ["folder", "pipe", "link", "link to itself", "nothing"])
+@pytest.mark.parametrize("what", ["folder", "pipe", "link", "link to itself", "nothing", "damage"])
 def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspace, Path], what: str) -> None:
     """A checkpoint only saves time, so nothing fails, and nothing waits for it."""
     workspace, path = interrupted
     part = checkpoint_path(path)
+    data = bytearray(part.read_bytes())
+    data[-100] ^= 1
     moved = part.rename(part.with_name("moved"))
     {
         "folder": part.mkdir,
@@ -479,6 +385,7 @@ def test_what_is_no_file_of_ours_is_not_gone_on_with(interrupted: tuple[Workspac
         "link": lambda: part.symlink_to(moved),
         "link to itself": lambda: part.symlink_to(part),
         "nothing": part.touch,
+        "damage": lambda: part.write_bytes(data),
     }[what]()
     done = compile_to_library(workspace, text_of(TEXT))
     assert done.decoded == done.tokens and open_segment(path).text == TEXT
@@ -501,3 +408,124 @@ def test_nothing_is_kept_beside_an_output(interrupted: tuple[Workspace, Path], t
     assert checkpoint_path(output).read_bytes() == part.read_bytes()
     done = compile_to_library(workspace, text_of(TEXT), output=output)
     assert done.decoded == done.tokens
+
+
+# Several compiles in a row: their common prefix is decoded once.
+
+SKILLS = [
+    parse_skill(f"date: 2026-06-0{number}\n\n" + "All is well. " * 7 * number, source=f"{name}.txt", default=name)
+    for number, name in enumerate(("one", "two", "three"), 1)
+]
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Count the tokens that each call of llama.cpp decodes."""
+    found: list[int] = []
+    append = Context.append
+
+    def counting(self: Context, tokens: Any, *more: Any, **others: Any) -> None:
+        append(self, tokens, *more, **others)
+        found.append(sum(map(len, tokens.values())))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "append", counting)
+        yield found
+
+
+def files(workspace: Workspace, skills: list[Skill] = SKILLS, **how: Any) -> list[list[bytes]]:
+    """Return the rows of each file."""
+    paths = [compile_to_library(workspace, skill, force=True, **how).path for skill in skills]
+    return [[part.tobytes() for layer in open_segment(path).layers for part in (layer.k, layer.v)] for path in paths]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "smollm3", "lfm2"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_rows_are_those_of_a_compile_by_itself(make_workspace: MakeWorkspace, kind: str, blocks: int) -> None:
+    if kind == "lfm2" and blocks > 1:
+        blocks = 1  # its rows cannot be moved
+    alone = [files(make_workspace(kind, n_ctx=256), [skill], blocks=blocks)[0] for skill in SKILLS]
+    workspace = make_workspace(kind, n_ctx=256)
+    with workspace.compiling():
+        assert files(workspace, blocks=blocks) == alone
+        assert files(workspace, SKILLS[::-1], blocks=blocks) == alone[::-1]
+        assert workspace.context.n_leased <= 1
+    assert workspace.context.n_leased == workspace.context.used == 0
+
+
+def test_tokens_and_calls_are_counted(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each skill in its own call, and the left context once. The control: three times, separately."""
+    workspace = make_workspace()
+    left, own = len(workspace.left_context), [len(workspace.tokens_of(skill)) for skill in SKILLS]
+    workspace.measure_rotation()
+    with counted(monkeypatch) as calls:
+        files(workspace)
+    assert calls == [left, own[0], left, own[1], left, own[2]]
+    with counted(monkeypatch) as calls, workspace.compiling():
+        files(workspace)
+    assert calls == [left, *own]
+
+
+def test_long_ones_fill_batches_by_themselves(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call decodes a full batch; with progress a physical batch, the first less."""
+    workspace = make_workspace(n_ctx=2048, n_ubatch=128)
+    skill = parse_skill("All is well. " * 60, source="long.txt", default="long")
+    tokens = len(workspace.tokens_of(skill))
+    workspace.measure_rotation()
+    with counted(monkeypatch) as calls:
+        compile_to_library(workspace, skill, progress=lambda done, total: None)
+    assert calls[1:] == [32, 96] + [128] * (tokens // 128 - 1) + [tokens % 128]
+    with counted(monkeypatch) as calls:
+        compile_to_library(workspace, skill, force=True)
+    assert calls[1:] == [tokens]
+
+
+def test_other_work_between_them(workspace: Workspace) -> None:
+    alone = files(workspace)
+    with workspace.compiling():
+        files(workspace, SKILLS[:1])
+        workspace.context.clear()
+        assert files(workspace) == alone
+        with workspace.sequence() as sequence:
+            sequence.append([1, 2, 3])
+            sequence.flush()
+            assert workspace.context.used == len(workspace.left_context) + 3
+            assert files(workspace, SKILLS[1:2])[0] == alone[1]
+            assert sequence.intact
+    assert workspace.context.used == 0
+
+
+def test_the_context_is_as_large_as_for_one_alone(make_workspace: MakeWorkspace) -> None:
+    """The prefix kept for the next compile needs no cells: a larger context may rotate keys otherwise (LongRoPE)."""
+    workspace = make_workspace(n_ctx=256)
+    room = 256 - len(workspace.left_context)
+    full = next(
+        skill
+        for skill in (parse_skill("a " * 90 + "b" * more, source="full.txt", default="full") for more in range(90))
+        if len(workspace.tokens_of(skill)) == room
+    )
+    alone = files(workspace, [full])
+    with workspace.compiling():
+        files(workspace, SKILLS[:1])
+        assert files(workspace, [full]) == alone and workspace.options.n_ctx == 256
+
+
+def test_one_that_fails_leaves_the_others(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an interrupt in the second, the first exists, the third is not started, and the next run continues."""
+    workspace = make_workspace(n_ubatch=32)
+
+    def stopping(number: int) -> Callable[[int, int], None]:
+        def told(done: int, total: int) -> None:
+            if number == 1 and done > 40:
+                raise KeyboardInterrupt
+
+        return told
+
+    made: list[Path] = []
+    with pytest.raises(KeyboardInterrupt), workspace.compiling():
+        for number, skill in enumerate(SKILLS):
+            made.append(compile_to_library(workspace, skill, progress=stopping(number)).path)
+    assert len(made) == 1 and workspace.context.n_leased == 0
+    with workspace.compiling():
+        done = [compile_to_library(workspace, skill) for skill in SKILLS]
+    assert [bool(one.reasons) for one in done] == [False, True, True]

@@ -66,9 +66,7 @@ def test_tools_that_were_compiled_at_once(library: Library, identity: Identity, 
     assert why(library, "tools") == [(Stale.TEXT, f"the file has changed: {file}")]
 
 
-def test_a_file_that_was_left_alone_is_not_even_read(
-    library: Library, compiled: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_left_alone(library: Library, compiled: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal size and times are enough; else the text is read, and only the text counts."""
     file = compiled()
     read: list[str] = []
@@ -137,9 +135,7 @@ def test_every_reason(
 
 
 @pytest.mark.model
-def test_what_the_profile_of_a_model_asks_for(
-    library: Library, compiled: Callable[..., Path], identity: Identity, tmp_path: Path
-) -> None:
+def test_a_profiles_needs(library: Library, compiled: Callable[..., Path], identity: Identity, tmp_path: Path) -> None:
     """Edits by influence need it measured; a profile of another model, or of another method, needs nothing."""
     compiled()
     profiles = Profiles(tmp_path / "profiles")
@@ -157,9 +153,7 @@ def test_what_the_profile_of_a_model_asks_for(
 
 
 @pytest.mark.model
-def test_a_profile_that_carries_states_wants_them_captured(
-    library: Library, identity: Identity, make_segment: MakeSegment, tmp_path: Path
-) -> None:
+def test_states_to_capture(library: Library, identity: Identity, make_segment: MakeSegment, tmp_path: Path) -> None:
     """Only models with recurrent layers and such a profile need them; a skill of a few tokens is decoded anyway."""
     profiles = Profiles(tmp_path / "profiles")
     counts, ways = {"direct": 40, "reasoned": 40}, {"direct": "erratum", "reasoned": "erratum"}
@@ -181,10 +175,7 @@ def test_a_profile_that_carries_states_wants_them_captured(
         assert [kind for kind, _ in why(library, profiles=profiles)] == found, (tokens, count, verdict)
 
 
-def test_a_skill_of_the_library_comes_from_its_file_or_from_its_segment(
-    library: Library, compiled: Callable[..., Path]
-) -> None:
-    """The current file is used; if it is gone, the compiled text under the same name."""
+def test_a_skill_comes_from_its_file_or_its_segment(library: Library, compiled: Callable[..., Path]) -> None:
     file = compiled()
     file.write_text("date: 7\n")
     skill, _, where = from_library(library, "returns")

@@ -30,7 +30,7 @@ from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.grammar import gbnf_grammar
 from notes_cli.text.reasoning import Reasoning
-from notes_cli.text.skill import Skill, load_skill, parse_skill
+from notes_cli.text.skill import load_skill
 from notes_cli.text.tools import Calls, form_of
 
 from ..conftest import MakeWorkspace
@@ -131,9 +131,7 @@ def test_the_answer_is_told_from_the_chain(
 
 @pytest.mark.parametrize("template", [SWITCH, OPENED, HARMONY, RESPONSE])
 @pytest.mark.parametrize("limit", [0, 5])
-def test_at_the_limit_the_mark_is_put_in(
-    make_workspace: MakeWorkspace, script: Script, template: str, limit: int
-) -> None:
+def test_a_mark_at_the_limit(make_workspace: MakeWorkspace, script: Script, template: str, limit: int) -> None:
     """Endless reasoning is ended, at once with a limit of zero, and the answer can begin."""
     workspace = make_workspace(template=template)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
@@ -206,7 +204,6 @@ def test_a_chain_nobody_asked_for_is_no_answer(make_workspace: MakeWorkspace, sc
 
 
 def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
-    """The cue follows the question; the answer follows the other cue."""
     workspace = make_workspace(template=PLAIN)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
     assert "Why?\n\nThink step by step" in shown(sequence)
@@ -218,15 +215,6 @@ def test_without_marks_a_cue_asks_and_another_brings_the_answer(make_workspace: 
     assert shown(sequence).endswith("assistant\nFirst this, then that.\n\nAnswer:")
     script(workspace, " 42")
     assert run_replying(workspace, sequence, 100, thought=thought).text == "42"
-
-
-def test_spliced_or_not_the_prompt_of_a_chain_is_the_same(make_workspace: MakeWorkspace, skill: Skill) -> None:
-    """The text that opens reasoning belongs to the prompt: the recompute has the same tokens."""
-    workspace = make_workspace(template=OPENED)
-    prompt = Prompt("Why?", [compile_skill(workspace, skill)], system="Be kind.", think=True)
-    full = assemble(workspace, prompt, splice=False).tokens.tolist()
-    assert assemble(workspace, prompt).tokens.tolist() == full
-    assert shown(assemble(workspace, prompt)).endswith("assistant\n<think>\n")
 
 
 def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace, script: Script) -> None:
@@ -244,9 +232,7 @@ def test_a_small_context_keeps_room_for_the_answer(make_workspace: MakeWorkspace
         run_thinking(workspace, sequence, 1000)
 
 
-def test_a_context_that_others_fill(
-    make_workspace: MakeWorkspace, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_shared_context(make_workspace: MakeWorkspace, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared cells may be used up before the limit: the reasoning counts as cut, though shorter than allowed."""
     workspace = make_workspace(template=SWITCH)
     sequence = assemble(workspace, Prompt("Why?", think=True), room=200)
@@ -303,29 +289,10 @@ def test_choices_that_the_chain_does_not_name(shipped: Workspace, returns: Promp
     assert run_deciding(shipped, sequence, ["accepted", "no"], thought) == decide(sequence, ["accepted", "no"])
 
 
-def test_an_edited_text_is_thought_about_as_edited(shipped: Workspace) -> None:
-    """The reasoning uses the new value, by an erratum and in the corrected text, with the same new answer."""
-    skill = parse_skill(
-        "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted, otherwise the return is "
-        "refused.",
-        source="-",
-        default="plain",
-    )
-    segment = compile_skill(shipped, skill)
-    said = {}
-    for values in ({}, {"date": "2026-07-01"}):
-        prompt = Prompt("May I return this?", [segment], fields=values, think=True)
-        sequence = assemble(shipped, prompt, room=300)
-        said[bool(values)] = run_thinking(shipped, sequence, 200)
-    assert said[False].answer == "accepted" and said[True].answer == "refused"
-    assert "2026-07-01" in said[True].text
-
-
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba"])
 @pytest.mark.parametrize("template", [SWITCH, UNAWARE])
 def test_a_chain_that_nobody_asked_for_is_not_held(make_workspace: MakeWorkspace, template: str, kind: str) -> None:
-    """A model that begins with the mark may reason; only the answer is constrained by the grammar. Not so for recurrent
-    states, which cannot be rolled back."""
+    """Only the answer is constrained by the grammar. Not so for recurrent states, which cannot be rolled back."""
     workspace = make_workspace(kind, template=template, added=("<think>", "</think>"))
     mark = int(workspace.model.tokenize("<think>", special=True)[0])
     for thinks in (True, False):
@@ -388,9 +355,7 @@ def test_channels_with_tools_and_a_grammar(make_workspace: MakeWorkspace, thinks
         assert reply.text in ("yes", "no") and written == wanted + reply.text
 
 
-def test_an_answer_that_ends_like_the_beginning_of_a_stop_is_whole(
-    make_workspace: MakeWorkspace, script: Script
-) -> None:
+def test_an_answer_that_ends_like_the_beginning_of_a_stop(make_workspace: MakeWorkspace, script: Script) -> None:
     """Text that might have been a stop string is emitted at the end."""
     workspace = make_workspace(template=UNAWARE)
     sequence = assemble(workspace, Prompt("Why?"), room=200)

@@ -90,25 +90,7 @@ def test_a_spliced_image_is_the_image(seeing: Workspace, tmp_path: Path) -> None
     assert off(far, logits(seeing, far, splice=False)) < 0.05
 
 
-@pytest.mark.parametrize("place", ["early", "late"])
-def test_several_images_and_texts_in_any_order(seeing: Workspace, tmp_path: Path, place: str) -> None:
-    """Each piece has its rows after any left context; decoded tokens between images count as decoded."""
-    images = [compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2)]
-    (tmp_path / "note.txt").write_text("Answer in one word.")
-    text = compiled(seeing, load_skill(tmp_path / "note.txt"))
-    prompt = Prompt("What is the total?", [images[0], text, images[1]], place=place)
-    with assemble(seeing, prompt) as sequence:
-        sequence.logits()
-        assert [piece.name for piece in sequence.pieces if piece.how == "spliced"] == ["photo-1", "note", "photo-2"]
-        assert len(sequence) - sequence.position(len(sequence)) == 2 * 12  # rows beyond positions
-        tokens = sequence.tokens
-    with assemble(seeing, prompt, splice=False) as sequence:
-        sequence.logits()
-        assert (sequence.tokens == tokens).all() and not sequence.count("spliced")
-
-
 def test_another_image_of_the_same_name_and_size_is_compiled(seeing: Workspace, tmp_path: Path) -> None:
-    """Its tokens are the same; the digest of its bytes differs."""
     first = compile_to_library(seeing, photo(tmp_path, 1))
     before = open_segment(first.path)
     assert not compile_to_library(seeing, photo(tmp_path, 1)).reasons
@@ -158,9 +140,7 @@ def test_decoded_images_share_no_prefix(seeing: Workspace, tmp_path: Path) -> No
             assert prefixes.find(layouts[1], "")[1] == 0  # the opening of the system message is no batch of its own
 
 
-def test_numbers_of_what_is_placed_are_forgotten_in_time(
-    seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_of_placed_skills_expire(seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unused numbers are dropped and never reused; used ones stay."""
     monkeypatch.setattr("notes_cli.runtime.prefix_cache.REMEMBERED", 2)
     one, other, third = (compiled(seeing, photo(tmp_path, seed, f"photo-{seed}")) for seed in (1, 2, 3))
@@ -171,11 +151,11 @@ def test_numbers_of_what_is_placed_are_forgotten_in_time(
     assert numbers[0] == numbers[2] == numbers[4] and len({*numbers[1:4], numbers[5]}) == 4
 
 
-def test_what_cannot_be_spliced_is_looked_at_again(
-    seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_move_is_encoded_again(seeing: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its rows may not move, an image is encoded from its bytes, and never decoded from its tokens."""
     image = compiled(seeing, photo(tmp_path))
+    with pytest.raises(EngineError, match="no part can be taken out"):
+        image.slice(0, 4)
     prompt = Prompt("What is the total?", [image], system="Be brief.")
     monkeypatch.setattr(seeing.context, "can_move", lambda *_: "for this test")
     with assemble(seeing, prompt) as sequence:
@@ -185,24 +165,6 @@ def test_what_cannot_be_spliced_is_looked_at_again(
     assert np.allclose(found, logits(seeing, prompt, splice=False), atol=1e-5)
     with pytest.raises(SegmentError, match="holds no image"):
         seeing.encode_images(replace(image, pictures=()))
-
-
-def test_a_mark_in_the_words_of_a_user_is_words(seeing: Workspace) -> None:
-    """libmtmd's marker, and the model's own, in a question are text, not images."""
-    with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as sequence:
-        structure = {3, 4, 5}  # the marks of an image
-        assert not structure & set(sequence.tokens.tolist())
-        sequence.logits()
-
-
-def test_an_image_has_no_blocks_and_joins_no_texts(seeing: Workspace, tmp_path: Path) -> None:
-    """It is refused with a reason, before anything is computed."""
-    skill = photo(tmp_path)
-    with pytest.raises(SkillError, match="in no blocks"):
-        compile_to_library(seeing, skill, blocks=2)
-    image = compiled(seeing, skill)
-    with pytest.raises(EngineError, match="no part can be taken out"):
-        image.slice(0, 4)
 
 
 def test_rows_belong_to_the_projector_that_made_them(home: Path, tmp_path: Path) -> None:
@@ -254,8 +216,7 @@ def test_many_questions_about_an_image(seeing: Workspace, tmp_path: Path) -> Non
 
 
 def test_a_text_with_images_is_one_skill(seeing: Workspace, tmp_path: Path) -> None:
-    """Its rows are those of text and images in sequence; at its original place they are exact, and elsewhere images are
-    encoded again, from the bytes in the segment."""
+    """At its original place it is exact; elsewhere images are encoded again, from the bytes in the segment."""
     skill = pictured(tmp_path)
     segment = compiled(seeing, skill)
     assert [one.positions < one.rows for one in segment.media] == [True, True]
@@ -329,8 +290,9 @@ def test_rows_of_a_text_with_images_are_not_edited(seeing: Workspace, tmp_path: 
     answer = ask(seeing, both)
     assert str(answer.settings.method) == "field+erratum" and answer.counts.rewritten > 0
     assert [piece.kind for piece in answer.pieces][-5:] == ["erratum", "text", "erratum", "question", "answer"]
-    with pytest.raises(SkillError, match="in no blocks"):
-        compile_to_library(seeing, pictured(tmp_path), blocks=2)
+    for skill in (pictured(tmp_path), photo(tmp_path)):
+        with pytest.raises(SkillError, match="in no blocks"):
+            compile_to_library(seeing, skill, blocks=2)
     with pytest.raises(UnsupportedError, match="influence of its fields"):
         compile_to_library(seeing, pictured(tmp_path), measure=lambda done, of: None)
 
@@ -355,12 +317,16 @@ def test_a_text_with_images_is_imported_and_verified(seeing: Workspace, tmp_path
 
 
 def test_the_words_of_an_image_are_no_image(seeing: Workspace, tmp_path: Path) -> None:
-    """A text that spells the placeholder of an image, or marks of images, is text, also beside an image."""
+    """A question or a text that spells the placeholder of an image, or its marks, is text, also beside an image."""
+    marks = {3, 4, 5}  # the tokens around an image
+    with assemble(seeing, Prompt("What is <__media__> and <|vision_start|><|image_pad|>?")) as sequence:
+        assert not marks & set(sequence.tokens.tolist())
+        sequence.logits()
     pictured(tmp_path)
     words = load_picture(tmp_path / "pictured" / "one.png").text
     (tmp_path / "words.md").write_text(f"{words} <__media__> <|vision_start|><|image_pad|>")
     segment = compiled(seeing, load_skill(tmp_path / "words.md"))
-    assert not segment.media and not {3, 4, 5} & set(segment.tokens.tolist())
+    assert not segment.media and not marks & set(segment.tokens.tolist())
     both = compiled(seeing, pictured(tmp_path, f"{words} <|vision_start|> ![it](one.png)", "both"))
     assert len(both.media) == len(both.pictures) == 1 and both.pictures[0].start > len(words)
     assert (both.tokens[: both.media[0].first] == 3).sum() == 1  # the mark before its rows
@@ -387,8 +353,7 @@ def there(scratch: Context, segment: Segment, place: int, look: Callable[[Segmen
 
 
 def test_random_prompts_have_the_rows_of_their_places(home: Path, tmp_path: Path) -> None:
-    """Images of any size and texts, in any order and number, early, late or with the question, with any seam, after an
-    erratum: the logits equal those with each computed in place. Without rotation they do not."""
+    """In any order and place, with any seam: the logits with each computed in place. Without rotation they differ."""
     chance = random.Random(15)
     model, projector = config.shipped_eye()
     options = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", flash_attention="off")

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notes_cli.engine.segment import STORED_TYPES, Segment, to_float32
-from notes_cli.engine.sequence import KVSequence
+from notes_cli.engine.segment import STORED_TYPES, Segment
 from notes_cli.errors import SegmentError, UnsupportedError
 from notes_cli.explanations import why
 from notes_cli.library.container import open_segment, peek, small, write_segment
@@ -42,8 +41,7 @@ def bits(segment: Segment) -> list[bytes]:
 
 @pytest.mark.parametrize("kv", SMALL)
 def test_rows_are_those_of_f16_rounded(workspace: Workspace, kv: str) -> None:
-    """With the same tokens in the same cache only the stored type differs. Shrinking a file needs no prefill, the
-    reverse a full one."""
+    """Only the stored type differs. Shrinking a file needs no prefill, the reverse a full one."""
     skill = text_of(TEXT)
     first = compile_to_library(workspace, skill)
     exact = open_segment(first.path)
@@ -61,8 +59,7 @@ def test_rows_are_those_of_f16_rounded(workspace: Workspace, kv: str) -> None:
 @pytest.mark.parametrize("kv", SMALL)
 @pytest.mark.parametrize("blocks", [None, 3])
 def test_rounded_rows_are_no_source(workspace: Workspace, kv: str, blocks: int | None) -> None:
-    """A changed text is computed from its first token, not from rounded rows: its rows equal those of a fresh compile.
-    The control: an f16 file's are used."""
+    """The rows of a changed text equal those of a fresh compile. The control: an f16 file's are used."""
     changed = text_of(TEXT.replace("Rule 11", "Rule 99"))
     for before, after in ((kv, kv), (kv, "f16"), ("f16", kv)):
         workspace.library.path("rules", workspace.identity).unlink(missing_ok=True)
@@ -72,13 +69,6 @@ def test_rounded_rows_are_no_source(workspace: Workspace, kv: str, blocks: int |
         if before != "f16":
             fresh = compile_skill(workspace, changed, blocks=blocks, kv=after)
             assert bits(open_segment(done.path)) == bits(fresh)
-
-
-def test_what_is_not_said_stays(workspace: Workspace) -> None:
-    """A compile without a type keeps the file's, also for a changed text and with force."""
-    compile_to_library(workspace, text_of(TEXT), kv="f16/q8_0")
-    for words, force in ((TEXT, False), (TEXT + "One more.", False), (TEXT, True)):
-        assert compile_to_library(workspace, text_of(words), force=force).kv == "f16/q8_0"
 
 
 def test_an_interrupted_compile_goes_on_exactly(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +142,7 @@ def _cosine(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def test_what_comes_after_such_a_splice(workspace: Workspace) -> None:
-    """Errata, rewriting, changes of length and shared prefixes work as after any other, and the answer is near that
-    with f16 rows. It reports the stored type."""
+    """Errata, rewriting and shared prefixes work as after any other; the answer is near that with f16 rows."""
     skill = text_of(TEXT)
     results: dict[str, list[np.ndarray]] = {}
     for kv in ("f16", "q8_0"):
@@ -172,18 +161,6 @@ def test_what_comes_after_such_a_splice(workspace: Workspace) -> None:
                 found.append(sequence.logits())
     for one, other in zip(results["f16"], results["q8_0"], strict=True):
         assert not np.array_equal(one, other) and _cosine(one, other) > 0.99
-
-
-def test_a_part_of_it_can_be_placed(workspace: Workspace) -> None:
-    """A slice has the rows of the whole."""
-    segment = open_segment(compile_to_library(workspace, text_of(TEXT), kv="q8_0").path)
-    part = segment.slice(20, 50)
-    with KVSequence(workspace.context) as sequence:
-        sequence.append([1, 2, 3])
-        sequence.splice(part)
-        found = workspace.context.read(sequence.seq_id, 3, 30, base=3, dtype="f32")
-    for one, other in zip(found, segment.layers, strict=True):
-        assert np.array_equal(one.v, to_float32(other.v)[20:50].astype(np.float16))
 
 
 def test_another_takes_it_over_as_it_is(workspace: Workspace, tmp_path: Path) -> None:

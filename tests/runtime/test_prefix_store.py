@@ -219,9 +219,7 @@ def test_a_budget_that_is_too_small(make_workspace: MakeWorkspace, kind: str) ->
 
 
 @pytest.mark.parametrize("error", [EngineError("for this test"), MemoryError()])
-def test_a_failed_save_keeps_what_it_has(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_failed_save_keeps_the_rest(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """The blocks before the failure are complete, and the prefix is evicted as without a store."""
     cached, calls, read = Cached(workspace), 0, Context.read
 
@@ -274,15 +272,14 @@ def test_a_failed_restore_leaves_nothing_half_filled(
     assert cached.begin(prompt)[1] == len(TEXT)
 
 
-def test_rows_that_left_a_window_are_not_stored(make_model: MakeModel, home: Path) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_rows_that_left_a_window_are_not_stored(make_model: MakeModel, home: Path, whole: bool) -> None:
     """The control keeps all rows."""
-    for whole in (False, True):
-        options = ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole)
-        with Workspace(make_model("gemma3"), options) as workspace:
-            cached = Cached(workspace)
-            cached.prefill(TEXT)
-            cached.evict_all()
-            assert cached.store.count == (3 if whole else 0)
+    with Workspace(make_model("gemma3"), ContextOptions(n_ctx=2048, n_threads=1, swa_full=whole)) as workspace:
+        cached = Cached(workspace)
+        cached.prefill(TEXT)
+        cached.evict_all()
+        assert cached.store.count == (3 if whole else 0)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from notes_cli.engine.context import Context
-from notes_cli.engine.decision import Decision, decide, decide_task
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.sequence import KVSequence, Task, TokenGenerator, fair_shares, run
 from notes_cli.errors import EngineError, NotesError
@@ -44,12 +43,6 @@ def writing(base: KVSequence, question: Sequence[int], limit: int = 9) -> Task[t
         return seq.tokens.tolist()[len(SKILL) :], made
 
 
-def choosing(base: KVSequence, question: Sequence[int]) -> Task[Decision]:
-    with base.share() as seq:
-        seq.append(question)
-        return (yield from decide_task(seq, WORDS))
-
-
 def results(workspace: Workspace, tasks: Iterable[Task[Any]], width: int) -> list[Any]:
     """The result or the error of each task."""
     jobs: list[Job[Any]] = [Job(lambda job, task=task: task, own=True) for task in tasks]  # type: ignore[misc]
@@ -82,55 +75,22 @@ def test_together_as_alone(make_workspace: MakeWorkspace, kind: str, width: int)
     assert len({tuple(tokens) for tokens, _ in alone}) == len(QUESTIONS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_decided_as_alone(make_workspace: MakeWorkspace, kind: str) -> None:
-    """Lookaheads of several tasks in one batch give the probabilities that they give one by one."""
-    workspace = make_workspace(kind)
-    with skill(workspace) as base:
-        alone = []
-        for question in QUESTIONS:
-            with base.share() as seq:
-                seq.append(question)
-                alone.append(decide(seq, WORDS))
-        together = results(workspace, [choosing(base, question) for question in QUESTIONS], len(QUESTIONS))
-        for found, wanted in zip(together, alone, strict=True):
-            close = [abs(found.probabilities[word] - wanted.probabilities[word]) < 0.02 for word in WORDS]
-            assert all(close), (found, wanted)
-        assert workspace.context.n_leased == 1
-
-
-def test_a_skill_is_decoded_once_for_all(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in tokens: the shared prefix once, and each task's own; in fewer calls than tasks have tokens."""
-    workspace = make_workspace()
-    calls: list[int] = []
-    append = Context.append
-
-    def counted(self: Context, tokens: Any, output: Any = "last") -> None:
-        calls.append(sum(map(len, tokens.values())))
-        append(self, tokens, output)
-
-    monkeypatch.setattr(Context, "append", counted)
-    with skill(workspace) as base:
-        answers = results(workspace, [writing(base, question) for question in QUESTIONS], len(QUESTIONS))
-    assert sum(calls) == len(SKILL) + sum(len(tokens) for tokens, _ in answers)
-    assert len(calls) <= 1 + max(len(made) for _, made in answers)
-
-
 def test_the_small_ones_first() -> None:
     """Each task gets an equal share of a call; unused shares go to the others; never more than the whole."""
-    assert fair_shares([5, 100, 7], 32) == [5, 20, 7]
-    assert fair_shares([100, 100, 100], 32) == [10, 11, 11]
-    assert fair_shares([1, 2], 32) == [1, 2]
-    assert fair_shares([], 8) == []
-    assert fair_shares([3, 0, 3], 2) == [1, 0, 1]
+    for wanted, size, given in (
+        ([5, 100, 7], 32, [5, 20, 7]),
+        ([100, 100, 100], 32, [10, 11, 11]),
+        ([1, 2], 32, [1, 2]),
+        ([], 8, []),
+        ([3, 0, 3], 2, [1, 0, 1]),
+    ):
+        assert fair_shares(wanted, size) == given
     for wanted in ([9] * 40, [1] * 50, [0, 1, 200]):
         given = fair_shares(wanted, 32)
         assert sum(given) == min(32, sum(wanted)) and all(a <= b for a, b in zip(given, wanted, strict=True))
 
 
 def test_tasks_that_decode_nothing(make_workspace: MakeWorkspace) -> None:
-    """None for a result, and a lookahead at no tokens."""
-
     def at_once() -> Task[None]:
         return
         yield []
@@ -145,8 +105,7 @@ def test_tasks_that_decode_nothing(make_workspace: MakeWorkspace) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_fails_spoils_no_other(make_workspace: MakeWorkspace, kind: str) -> None:
-    """A task's error before, between or after its requests, or a lack of cells, is reported, and the others are
-    unaffected."""
+    """An error before, between or after a task's requests, or a lack of cells, is its outcome alone."""
     workspace = make_workspace(kind, n_ctx=256, fixed_size=True)
 
     def failing(base: KVSequence, when: int) -> Task[Any]:
@@ -199,9 +158,7 @@ def test_cells_that_run_out(make_workspace: MakeWorkspace, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["first", "last", "ahead"])
-def test_logits_that_are_not_numbers(
-    make_workspace: MakeWorkspace, kind: str, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nan_logits(make_workspace: MakeWorkspace, kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one of them, at each of its steps: it fails, once; the others are as without it, and none waits for ever."""
     workspace = make_workspace(kind)
     damaged = [99, 98, 97]
@@ -274,8 +231,7 @@ def test_an_error_is_raised_in_the_task(make_workspace: MakeWorkspace) -> None:
 
 
 def test_closed_early(make_workspace: MakeWorkspace) -> None:
-    """A scheduler that is closed leaves no task running and no sequence leased; nor does an internal error, which is
-    the outcome of its job alone."""
+    """No task runs on, and no sequence stays leased; an internal error is the outcome of its job alone."""
     workspace = make_workspace()
     with skill(workspace) as base:
         with Scheduler(workspace, 4) as scheduler:
@@ -298,9 +254,7 @@ def test_closed_early(make_workspace: MakeWorkspace) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_loses_no_rows(
-    make_workspace: MakeWorkspace, kind: str, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt(make_workspace: MakeWorkspace, kind: str, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C, sequences in use have the decoded rows, and continue to the same answers."""
     workspace = make_workspace(kind)
     with skill(workspace) as base:

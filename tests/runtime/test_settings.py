@@ -46,18 +46,17 @@ def test_a_profile_is_followed(workspace: Workspace) -> None:
     assert (found.method, found.wording, found.seam, found.place) == (Method("selective", 16), "line", 4, "late")
     assert "selective@16: it is right in 38 of 40 (calibrate, " in found.why
     assert defaults(workspace, think=True).method == Method("field")
-
-
-def test_where_a_recompute_was_proven_better(workspace: Workspace) -> None:
-    """All is recomputed, and the reason has it."""
     calibrated(workspace, "recompute")
     found = defaults(workspace)
     assert found.method == Method("recompute") and "right in 38 of 40" in found.why
 
 
-def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> None:
+def test_a_profile_of_another_cache_or_an_older_notes_is_not_followed(workspace: Workspace) -> None:
     """It could make answers worse: safe defaults apply, and a notice has the remedy."""
     calibrated(workspace, "recompute")
+    options = ContextOptions(n_ctx=256, n_threads=1, type_k="bf16", type_v="bf16")
+    with Workspace(workspace.model.path, options) as other:
+        assert defaults(other).method == Method("field+erratum")
     (path,) = workspace.paths.profiles.iterdir()
     path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
     found = defaults(workspace)
@@ -65,30 +64,18 @@ def test_a_profile_of_an_older_notes_is_not_followed(workspace: Workspace) -> No
     assert found.note and "Measure again (notes calibrate)" in worded(found.note)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ('"direct": "field"', '"direct": "magic"', "methods.direct is 'magic', it must be an edit method"),
-        ('"wording": "line"', '"wording": "loud"', "wording is 'loud', it must be"),
-    ],
-)
-def test_names_that_there_are_not(workspace: Workspace, old: str, new: str, told: str) -> None:
-    """An unknown method or wording is refused with the key and the value, before anything is assembled."""
+def test_names_that_there_are_not(workspace: Workspace) -> None:
     calibrated(workspace, "field")
     (path,) = workspace.paths.profiles.iterdir()
     text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-    with pytest.raises(NotesError, match=re.escape(told)):
-        defaults(workspace)
-
-
-def test_a_profile_is_of_one_cache(workspace: Workspace) -> None:
-    """Measurements with f16 do not apply to another cache."""
-    calibrated(workspace, "field")
-    options = ContextOptions(n_ctx=256, n_threads=1, type_k="bf16", type_v="bf16")
-    with Workspace(workspace.model.path, options) as other:
-        assert defaults(other).method == Method("field+erratum")
+    for old, new, told in (
+        ('"direct": "field"', '"direct": "magic"', "methods.direct is 'magic', it must be an edit method"),
+        ('"wording": "line"', '"wording": "loud"', "wording is 'loud', it must be"),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        with pytest.raises(NotesError, match=re.escape(told)):
+            defaults(workspace)
 
 
 @pytest.mark.parametrize(("behind", "method"), [(3, "suffix"), (300, "field+erratum")])

@@ -44,17 +44,6 @@ def random_tokens(seed: int, count: int, vocabulary: int = 1000) -> Tokens:
     return np.random.default_rng(seed).integers(0, vocabulary, count).astype(np.int32)
 
 
-@pytest.mark.parametrize("start", [0, 1, 31, 32, 100])
-@pytest.mark.parametrize("length", [SHORTEST - 1, SHORTEST, 150])
-def test_a_run_is_found_wherever_it_begins(start: int, length: int) -> None:
-    """All of it and no more, from SHORTEST tokens on, at any place in the source and in the prompt."""
-    source, tokens = random_tokens(1, 300), random_tokens(2, 400)
-    tokens[77 : 77 + length] = source[start : start + length]
-    tokens[76], tokens[77 + length] = -2, -2
-    found = [(one.first, one.last, one.source, one.start) for one in TokenIndex([source]).runs(tokens, [(0, 400)])]
-    assert found == ([] if length < SHORTEST else [(77, 77 + length, 0, start)])
-
-
 def test_runs_cover_what_is_known() -> None:
     """Each is in its source, they ascend within their spans, and no part that is long enough is left out."""
     random = np.random.default_rng(3)
@@ -151,8 +140,7 @@ def worst(prompts: Prompts, layout: Layout, sequence: KVSequence) -> tuple[float
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_changed_text_is_placed_in_runs(prompts: Prompts, change: str, compiled: bool) -> None:
-    """Of a cached prompt or a compiled text: the K/V of the right tokens, rotated to the right positions; a seam is
-    decoded for each run, and so are unknown tokens."""
+    """The K/V of the right tokens at the right positions; a seam is decoded for each run, and unknown tokens."""
     segments = (compile_skill(prompts.workspace, Skill("rules", "", BASE, (), "-")),) if compiled else ()
     if compiled:
         prompts.prefixes.close()
@@ -211,9 +199,7 @@ def test_nothing_is_placed_after_a_field_with_another_value(prompts: Prompts, va
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_an_exact_prompt_continues_no_run(prompts: Prompts, change: str) -> None:
-    """With cached prompts that have runs of it, and one that is equal but was placed in runs, it has the logits of a
-    prefill up to the rounding of other batches, and bit for bit where it continues nothing; a near prompt continues
-    that one."""
+    """It has the logits of a prefill, to rounding of other batches, or to the bit; a near prompt continues the run."""
     near, exact = prompts.layout(CHANGED[change]), prompts.layout(CHANGED[change], "exact")
     wanted = prompts.prefill(exact).logits()
     bound = 1e-4 * float(np.abs(wanted).max())

@@ -1,4 +1,4 @@
-"""Tests an unchanged agent: Pydantic AI asks, calls tools, reads their results, and gets structured answers."""
+"""Tests real clients: Pydantic AI calls tools and gets structured answers; recorded requests of others are answered."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from notes_cli.engine.options import ContextOptions
 from notes_cli.runtime import generate
+from notes_cli.serve.jobs import Limits
 
 from ..conftest import MakeModel
 from ..text.test_tools import SOURCES
@@ -98,19 +99,6 @@ def test_it_calls_a_tool_and_reads_its_result(qwen: Served, writes: Writes) -> N
     assert again.usage.cache_read_tokens > 0.8 * again.usage.input_tokens
 
 
-def test_it_streams(qwen: Served, writes: Writes) -> None:
-    """The call, and the deltas of the answer after it."""
-    state = ServerState(qwen)
-
-    async def words() -> list[str]:
-        async with state.agent.run_stream("When was A-1 ordered?") as run:
-            return [text async for text in run.stream_text(delta=True, debounce_by=None)]
-
-    writes(call("days_since", order="A-1"), "It was 12 days ago, I'd say.")
-    said = asyncio.run(words())
-    assert "".join(said) == "It was 12 days ago, I'd say." and len(said) > 5 and state.asked == ["A-1"]
-
-
 @pytest.mark.parametrize("form", [NativeOutput, ToolOutput])
 def test_its_answer_has_a_form(qwen: Served, writes: Writes, form: Any) -> None:
     """By a JSON schema, with a tool and after its result, or by a required call; whole and streamed."""
@@ -143,3 +131,47 @@ def test_what_is_no_call_has_the_form(qwen: Served, writes: Writes, stream: bool
     likely = [chunk.logprobs for chunk in chunks] if stream else [reply.choices[0].logprobs]
     Verdict.model_validate_json(text)
     assert "".join(one.token for found in likely if found for one in found.content) == text
+
+
+# Requests of real clients, recorded by `python -m bench.agents --record`, each answered as its API has it.
+
+REQUESTS = sorted((Path(__file__).parent / "requests").glob("*.jsonl"))
+CLIENTS = 14
+ANSWER = {"/v1/chat/completions": "choices", "/v1/responses": "output", "/v1/messages": "content"}
+LAST = {  # of a stream
+    "/v1/chat/completions": "data: [DONE]",
+    "/v1/responses": ("event: response.completed", "event: response.incomplete"),
+    "/v1/messages": "event: message_stop",
+}
+
+
+@pytest.fixture(scope="module")
+def local(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A random model with a template that has tools, a long context, and short answers."""
+    path = make_model("llama", template=SOURCES["Qwen-Qwen2.5-7B-Instruct"], added=MARKS[:4], trained=65536)
+    home, context = tmp_path_factory.mktemp("recorded"), ContextOptions(n_threads=1)
+    with started(home, Limits(tokens=8), context=context, model=path, names=("local",)) as found:
+        yield found
+
+
+def test_every_client_is_recorded() -> None:
+    assert len(REQUESTS) == CLIENTS
+
+
+@pytest.mark.parametrize("path", REQUESTS, ids=lambda path: path.stem)
+def test_is_answered(local: Served, path: Path) -> None:
+    """Streams end with their last event, and other answers have a text or a call."""
+    previous = ""
+    for line in path.read_text().splitlines():
+        request = json.loads(line)
+        body: dict[str, Any] = request["body"]
+        if "previous_response_id" in body:
+            body["previous_response_id"] = previous
+        reply = local.http.post(request["path"], json=body)
+        assert reply.status_code == 200, reply.text
+        if body.get("stream"):
+            last = reply.text.strip().split("\n\n")[-1]
+            assert last.startswith(LAST[request["path"]]), last
+        elif request["path"] in ANSWER:
+            assert reply.json()[ANSWER[request["path"]]]
+            previous = reply.json()["id"]

@@ -72,7 +72,6 @@ def test_each_type_of_question(served: Served) -> None:
 
 
 def test_several_questions_share_their_input(library: Path) -> None:
-    """It is decoded once; each answer is that of its question alone."""
     questions = [{**CHOICE, "name": name, "instructions": f"{name}: {QUESTION}"} for name in ("a", "b", "c", "d")]
     text = INPUT * 40
     with started(library) as served:

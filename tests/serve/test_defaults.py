@@ -47,6 +47,8 @@ def test_they_are_as_if_the_request_had_named_them(served: Served) -> None:
     more = [*MESSAGES, {"role": "assistant", "content": "refused"}, *MESSAGES]
     again = [kind for kind, _, _ in pieces(served.chat(more, notes={"explain": True}))]
     assert again.count("erratum") == again.count("splice") == 1
+    listed = served.http.get("/v1/notes").json()
+    assert (listed["splice"], listed["errata"]) == (["returns"], ["date=2026-07-01"])  # the page ticks them
 
 
 def test_decisions_have_them_too(served: Served) -> None:
@@ -73,12 +75,6 @@ def test_a_default_that_is_the_memory_is_there_once(served: Served) -> None:
     assert pieces(reply) == pieces(given) and told(reply) == told(given) == "refused"
 
 
-def test_they_are_listed(served: Served) -> None:
-    """For the page, which ticks the skills; a text is listed by its name."""
-    listed = served.http.get("/v1/notes").json()
-    assert (listed["splice"], listed["errata"]) == (["returns"], ["date=2026-07-01"])
-
-
 def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:
     """Skills, an empty list of them, a skill in the model's name, a session; corrections alone replace corrections."""
     assert "splice" not in kinds(served, splice=[]) and "erratum" not in kinds(served, splice=["support"])
@@ -90,6 +86,5 @@ def test_a_request_that_names_its_own_is_left_as_it_is(served: Served) -> None:
 
 @pytest.mark.parametrize(("word", "error"), [("nothing", "no compiled skill"), ("-", "- is no text and no skill")])
 def test_a_skill_that_there_is_not_ends_the_server(library: Path, word: str, error: str) -> None:
-    """One error, before any request is answered."""
     with pytest.raises(NotesError, match=error), started(library, splice=[word]):
         pass

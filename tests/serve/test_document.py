@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from samples import SAMPLES
 
+from ..test_pages import matches
 from .conftest import Served, compile_into, started
 
 ROOT = Path(__file__).parents[2]
@@ -24,12 +25,6 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     compile_into(home, "returns", "support")
     with started(home, names=()) as found:
         yield found
-
-
-def matches(shown: str, found: str) -> bool:
-    """Compare an output with the expected one, in which `...` matches anything."""
-    pattern = ".*?".join(re.escape(part.strip("\n")) for part in shown.split("..."))
-    return re.fullmatch(rf"\s*{pattern}\s*", found, re.S) is not None
 
 
 def test_every_example(
@@ -55,8 +50,3 @@ def test_every_example(
             assert matches(shown, found), f"{command}\n{found}"
             seen += 1
     assert seen >= 12
-
-
-def test_what_does_not_match() -> None:
-    """The control."""
-    assert matches('{"a":1,...}', '{"a":1,"b":2}') and not matches('{"a":1,...}', '{"a":2,"b":2}')

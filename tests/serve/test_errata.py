@@ -50,8 +50,7 @@ def errata(reply: Json) -> int:
 
 
 def test_said_to_live_conversations_once(own: Served) -> None:
-    """Conversations with the skill get the erratum before the next question and keep their prefix, others do not; new
-    ones get it with the skill; so is a revoked value."""
+    """Before the next question, with its prefix; new ones get it with the skill; a revoked value counts as new."""
     talk: list[Json] = []
     other: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
@@ -90,7 +89,6 @@ def test_a_matched_text_is_corrected(own: Served) -> None:
 
 
 def test_a_client_corrects_its_own(own: Served) -> None:
-    """An erratum of a later turn is placed there, and keeps its place."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     second = turn(own, talk, ASK, errata={"date": "2026-07-01"})
@@ -138,15 +136,6 @@ def test_a_text_that_comes_again_overrules_no_correction(own: Served, first: str
         talk.append({"role": "assistant", "content": told(reply)})
 
 
-def test_a_correction_of_all_is_said_after_the_last_that_it_is_of(own: Served) -> None:
-    """Even if another text is longer, and so matched first, the erratum of the last text comes last."""
-    first, then = (rules_of(own, name, name, "full", "reduced") for name in ("repair", "long refund"))
-    talk = [first, {"role": "assistant", "content": "full"}, then]
-    for order in (talk, [then, talk[1], first]):
-        reply = own.chat(order, notes={"explain": True, "errata": ["*.season=summer"]})
-        assert [kind for kind, _, _ in pieces(reply)][-4:] == ["splice", "erratum", "erratum", "question"]
-
-
 def test_what_is_live_is_told_by_its_own_prompt(own: Served) -> None:
     """The blank line before an erratum is cached from another request, and is followed by other text here."""
     text = own.http.get("/v1/notes/returns").json()["text"]
@@ -192,38 +181,10 @@ def test_free_words_are_said_again_after_a_text_that_comes_again(own: Served) ->
 
 
 def test_a_short_text_with_a_field_is_found(own: Served) -> None:
-    """It can be corrected like a long one."""
     text = "# Fee\n\ntier: gold\n\nThe fee is due."
     compiled(own, "fee", text)
     assert own.http.post("/v1/notes/errata", json={"field": "fee.tier", "value": "silver"}).status_code == 200
     assert errata(own.chat([asked_with(text, "What is the tier?")], notes={"explain": True})) == 1
-
-
-RULES = """# {0} rules
-
-season: winter
-
-- If the season is winter then the {0} is {1}.
-- If the season is summer then the {0} is {2}.
-"""
-
-
-def rules_of(own: Served, name: str, topic: str, *outcomes: str) -> Json:
-    """Compile a text, and return it as a message that asks for the topic."""
-    text = RULES.format(topic, *outcomes)
-    own.http.post("/v1/notes/compile", json={"name": name, "text": text})
-    return {"role": "user", "content": f"{text.strip()}\n\nWhat is the {topic}?"}
-
-
-def test_what_is_said_of_all_skills_is_said_of_a_later_one(own: Served) -> None:
-    """`*.season` applies to a skill in a later message, and follows it directly."""
-    gate = rules_of(own, "gate", "access", "granted", "revoked")
-    club = rules_of(own, "club", "discount", "large", "small")
-    talk: list[Json] = []
-    notes = {"splice": [], "errata": ["*.season=summer"]}
-    assert told(turn(own, talk, gate, **notes)) == "revoked"
-    kinds = [kind for kind, _, _ in pieces(turn(own, talk, club, **notes))]
-    assert kinds[-3:] == ["splice", "erratum", "question"] and kinds.count("erratum") == 2
 
 
 @pytest.mark.parametrize("then", [{"date": "2026-05-02"}, {}])
@@ -235,9 +196,7 @@ def test_a_conversation_keeps_its_skills_whatever_it_corrects(own: Served, then:
     assert told(turn(own, talk, ASK, errata=then)) == "accepted"
 
 
-def test_sessions_are_told_too(
-    own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sessions_too(own: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The server and the command line share sessions on disk, and `notes edit --all` edits all of them."""
     monkeypatch.setattr("sys.stdin", None)
     ours = {**NOTES, "session": "ours"}
@@ -274,18 +233,6 @@ def test_an_edited_text_is_told_in_the_log(
         assert warnings == (1 if count > 1 else 0), plan
 
 
-def test_a_session_is_opened_by_one_at_a_time(own: Served) -> None:
-    """The second request gets 409 at once; the first is not disturbed."""
-    from notes_cli.sessions.folder import Sessions
-
-    with Sessions(own.home / "sessions").locked("mine", new=True):
-        error = own.chat([ASK], 409, notes={**NOTES, "session": "mine"})
-    assert error["code"] == "session_in_use" and "mine" in error["message"]
-    assert told(own.chat([ASK], notes={**NOTES, "session": "mine"})) == "accepted"
-    assert own.chat([TIER, {"role": "assistant", "content": "gold"}, ASK], 400, notes={"session": "mine"})
-    assert own.chat([ASK], 400, n=2, notes={"session": "mine"})["param"] == "n"
-
-
 @pytest.mark.parametrize(
     ("status", "given"),
     [
@@ -314,8 +261,7 @@ def test_the_file_survives_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_a_stopped_answer_has_been_told(own: Served) -> None:
-    """Errata of a turn whose answer the client stopped are in the prompt: the conversation continues from the partial
-    answer, and from its prefix."""
+    """The errata are in the prompt: the conversation continues from the partial answer, and from its prefix."""
     talk: list[Json] = []
     assert told(turn(own, talk, ASK)) == "accepted"
     talk.append({"role": "user", "content": f"{QUESTION} Think first."})
@@ -354,8 +300,7 @@ def test_others_are_answered_while_sessions_are_told(own: Served, monkeypatch: p
 
 
 def test_a_first_turn_is_corrected_in_place_too(own: Served) -> None:
-    """The prompt of `notes ask`: the value's own K/V and one erratum after the skill, also of a global erratum, and of
-    the last of several. Later turns reuse it, requests with another value or none do not."""
+    """As in `notes ask`: the value's own K/V and one erratum after the skill. Other requests reuse neither."""
     given = {"errata": ["date=2026-07-01", "date=2026-05-02", "date=2026-07-01"]}
     talk: list[Json] = []
     first = turn(own, talk, ASK, **given)

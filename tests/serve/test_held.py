@@ -81,7 +81,6 @@ def held(schema: Any) -> Any:
 
 
 def test_a_json_schema(served: Served) -> None:
-    """Valid, whole and streamed, greedy and sampled, and several at once."""
     found = create(served, response_format=held(SCHEMA), n=2, temperature=1, seed=3)
     for choice in found.choices:
         assert choice.finish_reason == "stop"
@@ -92,7 +91,6 @@ def test_a_json_schema(served: Served) -> None:
 
 
 def test_a_grammar(served: Served) -> None:
-    """In both endpoints."""
     grammar = {"grammar": 'root ::= "yes" | "no"'}
     assert create(served, extra_body=grammar).choices[0].message.content in ("yes", "no")
     raw = served.client.completions.create(model="tiny", prompt="Is it?", max_tokens=9, extra_body=grammar)
@@ -109,7 +107,6 @@ def test_a_grammar_that_becomes_too_ambiguous(served: Served, monkeypatch: pytes
 
 
 def test_a_session(served: Served) -> None:
-    """A turn of a session may have a grammar, but no tools."""
     session = {"notes": {"session": "held"}}
     for word in ("one", "two"):
         found = create(served, response_format=held({"const": word}), extra_body=session)
@@ -142,7 +139,6 @@ def test_a_session(served: Served) -> None:
     ],
 )
 def test_refused(qwen: Served, given: Json, says: str) -> None:
-    """A 400 in one line, and the server continues."""
     with pytest.raises(openai.BadRequestError, match=says):
         create(qwen, **given)
     assert qwen.http.get("/health").json() == {"status": "ok"}
@@ -159,29 +155,14 @@ def test_a_template_without_tools(served: Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_and_its_result(qwen: Served, script: Script, stream: bool) -> None:
-    """The client gets the call, and the answer continues after the result."""
-    script('I\'ll look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
-    text, calls, reason = told(create(qwen, tools=TOOLS, stream=stream), stream)
-    assert (text, reason) == ("I'll look.", "tool_calls")
-    assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [("get_weather", {"city": "Paris"})]
-    script("It is warm.")
-    call = {"id": calls[0][0], "type": "function", "function": {"name": calls[0][1], "arguments": calls[0][2]}}
-    talk: list[Any] = [
-        *ASKED,
-        {"role": "assistant", "content": text, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": calls[0][0], "content": "21 degrees"},
-    ]
-    assert told(create(qwen, messages=talk, tools=TOOLS, stream=stream), stream) == ("It is warm.", [], "stop")
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_a_call_after_the_beginning_of_an_answer(qwen: Served, script: Script, stream: bool) -> None:
     """The text goes on, its blanks too, and a call may follow; what begins a bare call elsewhere is text here."""
     begun = {"messages": [*ASKED, {"role": "assistant", "content": "I'll"}], "tools": TOOLS, "stream": stream}
     script(' look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>')
-    text, [(_, name, _)], reason = told(create(qwen, **begun), stream)
-    assert (text, name, reason) == (" look.", "get_weather", "tool_calls")
+    text, [(_, name, arguments)], reason = told(create(qwen, **begun), stream)
+    assert (text, name, reason) == (" look.", "get_weather", "tool_calls") and json.loads(arguments) == {
+        "city": "Paris"
+    }
     bare = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
     script(bare)
     assert told(create(qwen, **begun), stream) == (bare, [], "stop")
@@ -208,7 +189,6 @@ def told(reply: Any, stream: bool) -> tuple[str, list[tuple[str, str, str]], str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_that_must_be(qwen: Served, stream: bool) -> None:
-    """Of any tool, or of a named one, with valid arguments."""
     schemas = {one["function"]["name"]: one["function"]["parameters"] for one in TOOLS}
     for choice, names in (
         ("required", set(schemas)),
@@ -236,9 +216,7 @@ def test_tools_that_are_allowed(qwen: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("begun", ["", "I'll"])
-def test_a_call_that_the_model_begins_is_of_an_allowed_tool(
-    qwen: Served, monkeypatch: pytest.MonkeyPatch, stream: bool, begun: str
-) -> None:
+def test_a_call_is_of_an_allowed_tool(qwen: Served, monkeypatch: pytest.MonkeyPatch, stream: bool, begun: str) -> None:
     """Its text stays; the call that it wants is replaced by one of an allowed tool, and the tokens of it are gone."""
     model, real = qwen.scheduler.workspace.model, generate.Sampler
     wanted = ' look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -315,8 +293,7 @@ def test_tools_cost_nothing_the_second_time(qwen: Served) -> None:
 
 
 def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`notes compile tools.json`: none of its tokens is decoded, in any order, and the answer is the same; other tools,
-    and a user's equal text, match in runs at most."""
+    """None of its tokens is decoded, in any order; other tools, and a user's equal text, match in runs at most."""
     others = [tool("look", where={"type": "string", "description": "a place <in> [brackets]"}), *TOOLS]
     (tmp_path / "agent.json").write_text(json.dumps(others))
     monkeypatch.setenv("NOTES_HOME", str(qwen.home))
@@ -343,8 +320,7 @@ def test_a_compiled_set_of_tools(qwen: Served, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_correction_does_not_break_into_a_loop_of_calls(qwen: Served, script: Script, tmp_path: Path) -> None:
-    """Global errata wait for the next question during tool calls; the client's own come with the latest result. Both
-    keep the prefix."""
+    """Global errata wait for the next question; the client's own come with the latest result. Both keep the prefix."""
     text = "date: 2026-05-01\n\n- If the date is before 2026-06-15 then the return is accepted. " + "Ask a human. " * 4
     skill = {"name": "rules", "text": f"# Rules\n\n{text}"}
     assert '"skill"' in qwen.http.post("/v1/notes/compile", json=skill).text

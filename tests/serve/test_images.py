@@ -48,8 +48,7 @@ def shown(*parts: Any) -> list[dict[str, Any]]:
 
 
 def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
-    """A compiled one is spliced under any name; another of the same size is compiled and stored; both are answered as
-    alone."""
+    """A compiled one is spliced under any name, another is compiled and stored; both are answered as alone."""
     found = seeing.chat(shown(image(ONE), "What is the total?"), notes={"explain": True})
     named = [one for one in found["notes"]["pieces"] if one["name"]]
     assert {one["name"] for one in named} == {"photo"} and sum(one["tokens"] for one in named) == 18
@@ -64,7 +63,6 @@ def test_an_image_is_known_by_its_bytes(seeing: Served) -> None:
 
 
 def test_several_images_and_a_conversation(seeing: Served) -> None:
-    """Two in a message, one of them again in the next turn, which reuses its prefix."""
     messages = shown("Look:", image(ONE), image(TWO), "What shape is at the top left in the first picture?")
     first = seeing.chat(messages, notes={"explain": True}, max_tokens=4)
     messages += [
@@ -90,19 +88,16 @@ def test_several_images_and_a_conversation(seeing: Served) -> None:
     ],
 )
 def test_bad_images_are_refused(seeing: Served, part: dict[str, Any], message: str) -> None:
-    """With the place in the request, and the error."""
     error = seeing.chat(shown(part, "What?"), status=400)
     assert message in error["message"]
 
 
 def test_a_text_is_no_image(seeing: Served) -> None:
-    """The library's text of an image, sent by a user, is plain text."""
     found = seeing.chat(shown(read_picture(ONE, "").text, "What is the total?"), notes={"explain": True}, max_tokens=2)
     assert not any(one["name"] for one in found["notes"]["pieces"])
 
 
 def test_who_shares_nothing_shares_no_image(seeing: Served, home: Path) -> None:
-    """With a salt no compiled image is used or stored."""
     three = image_bytes(48, 48, seed=3)
     before = sorted(path.name for path in (seeing.home / "library").iterdir())
     seeing.chat(shown(image(three), "What is the total?"), notes={"cache_salt": "mine"}, max_tokens=2)
@@ -162,7 +157,6 @@ def test_a_turn_of_a_session_is_what_it_would_be_without(seeing: Served, home: P
 
 
 def test_a_model_without_vision_says_so(served: Served) -> None:
-    """One sentence, and the server continues."""
     error = served.chat(shown(image(ONE), "What?"), status=400)
     assert "projector" in error["message"]
     assert served.ask()

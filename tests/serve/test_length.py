@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from notes_cli.runtime.contexts import DEFAULT_CONTEXT
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.questions import TURN
 
-from .conftest import Json, Served, started
+from .conftest import QUESTION, Json, Served, started
 
 TRAINED = 8192
 WAYS: list[Json] = [{}, {"ask": True}, {"session": "s"}]
@@ -80,10 +82,7 @@ def test_a_long_answer_has_the_length_that_was_asked_for(fresh: Served, notes: J
 
 @pytest.mark.parametrize("notes", [{}, {"session": "s"}], ids=["chat", "session"])
 @pytest.mark.parametrize("asked", [{}, {"max_tokens": 2000}, {"max_tokens": 30}], ids=str)
-def test_a_server_may_bound_answers(
-    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: Json, asked: Json
-) -> None:
-    """By `--max-tokens`."""
+def test_a_bound(library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notes: Json, asked: Json) -> None:
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with started(tmp_path, Limits(tokens=50)) as served:
         given = {"messages": [{"role": "user", "content": "Why?"}], "notes": notes, **asked}
@@ -100,7 +99,6 @@ def test_a_question_of_notes_ask_is_not_cut_by_the_bound(library: Path, tmp_path
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
 def test_the_models_have_the_length_of_their_context(fresh: Served, path: str) -> None:
-    """By the names in vLLM and llama-server."""
     found = fresh.http.get(path).json()
     for one in found.get("data", [found]):
         assert one["max_model_len"] == one["meta"]["n_ctx"] == one["meta"]["n_ctx_train"] == TRAINED
@@ -122,8 +120,73 @@ def test_nothing_bounds_a_state(make_model: Callable[..., Path], tmp_path: Path)
 @pytest.mark.parametrize("notes", WAYS, ids=["chat", "ask", "session"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_prompt_that_is_too_long(make_model: Callable[..., Path], tmp_path: Path, kind: str, notes: Json) -> None:
-    """Refused with the words and the code by which clients recognise it."""
     with started(tmp_path, model=make_model(kind, trained=1000)) as served:
         error = served.chat([{"role": "user", "content": "x" * 990}], 400, notes=notes)
         assert error["message"].startswith("This model's maximum context length is 1000 tokens. ")
         assert "this request needs 10" in error["message"] and error["code"] == "context_length_exceeded"
+
+
+# Answers that fill a fixed context: each ends there, none fails, and none is lost.
+
+CELLS = 512
+ENDLESS = {"max_tokens": 1000, "temperature": 1, "seed": 3}
+
+
+@pytest.fixture
+def small(library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A server with a small context, whose answers never end by themselves."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    with started(library, context=ContextOptions(n_ctx=CELLS, n_threads=1), fixed_size=True) as found:
+        yield found
+
+
+def ask(served: Served, count: int, prompt: Any = QUESTION) -> tuple[int, list[str], int]:
+    """Return the status, the finish reason of each answer, and the tokens of the prompt and of all answers."""
+    reply = served.http.post("/v1/completions", json={"prompt": prompt, "n": count, **ENDLESS})
+    found = reply.json()
+    assert reply.status_code == 200, found
+    return reply.status_code, [one["finish_reason"] for one in found["choices"]], found["usage"]["total_tokens"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 16])
+def test_several_answers_fill_the_context(small: Served, count: int) -> None:
+    status, reasons, tokens = ask(small, count)
+    assert (status, reasons) == (200, ["length"] * count)
+    assert CELLS - count < tokens <= CELLS
+    assert small.at_context(small.scheduler.gauges)["cells_promised"] == 0
+
+
+@pytest.fixture(scope="module")
+def larger(library: Path) -> Iterator[Served]:
+    with started(library, context=ContextOptions(n_ctx=2 * CELLS, n_threads=1), fixed_size=True) as found:
+        yield found
+
+
+def think(served: Served, count: int, question: str = QUESTION, status: int = 200) -> Json:
+    """Generate answers after reasoning that repeats a token and never ends by itself."""
+    endless = {"reasoning_effort": "low", "max_think": 900, "logit_bias": {"77": 100}}
+    return served.chat(
+        [{"role": "user", "content": question}], status, notes={"splice": ["returns"]}, n=count, **endless
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+def test_several_chains_of_thought_fill_the_context(larger: Served, count: int) -> None:
+    """Each has the cells reserved for its end, and an answer."""
+    found = think(larger, count)
+    assert [one["finish_reason"] for one in found["choices"]] == ["length"] * count
+    assert all(one["message"]["reasoning_content"] and one["message"]["content"] for one in found["choices"])
+    assert 2 * CELLS - count < found["usage"]["total_tokens"] <= 2 * CELLS
+    assert larger.at_context(larger.scheduler.gauges)["cells_promised"] == 0
+
+
+def test_chains_of_thought_for_which_there_is_no_room(larger: Served) -> None:
+    assert think(larger, 16, status=400)["code"] == "context_length_exceeded"
+
+
+def test_chains_of_thought_beside_others(larger: Served) -> None:
+    """Preempted ones have the cells for their ends after they are resumed, too."""
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda count: think(larger, count, f"{count}? {QUESTION}"), (4, 1, 2, 1, 3, 2)))
+    assert [len(one["choices"]) for one in found] == [4, 1, 2, 1, 3, 2]
+    assert {choice["finish_reason"] for one in found for choice in one["choices"]} == {"length"}

@@ -54,7 +54,6 @@ def test_a_skill_is_compiled_listed_used_and_removed(own: Served) -> None:
     ],
 )
 def test_what_cannot_be_compiled_has_a_status(own: Served, given: Json, param: str) -> None:
-    """Before any event is sent."""
     reply = own.http.post("/v1/notes/compile", json=given)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
 
@@ -129,7 +128,6 @@ def test_a_name_of_the_model_with_an_at(library: Path) -> None:
 
 
 def test_explain(own: Served) -> None:
-    """The explanation matches the request that follows, and computes nothing."""
     asked = {"messages": [{"role": "user", "content": QUESTION}], "notes": {"splice": ["returns"], "explain": True}}
     decoded = own.scheduler.metrics.decoded
     before = own.http.post("/v1/notes/explain", json=asked).json()

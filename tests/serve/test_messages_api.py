@@ -49,6 +49,8 @@ def test_an_answer_equals_that_of_a_chat(served: Served) -> None:
         assert message["content"] == [{"type": "text", "text": told(chat)}] and message["stop_reason"] == "end_turn"
         counts = message["usage"]
         assert counts["input_tokens"] + counts["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
+    counted = create(served, path="/count_tokens", system="Be brief.", notes=notes)["input_tokens"]
+    assert counted == chat["usage"]["prompt_tokens"] and create(served, max_tokens=2)["stop_reason"] == "max_tokens"
 
 
 def test_the_headers_of_a_client_are_left_out(served: Served) -> None:
@@ -56,12 +58,6 @@ def test_the_headers_of_a_client_are_left_out(served: Served) -> None:
     system = [{"type": "text", "text": "x-anthropic-billing-header: cch=1f2;"}, {"type": "text", "text": "Be brief."}]
     counted = create(served, path="/count_tokens", system=system)
     assert counted == create(served, path="/count_tokens", system="Be brief.")
-
-
-def test_tokens_are_counted(served: Served) -> None:
-    counted = create(served, path="/count_tokens")["input_tokens"]
-    usage = create(served)["usage"]
-    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
 @pytest.mark.parametrize("question", [QUESTION, f"{QUESTION} Think first."])
@@ -104,7 +100,6 @@ def test_earlier_thinking_is_no_part_of_the_prompt(served: Served) -> None:
 
 
 def test_a_stop_sequence_is_named(served: Served) -> None:
-    """Whole and streamed; an answer that ends by itself names none."""
     think = [{"role": "user", "content": f"{QUESTION} Think first."}]
     how: Json = {"messages": think, "notes": {"splice": ["returns"]}}
     assert (create(served, **how)["stop_reason"], create(served, **how)["stop_sequence"]) == ("end_turn", None)
@@ -113,10 +108,6 @@ def test_a_stop_sequence_is_named(served: Served) -> None:
     assert message["content"][0]["text"].endswith("So") and streamed[0]["message"]["stop_sequence"] is None
     for ended in (message, streamed[-2]["delta"]):
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", " the return")
-
-
-def test_a_cut_answer(served: Served) -> None:
-    assert create(served, max_tokens=2)["stop_reason"] == "max_tokens"
 
 
 @pytest.mark.parametrize(

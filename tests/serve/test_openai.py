@@ -14,7 +14,7 @@ from notes_cli.serve.generation import TokenRecorder
 from notes_cli.serve.parsing import parse_completion
 from notes_cli.serve.replies import Reply, TokenOffsets
 
-from .conftest import QUESTION, Json, Served, pieces, told
+from .conftest import QUESTION, Json, Served, told
 
 ASKED = [{"role": "user", "content": QUESTION}]
 LATE = {"date": "2026-07-01"}
@@ -52,11 +52,14 @@ def test_a_stream_comes_to_the_same(served: Served) -> None:
 
 
 def test_the_models_name_names_skills(served: Served) -> None:
-    """`model@skill` splices, and the list of models has it."""
     listed = [one.id for one in served.client.models.list()]
     assert {f"{listed[0]}@returns", f"{listed[0]}@support"} <= set(listed)
     reply = served.client.chat.completions.create(model=listed[1], messages=ASKED)
     assert reply.choices[0].message.content == "accepted"
+    assert served.client.models.retrieve("tiny@returns").id == "tiny@returns"
+    for name, code in (("other", "model_not_found"), ("tiny@nothing", "skill_not_found")):
+        found = served.http.get(f"/v1/models/{name}")
+        assert found.status_code == 404 and found.json()["error"]["code"] == code
 
 
 @pytest.mark.parametrize(
@@ -81,25 +84,8 @@ def test_errors_are_those_of_the_api(served: Served, status: int, param: str, gi
     assert set(error) == {"message", "type", "param", "code"} and error["param"] == param and error["message"]
 
 
-def test_a_conversation_goes_on_from_its_rows(served: Served) -> None:
-    """The second turn decodes only its new tokens, and its usage counts the cached ones."""
-    first = served.ask("What is the tier?", splice=["returns"])
-    turns = [
-        {"role": "user", "content": "What is the tier?"},
-        {"role": "assistant", "content": told(first)},
-        {"role": "user", "content": QUESTION},
-    ]
-    second = served.chat(turns, notes={"splice": ["returns"], "explain": True})
-    live = sum(tokens for _, how, tokens in pieces(second) if how == "live")
-    assert live >= first["usage"]["prompt_tokens"] and "decoded" in {how for _, how, _ in pieces(second)}
-    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == live
-    full = served.chat(turns, notes={"splice": ["returns"], "recompute": True})
-    assert told(full) == told(second)
-
-
 def test_stops_and_probabilities(served: Served) -> None:
-    """An answer ends before a stop string, also one of two tokens; each token has its probability, and the tokens join
-    to the answer, whole and in chunks."""
+    """A stop string may have several tokens; each token has its probability, and they join to the answer."""
     extra = {"notes": {"splice": ["returns"]}}
     thinking = [{"role": "user", "content": f"{QUESTION} Think first."}]
     create = served.client.chat.completions.create
@@ -131,6 +117,8 @@ def test_completions_of_raw_prompts(served: Served) -> None:
     alone = create(model="tiny", prompt=tokens, max_tokens=5, temperature=0.5, seed=3, logprobs=2)
     assert f"# Returns{alone.choices[0].text}" == both.choices[0].text
     assert alone.choices[0].logprobs and len(alone.choices[0].logprobs.tokens or ()) == 5
+    none = create(model="tiny", prompt=tokens, max_tokens=0)  # as evaluation tools ask
+    assert none.usage and none.usage.completion_tokens == 0
     streamed = create(model="tiny", prompt=["# Returns", "May I"], max_tokens=5, stream=True, echo=True)
     words: dict[int, str] = {}
     for chunk in streamed:
@@ -141,7 +129,6 @@ def test_completions_of_raw_prompts(served: Served) -> None:
 
 
 def test_reasoning_comes_apart(served: Served) -> None:
-    """Reasoning has its own key, and the content is only the answer."""
     extra = {"notes": {"splice": ["returns"], "errata": LATE}}
     reply = served.client.chat.completions.create(
         model="tiny", messages=ASKED, reasoning_effort="low", extra_body=extra
@@ -174,7 +161,6 @@ def test_each_of_several_answers_ends_when_it_does(served: Served) -> None:
 
 
 def test_a_bias(served: Served) -> None:
-    """A likely token is forbidden, an unlikely one is forced; unknown ones are refused."""
     create = served.client.completions.create
     tokens = served.http.post("/tokenize", json={"content": " z"}).json()["tokens"]
     given = {"model": "tiny", "prompt": "# Returns", "max_tokens": 6}
@@ -205,6 +191,8 @@ def test_a_session_tells_log_probabilities(served: Served) -> None:
     assert found[0] == found[1]
     for name, given in (("n", {"n": 2}), ("stop", {"stop": "x"})):
         assert served.chat(ASKED, 400, notes={"session": "likely"}, **given)["param"] == name
+    assert "has begun" in served.chat(ASKED, 400, notes={"session": "likely", "exact": True})["message"]
+    assert served.chat([*ASKED, {"role": "assistant", "content": "gold"}, *ASKED], 400, notes={"session": "likely"})
 
 
 def test_an_answer_that_ends_a_chain_of_thought_is_cut_as_any(served: Served) -> None:
@@ -238,28 +226,25 @@ class Spelling:
         return self.tokens[token]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "offsets"),
-    [
-        ([b"a", b"bc", b"d"], [0, 1, 3]),
-        (["é".encode()[:1], "é".encode()[1:], b"x"], [0, 0, 1]),
-        (["😀".encode()[:1], "😀".encode()[1:2], "😀".encode()[2:] + b"!", b"?"], [0, 0, 0, 2]),
-        (
-            ["a漢".encode()[:2], "漢".encode()[1:2], "漢".encode()[2:] + "字".encode()[:1], "字".encode()[1:], b"."],
-            [0, 1, 1, 2, 3],
-        ),
-        ([b"e", "\u0301".encode()[:1], "\u0301".encode()[1:], b"x"], [0, 1, 1, 2]),
-        ([b"\xf0\x9f", b"ab", b"c"], [0, 1, 3]),  # never completed: one U+FFFD
-        ([b"\xe2", b"\xe2", b"\x82\xac", b"x"], [0, 1, 1, 2]),
-        ([b"\x80", b"\xbf\xbf", b"a"], [0, 1, 3]),
-        ([b"a", b"", b"b"], [0, 1, 1]),  # a control token is not in the text
-    ],
-)
-@pytest.mark.parametrize("start", [0, 7])
-def test_offsets_of_tokens(tokens: list[bytes], offsets: list[int], start: int) -> None:
+OFFSETS: list[tuple[list[bytes], list[int]]] = [
+    ([b"a", b"bc", b"d"], [0, 1, 3]),
+    (["é".encode()[:1], "é".encode()[1:], b"x"], [0, 0, 1]),
+    (["😀".encode()[:1], "😀".encode()[1:2], "😀".encode()[2:] + b"!", b"?"], [0, 0, 0, 2]),
+    ([b"a\xe6", b"\xbc", b"\xa2\xe5", b"\xad\x97", b"."], [0, 1, 1, 2, 3]),  # two characters in four tokens
+    ([b"e", b"\xcc", b"\x81", b"x"], [0, 1, 1, 2]),
+    ([b"\xf0\x9f", b"ab", b"c"], [0, 1, 3]),  # never completed: one U+FFFD
+    ([b"\xe2", b"\xe2", b"\x82\xac", b"x"], [0, 1, 1, 2]),
+    ([b"\x80", b"\xbf\xbf", b"a"], [0, 1, 3]),
+    ([b"a", b"", b"b"], [0, 1, 1]),  # a control token is not in the text
+]
+
+
+def test_offsets_of_tokens() -> None:
     """In characters of the text; a part of a character has the character's offset."""
-    places = TokenOffsets(start)
-    assert [places.next(token) - start for token in tokens] == offsets
+    for tokens, offsets in OFFSETS:
+        for start in (0, 7):
+            places = TokenOffsets(start)
+            assert [places.next(token) - start for token in tokens] == offsets, tokens
 
 
 def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
@@ -277,8 +262,7 @@ def test_alternatives_that_are_parts_of_characters_stay_apart() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_of_an_answer(served: Served, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole and in chunks: each token of whole characters is in the text at its offset, after the prompt if echoed,
-    also if characters have several tokens."""
+    """Whole and in chunks, after an echoed prompt, where characters have several tokens: a token is at its offset."""
     parts = served.http.post("/tokenize", json={"content": "é😀漢x"}).json()["tokens"]
     bias = {str(token): 100 for token in parts}
     given = {"prompt": "# Returns é", "max_tokens": 40, "temperature": 2, "seed": 4, "logprobs": 3, "echo": True}

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
-import httpx
 import pytest
 import tree_sitter
 import tree_sitter_javascript
@@ -114,11 +113,12 @@ def test_files_are_served(locked: Served) -> None:
         assert reply.headers["x-content-type-options"] == "nosniff"
     for place in ("/page/", "/page/../webpage.py", "/page/..%2fwebpage.py", "/page/index.html", "/page/none.js"):
         assert locked.http.get(place).status_code in (401, 404), place
-    assert locked.http.get("/v1/models").status_code == 401
+    assert locked.http.get("/v1/models").status_code == locked.http.head("/v1/models").status_code == 401
+    head = locked.http.head("/")
+    assert (head.status_code, head.content) == (200, b"")
 
 
 def test_no_page(library: Path) -> None:
-    """It can be turned off."""
     with started(library, options=Options(page=False)) as served:
         assert [served.http.get(place).status_code for place in ("/", "/page/app.js")] == [404, 404]
         assert served.http.get("/health").status_code == 200
@@ -126,7 +126,6 @@ def test_no_page(library: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--no-page"]])
 def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command serves a page by default."""
     given: list[bool] = []
     monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.options.page))
     assert run(["serve", "--port", "0", *options]) == 0
@@ -134,7 +133,6 @@ def test_the_option(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nothing_from_elsewhere() -> None:
-    """No file names another site, and all files that they load exist."""
     for path in FILES:
         assert not elsewhere(path.read_text(encoding="utf-8")), path.name
     loaded = [*index().all("src"), *(one for one in index().all("href") if not one.startswith("#"))]
@@ -144,8 +142,7 @@ def test_nothing_from_elsewhere() -> None:
 
 
 def test_text_is_never_html() -> None:
-    """No script makes HTML or code of a text, and the document has no inline code or style, which the policy
-    forbids."""
+    """No script makes HTML or code of a text, and the document has no inline code or style: the policy forbids it."""
     for path in SCRIPTS:
         assert not MAKES_HTML.search(path.read_text(encoding="utf-8")), path.name
     for tag, attributes in index().found:
@@ -170,7 +167,6 @@ def test_scripts(path: Path) -> None:
 
 
 def test_every_script_is_reached() -> None:
-    """Every file of the page is loaded."""
     reached, waiting = set(), ["app.js"]
     while waiting:
         one = waiting.pop()
@@ -192,16 +188,9 @@ def test_places_are_there() -> None:
 
 
 def test_what_is_found() -> None:
-    """The checks above find what they should."""
     assert elsewhere('import "https://cdn.example/x.js"') and elsewhere('<script src="//cdn.example/x.js">')
     assert elsewhere(f'<svg xmlns="{NAMESPACE}">// a comment') == []
     assert MAKES_HTML.search("node.innerHTML = text") and MAKES_HTML.search("eval(text)")
     assert broken("const a = {;\n") and not broken("const a = b?.c ?? `x${d}`;\n")
     assert called("const a = 1; b(a); a();") == {"b"}
     assert exports("export async function a() {}\nexport const b = 1;") == {"a", "b"}
-
-
-def test_head(locked: Served) -> None:
-    """HEAD is answered like GET, without a body."""
-    reply = httpx.head(locked.url + "/", headers={"Authorization": "Bearer secret"})
-    assert (reply.status_code, reply.content) == (200, b"")

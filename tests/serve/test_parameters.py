@@ -27,6 +27,7 @@ DEFAULTS: list[Json] = [
     {"repetition_penalty": 1.0, "min_tokens": 0, "stop_token_ids": [], "skip_special_tokens": True, "priority": 3},
     {"add_generation_prompt": True, "continue_final_message": False, "include_reasoning": True, "request_id": "1"},
     {"keep_alive": "5m", "think": False, "prompt_cache_options": {"ttl": 1}, "stream_options": None},
+    {"logit_bias": {}, "functions": None, "modalities": ["text"], "prediction": None},
     dict.fromkeys(("guided_json", "structured_outputs", "moderation", "web_search_options", "temprature", "options")),
 ]
 
@@ -56,6 +57,7 @@ def test_what_changes_nothing_is_ignored(served: Served, given: Json) -> None:
         ("web_search_options", {}),
         ("options", {"temperature": 1}),
         ("temprature", 1),
+        ("functions", [{"name": "f"}]),
     ],
 )
 def test_what_would_change_an_answer_is_refused(served: Served, key: str, value: object) -> None:
@@ -64,7 +66,6 @@ def test_what_would_change_an_answer_is_refused(served: Served, key: str, value:
 
 
 def test_null_is_no_value_anywhere(served: Served) -> None:
-    """For known and unknown keys, at the top and nested."""
     keys = ("temperature", "max_tokens", "stop", "tools", "tool_choice", "response_format", "logit_bias", "n", "seed")
     more = dict.fromkeys((*keys, "stream", "logprobs", "grammar", "chat_template_kwargs", "mirostat", "n_keep", "x"))
     words = [{"type": "text", "text": QUESTION, "cache_control": None, "x": None}]
@@ -75,38 +76,25 @@ def test_null_is_no_value_anywhere(served: Served) -> None:
     assert told(served.chat([user], notes=notes, **inner)) == "accepted"
 
 
-def test_what_is_ignored_is_logged_once(
-    library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """One line per new key, however often it is sent; none for null."""
+def test_the_log(library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]) -> None:
+    """One per new key that is ignored, none for null. One per request, with the tokens of prompts that were answered,
+    none for what monitors request."""
     with started(tmp_path_factory.mktemp("logged")) as served:
         for _ in range(2):
             served.chat(ASK, n_keep=4, min_keep=0, moderation=None, max_tokens=1)
         served.http.post("/v1/completions", json={"prompt": "a", "n_keep": 4, "priority": 1, "max_tokens": 1})
         served.chat(ASK, 400, keep_alive=1, min_keep=2)
-    lines = [line for line in capfd.readouterr().err.splitlines() if "ignored" in line]
-    assert lines == [
-        "ignored: n_keep, min_keep",
-        "ignored: priority",
-    ]
-
-
-def test_a_line_for_each_request(
-    library: None, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """With the tokens of prompts that were answered; none for what monitors request."""
-    with started(tmp_path_factory.mktemp("logged")) as served:
-        served.chat(ASK, max_tokens=1)
         with served.http.stream("POST", "/v1/messages", json={"messages": ASK, "max_tokens": 1, "stream": True}) as got:
             got.read()
-        served.chat([], 400)
         served.http.get("/health")
         served.http.get("/v1/none")
-    lines = [re.sub(r"[\d,]+ ms", "N ms", line) for line in capfd.readouterr().err.splitlines() if "/" in line]
-    assert lines == [
-        "POST /v1/chat/completions 200, prompt 13 tokens (0 reused, N ms), answer 1, N ms",
-        "POST /v1/messages 200, prompt 13 tokens (0 reused, N ms), answer 1, N ms",
+    log = [re.sub(r"[\d,]+ ms", "N ms", line) for line in capfd.readouterr().err.splitlines()]
+    assert [line for line in log if "ignored" in line] == ["ignored: n_keep, min_keep", "ignored: priority"]
+    assert [re.sub(r"\(\d+ reused", "(R reused", line) for line in log if line.startswith(("POST", "GET"))] == [
+        *["POST /v1/chat/completions 200, prompt 13 tokens (R reused, N ms), answer 1, N ms"] * 2,
+        "POST /v1/completions 200, prompt 1 tokens (R reused, N ms), answer 1, N ms",
         "POST /v1/chat/completions 400, N ms",
+        "POST /v1/messages 200, prompt 13 tokens (R reused, N ms), answer 1, N ms",
         "GET /v1/none 404, N ms",
     ]
 
@@ -154,7 +142,6 @@ def test_every_api_takes_the_samplers_of_llama_cpp(parse: Callable[[Json], ChatR
     ],
 )
 def test_values_out_of_range_are_refused(key: str, value: object) -> None:
-    """With the key, the range and the value."""
     with pytest.raises(Refused, match=f"^{key} must be .* from .*, not|^{key} must be a list .* not") as refused:
         parse_chat({"messages": USER, key: value})
     assert (refused.value.status, refused.value.param, refused.value.code) == (400, key, "invalid_value")

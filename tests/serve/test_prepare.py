@@ -79,7 +79,6 @@ def test_others_are_answered_while_a_request_is_read(served: Served, monkeypatch
     ids=["schema", "object", "format", "grammar", "call"],
 )
 def test_forms_that_are_taken_from_nobody_are_not_read(form: Json, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --no-forms."""
     for name in ("schema_grammar", "gbnf_grammar"):
         monkeypatch.setattr(parsing, name, lambda *_: pytest.fail("it was read"))
     with pytest.raises(parsing.Refused) as caught:
@@ -113,9 +112,7 @@ def test_forms_are_off_at_every_endpoint(library: Path) -> None:
         ("/v1/notes/compile", {"name": "big", "text": "the return " * 9000}, "a text of 81,000 characters"),
     ],
 )
-def test_what_no_context_holds(
-    served: Served, monkeypatch: pytest.MonkeyPatch, path: str, given: Json, says: str
-) -> None:
+def test_what_never_fits(served: Served, monkeypatch: pytest.MonkeyPatch, path: str, given: Json, says: str) -> None:
     """It is refused with the limit, and not tokenised."""
     longest = served.scheduler.state.longest_token
     assert longest == 13
@@ -161,17 +158,37 @@ def test_blanks_do_not_count(served: Served) -> None:
 
 
 def test_parts_of_a_message() -> None:
-    """Leading system messages are joined, and an answer's parts are one text."""
-
     def text(words: str) -> Json:
         return {"type": "text", "text": words}
 
-    head = [{"role": "system", "content": "A."}, {"role": "system", "content": [text(""), text("B.")]}, ASK]
+    head = [{"role": "developer", "content": "A."}, {"role": "system", "content": [text(""), text("B.")]}, ASK]
     one = [{"role": "system", "content": [text("A."), text("B.")]}, ASK]
     assert parse_chat({"messages": head}).messages == parse_chat({"messages": one}).messages
     answer = {"role": "assistant", "content": [text("a"), text("b")]}
     message, _ = parse_chat({"messages": [answer, ASK]}).messages
     assert [part.text for part in message.parts if isinstance(part, TextPart)] == ["ab"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_each_message_is_in_its_place(served: Served, role: str) -> None:
+    """Greetings and late system messages: the prompt has as many tokens as the rendered template. Global errata come
+    before the last question, or before the message in its place."""
+    late = {"role": role, "content": "Answer in one word."}
+    for talk, question in (
+        ([ANSWER, ASK], 1),
+        ([ASK, late], 0),
+        ([ASK, ANSWER, late, ASK], 3),
+        ([ASK, ANSWER, ANSWER, ASK], 3),
+        ([ASK, ANSWER, late], 2),
+        ([ANSWER, ASK, late], 1),
+        ([late, ASK], 1),
+    ):
+        assert prepare._question(parse_chat({"messages": talk}).messages) == question
+        reply = served.chat(talk, max_tokens=1)
+        shown = [(one["role"].replace("developer", "system"), one["content"]) for one in talk]
+        text = "".join(f"<|im_start|>{said}\n{words}<|im_end|>\n" for said, words in shown) + "<|im_start|>assistant\n"
+        tokens = served.at_context(lambda text=text: served.scheduler.workspace.model.tokenize(text, special=True))
+        assert reply["usage"]["prompt_tokens"] == len(tokens)
 
 
 def test_nothing_is_collected_while_json_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,9 +285,7 @@ def test_a_running_answer_goes_on_meanwhile(
     assert gate.threads[0].startswith("prepare")
 
 
-def test_a_client_that_leaves_while_its_request_is_prepared(
-    library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
-) -> None:
+def test_a_client_that_leaves_during_preparation(library: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
     """Nothing is decoded for it, it is counted, and its session can be opened again."""
     real = prepare.single_turn
 
@@ -362,11 +377,8 @@ def test_preparation_that_waits_for_the_decode_thread(library: Path, gate: Gate)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_next_turn_finds_what_the_one_before_has_left(
-    library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
-    """It may be sent at the end of an answer, or as soon as its client stops it: it is prepared once the state is
-    kept."""
+def test_a_turn_finds_the_one_before(library: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """It is prepared once the state is kept, also if it is sent as soon as an answer ends or is stopped."""
     monkeypatch.setattr(Model, "ends", lambda self, token: False)
     with alone(library) as one:
         over, prepared = threading.Event(), threading.Event()

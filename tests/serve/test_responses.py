@@ -162,7 +162,6 @@ def test_a_form_of_the_answer(served: Served) -> None:
     ],
 )
 def test_errors_name_the_parameter(served: Served, status: int, param: str, body: Json) -> None:
-    """In the form of OpenAI's API."""
     reply = served.http.post("/v1/responses", content=json.dumps(body).replace("Infinity", "1e999"), headers=TYPE)
     assert reply.status_code == status and reply.json()["error"]["param"] == param, reply.text
 
@@ -184,7 +183,6 @@ def test_tools_that_openai_runs_are_left_out(served: Served) -> None:
 
 
 def test_a_response_that_was_not_stored(served: Served) -> None:
-    """It cannot be continued."""
     response = served.client.responses.create(model="tiny", input=QUESTION, store=False)
     with pytest.raises(openai.NotFoundError, match="there is no response"):
         served.client.responses.create(model="tiny", input="And now?", previous_response_id=response.id)

@@ -12,7 +12,7 @@ import pytest
 from notes_cli.engine.options import ContextOptions
 from notes_cli.serve.jobs import Limits
 
-from .conftest import QUESTION, Json, Served, compile_into, started
+from .conftest import QUESTION, Json, Served, compile_into, started, told
 
 RULES = "\n\n".join(
     f"Rule {number}: every {word} must be brought back within {13 * number} days, and not later than that."
@@ -90,6 +90,34 @@ def test_exact_splices_nothing_after_another_text(served: Served) -> None:
         assert not reply["near"] and reply["notes"]["counts"]["spliced"] == 0
 
 
+def likely(served: Served, skills: list[str], **notes: Any) -> tuple[list[float], Json]:
+    """Return the log-probabilities of the answer's tokens and their alternatives, and the reply."""
+    given = {"splice": skills, "explain": True, **notes}
+    turns = [{"role": "user", "content": QUESTION}]
+    reply = served.chat(turns, notes=given, logprobs=True, top_logprobs=5, max_tokens=4)
+    content = reply["choices"][0]["logprobs"]["content"]
+    return [rival["logprob"] for one in content for rival in one["top_logprobs"]], reply
+
+
+def test_an_exact_answer_is_that_of_a_prefill(served: Served) -> None:
+    """Also after inexact requests, where a moved splice is further off; a decoded skill has the reason."""
+    worst = 0.0
+    orders = (["returns"], ["returns", "support"], ["support", "returns"], ["returns", "support"], ["returns"])
+    for number, skills in enumerate(orders):
+        wanted, _ = likely(served, skills, recompute=True, cache_salt=f"prefill {number}")
+        spliced, plain = likely(served, skills)  # leaves a prefix that an exact request may not reuse
+        exact, reply = likely(served, skills, exact=True)
+        assert max(abs(a - b) for a, b in zip(exact, wanted, strict=True)) < 1e-3
+        assert len(skills) > 1 or told(plain) == told(reply)
+        worst = max(worst, *(abs(a - b) for a, b in zip(spliced, wanted, strict=True)))
+        parts = [one for one in reply["notes"]["pieces"] if one["kind"] == "splice"]
+        assert [one["name"] for one in parts] == skills
+        assert all(one["how"] in ("spliced", "live") for one in parts[:1])
+        for one in parts[1:]:
+            assert one["how"] == "live" or (one["how"] == "decoded" and "exact rows were asked for" in one["why"])
+    assert worst > 1e-3  # else no skill was moved
+
+
 def test_tenants(served: Served) -> None:
     """With a salt there is nothing of the library or of others; parts of its own prompts are reused."""
     salted = {"notes": {"cache_salt": "mine"}}
@@ -120,8 +148,7 @@ def test_the_servers_mode(library: Path) -> None:
 
 
 def test_a_full_context_evicts_the_source(tmp_path: Path) -> None:
-    """Prompts that do not fit beside each other: the runs of one are in the next, which waits for others, and a client
-    that vanishes leaves nothing behind."""
+    """Prompts that do not fit beside each other: the runs of one are in the next, and nothing is left behind."""
     compile_into(tmp_path)
     context = ContextOptions(n_ctx=1024, n_threads=1)
     with started(tmp_path, Limits(parallel=4), context=context, fixed_size=True, reuse="near") as served:

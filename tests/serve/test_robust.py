@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -19,17 +21,22 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from bench import clients
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
 from notes_cli.errors import NotesError
+from notes_cli.runtime.prefix_cache import CachedPrefix
 from notes_cli.serve import event_stream
 from notes_cli.serve.app import Options
 from notes_cli.serve.generation import AnswerDone
 from notes_cli.serve.jobs import JobEvent, Limits, ServerJob
 from notes_cli.serve.parsing import parse_chat
+from notes_cli.serve.refusals import Refused
+from notes_cli.serve.scheduler import LONG as LONG_WORKS
 from notes_cli.serve.scheduler import DecodeThread
 from notes_cli.serve.security import Guard
+from notes_cli.serve.segment_cache import _cut
 
 from .conftest import QUESTION, Json, Served, started, told
 
@@ -147,6 +154,7 @@ def test_a_request_that_fails_harms_no_other(served: Served, monkeypatch: pytest
     assert sequences == resting and load == 0
 
 
+DEEP = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "[" * 200_000}}
 GARBAGE: list[tuple[int, dict[str, Any]]] = [
     (400, {"content": b"{", "headers": {"Content-Type": "application/json"}}),
     (400, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
@@ -160,6 +168,8 @@ GARBAGE: list[tuple[int, dict[str, Any]]] = [
     (400, {"json": {"messages": ASK, "stop": [""]}}),
     (400, {"json": {"messages": ASK, "seed": 1.5}}),
     (400, {"json": {"messages": ASK, "temperature": 1e400}}),
+    (400, {"json": {"messages": ASK, "temperature": int("9" * 400)}}),
+    (400, {"json": {"messages": [{"role": "assistant", "tool_calls": [DEEP]}, *ASK]}}),
     (400, {"json": {"messages": ASK, "notes": {"errata": ["colour=red"], "splice": ["returns"]}}}),
     (404, {"json": {"messages": ASK, "notes": {"splice": ["/etc/passwd"]}}}),
     (404, {"json": {"messages": ASK, "notes": {"splice": ["../../x"]}}}),
@@ -171,7 +181,6 @@ GARBAGE: list[tuple[int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("status", "given"), GARBAGE)
 def test_garbage_is_refused(served: Served, status: int, given: dict[str, Any]) -> None:
-    """With its status and an error object; nothing is logged as a server error."""
     try:
         json.dumps(given.get("json"), allow_nan=False)
     except ValueError:
@@ -208,9 +217,7 @@ def test_a_body_that_is_too_large_is_not_waited_for(served: Served, length: int)
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/notes/explain"])
-def test_half_a_character_is_named_with_its_place(
-    served: Served, content: bytes, place: str, half: str, path: str
-) -> None:
+def test_half_a_character_has_a_place(served: Served, content: bytes, place: str, half: str, path: str) -> None:
     reply = served.http.post(path, content=content, headers={"Content-Type": "application/json"})
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "invalid_json")
@@ -218,15 +225,11 @@ def test_half_a_character_is_named_with_its_place(
     assert "codec" not in error["message"]
 
 
-def test_bytes_that_are_no_text(served: Served) -> None:
-    """The error has the byte and its position."""
+def test_what_there_is_instead(served: Served) -> None:
+    """The error lists the existing paths, or the allowed methods; of bytes that are no text the first one."""
     kind = {"Content-Type": "application/json"}
     reply = served.http.post("/tokenize", content=b'{"content": "\xff"}', headers=kind)
     assert reply.json()["error"]["message"] == "the body is not UTF-8: byte 0xff at position 13"
-
-
-def test_what_there_is_instead(served: Served) -> None:
-    """The error lists the existing paths, or the allowed methods."""
     for path in ("/v1/chat/completion", "/", "/v2/models", "/v1/embeddings"):
         reply = served.http.post(path, json={})
         error = reply.json()["error"]["message"]
@@ -242,30 +245,33 @@ def test_what_there_is_instead(served: Served) -> None:
 
 @pytest.fixture
 def guarded(library: Path) -> Iterator[Served]:
-    with started(library, options=Options(keys=("one", "two"), origins=("https://a.example",))) as found:
+    with started(library, options=Options(keys=("one", "schlüssel"), origins=("https://a.example",))) as found:
         yield found
 
 
 def test_only_who_has_a_key_may_ask(guarded: Served) -> None:
-    """Any of the keys; health needs none; other origins are refused unless they are listed."""
-    get = guarded.http.get
-    assert get("/health").status_code == 200 and get("/v1/models").status_code == 401
-    for key in ("one", "two"):
-        assert get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    """Any of the keys, in UTF-8; health needs none; other origins are refused unless they are listed."""
+
+    def status(**headers: str) -> int:
+        sent = {name.replace("_", "-"): text.encode() for name, text in headers.items()}
+        return guarded.http.get("/v1/models", headers=sent).status_code
+
+    assert guarded.http.get("/health").status_code == 200 and status() == 401
+    right = "Bearer one"
+    for known in ({"Authorization": right}, {"Authorization": "Bearer schlüssel"}, {"x_api_key": "schlüssel"}):
+        assert status(**known) == 200
+    assert status(x_api_key="schlüssel", Authorization="Bearer three") == 200
     for wrong in ("Bearer three", "Bearer", "one", "Basic one", "Bearer on\u00e9"):
-        assert get("/v1/models", headers={"Authorization": wrong.encode()}).status_code == 401
-    right = {"Authorization": "Bearer one"}
-    assert get("/v1/models", headers={**right, "Origin": "https://evil.example"}).status_code == 403
-    assert get("/v1/models", headers={"x-api-key": "two"}).status_code == 200
-    assert get("/v1/models", headers={"x-api-key": "two", "Authorization": "Bearer three"}).status_code == 200
-    for wrong in ("three", "Bearer two", ""):
-        assert get("/v1/models", headers={"x-api-key": wrong}).status_code == 401
+        assert status(Authorization=wrong) == 401
+    for wrong in ("three", "Bearer schlüssel", ""):
+        assert status(x_api_key=wrong) == 401
+    assert status(Authorization=right, Origin="https://evil.example") == 403
     for name in ("host.docker.internal", "evil.example"):  # such a page has no key
-        assert get("/v1/models", headers={**right, "Host": name}).status_code == 200
-        assert get("/v1/models", headers={"Host": name}).status_code == 401
-        assert get("/v1/models", headers={**right, "Host": name, "Origin": "https://b.example"}).status_code == 403
-    named = get("/v1/models", headers={**right, "Origin": "https://a.example"})
-    assert named.headers["access-control-allow-origin"] == "https://a.example"
+        assert (status(Authorization=right, Host=name), status(Host=name)) == (200, 401)
+        assert status(Authorization=right, Host=name, Origin="https://b.example") == 403
+    for key, wanted in (({"Authorization": right}, 200), ({}, 401)):  # a listed origin can read a refusal
+        named = guarded.http.get("/v1/models", headers={**key, "Origin": "https://a.example"})
+        assert named.status_code == wanted and named.headers["access-control-allow-origin"] == "https://a.example"
     preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     assert guarded.http.options("/v1/chat/completions", headers=preflight).status_code == 200
 
@@ -323,19 +329,18 @@ def test_curl_needs_no_content_type(served: Served) -> None:
     for browser in ({"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Mode": "no-cors"}, {"Referer": "http://a/"}, own):
         reply = served.http.post(url, content=sent, headers={**form, **browser})
         assert reply.status_code == 415 and "Content-Type: application/json" in reply.json()["error"]["message"]
-    for origin in ("https://a.example", "null"):
-        assert served.http.post(url, content=sent, headers={**form, "Origin": origin}).status_code == 403
     encoded = served.http.post(url, content="%7B%22messages%22%3A1%7D=", headers=form)  # as from an HTML form
     assert encoded.status_code == 400 and "JSON" in encoded.json()["error"]["message"]
 
 
-def test_no_page_may_ask_unless_it_is_named(served: Served) -> None:
-    reply = served.http.get("/v1/models", headers={"Origin": "https://a.example"})
-    assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
+@pytest.mark.parametrize("origin", ["https://a.example", "null", "http://["])
+def test_no_page_may_ask_unless_it_is_named(served: Served, origin: str) -> None:
+    for method in ("GET", "POST"):
+        reply = served.http.request(method, "/v1/models", headers={"Origin": origin})
+        assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
 
 
 def test_a_salt_keeps_rows_apart(served: Served) -> None:
-    """A tenant does not reuse another's prefix, and its texts are not matched."""
     text = served.http.get("/v1/notes/support").json()["text"]
     talk = [{"role": "system", "content": text}, {"role": "user", "content": "What is the plan, for once?"}]
 
@@ -349,7 +354,6 @@ def test_a_salt_keeps_rows_apart(served: Served) -> None:
 
 
 def test_metrics_count_what_was_done(served: Served) -> None:
-    """In Prometheus' format, with used cells and prompts."""
     from prometheus_client.parser import text_string_to_metric_families
 
     served.ask(splice=["returns"])
@@ -445,3 +449,128 @@ def test_a_scheduler_that_fails_ends_the_server(library: Path, monkeypatch: pyte
 def test_a_refusal_repeats_no_long_value(served: Served) -> None:
     refusal = served.chat(ASK, 400, notes={"splice": ["returns"], "errata": {"x" * 5000: "1"}})
     assert 1000 < len(refusal["message"]) < 1010
+
+
+# Requests that must be refused, and small ones that must work.
+
+
+def test_the_name_of_a_skill_opens_no_file(served: Served, tmp_path: Path) -> None:
+    """It is not even checked: a pipe would block, and the answer would reveal which files exist."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path / "nothing"):
+        said = served.chat(ASK, 404, notes={"splice": [str(path)]})["message"]
+        assert said == f"no compiled skill {str(path)[:80]!r}. List the library to see what there is"
+    for name in ("~nosuchuser/a", "a" * 400):
+        assert served.chat(ASK, 404, notes={"splice": [name]})["code"] == "skill_not_found"
+
+
+def test_long_works_are_limited(served: Served) -> None:
+    """Waiting compiles hold their texts: too many get 429."""
+    release, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait(30)
+
+    works = [served.scheduler.call(work, long=True) for _ in range(LONG_WORKS)]
+    assert begun.wait(10)
+    with pytest.raises(Refused) as refused:
+        served.scheduler.call(work, long=True)
+    assert refused.value.status == 429
+    release.set()
+    for one in works:
+        one.result(30)
+    served.scheduler.call(work, long=True).result(30)
+
+
+def test_a_text_that_repeats_a_skill_is_looked_over_once() -> None:
+    """A whole paragraph is found after thousands of others, in less than quadratic time."""
+    skill = "All goods may be returned within thirty days."
+    text = skill * 20_000 + "\n\n" + skill + "\n\nafter"
+    assert _cut(text, skill) == [skill * 20_000, "after"]
+    assert _cut("\n\n".join([skill] * 20_000), skill) == [""] * 20_001
+    assert _cut(skill * 3, skill) == _cut(f"{skill}\n\n\n{skill}.", skill) == []
+    assert _cut(f"  \n{skill}\n ", skill) == ["  \n", "\n "] and _cut(f"a {skill}", skill) == []
+    assert _cut(f"a\n\n\n{skill}", skill) == [] and _cut(f"a\n\n{skill}\n\nb", skill) == ["a", "b"]
+
+
+def test_room_that_never_comes(library: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preempted answer continues with the cells that exist, and later requests are answered."""
+    monkeypatch.setattr(Model, "ends", lambda self, token: False)
+    options = ContextOptions(n_ctx=1024, n_threads=1)
+    model = make_model("llama")
+    with started(library, Limits(parallel=4), None, options, model, fixed_size=True) as server:
+        done: dict[str, int] = {}
+
+        def ask(name: str, tokens: int, written: int) -> None:
+            prompt = [5 + number % 40 for number in range(tokens)]
+            done[name] = server.http.post(
+                "/v1/completions", json={"prompt": prompt, "max_tokens": written}, timeout=50
+            ).status_code
+
+        asked = [threading.Thread(target=ask, args=one) for one in (("a", 4, 60), ("b", 800, 220))]
+        for thread in asked:
+            thread.start()
+        for thread in asked:
+            thread.join(50)
+        ask("c", 2, 3)
+        assert done["a"] == done["c"] == 200 and done["b"] in (200, 503)
+
+
+def test_several_answers_keep_their_sequences(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that come and go during a prefill leave its sequences alone: not every context can be made again."""
+    monkeypatch.setattr("notes_cli.serve.scheduler.IDLE", 1)
+    options = ContextOptions(n_ctx=4096, n_threads=1, n_ubatch=1)
+    with started(library, Limits(parallel=4, chunk=1), context=options) as served:
+        context = served.scheduler.workspace.context
+        there = served.at_context(lambda: context.n_free + context.n_leased)
+        long = {"prompt": [5, 6, 7] * 300, "n": 3, "max_tokens": 2, "temperature": 1}
+        found: list[int] = []
+        several = threading.Thread(
+            target=lambda: found.append(served.http.post("/v1/completions", json=long).status_code)
+        )
+        several.start()
+        wait(lambda: served.scheduler.load == 1)
+        for number in range(6):
+            brief = {"prompt": [20 + number, 9], "max_tokens": 1}
+            assert served.http.post("/v1/completions", json=brief).status_code == 200
+        assert served.scheduler.load == 1, "the long prompt is still being read"
+        several.join()
+        assert found == [200]
+        assert served.at_context(lambda: context.n_free + context.n_leased) == there == 5
+
+
+# Clients that vanish, stall, repeat and send garbage: a slice of bench/clients.py.
+
+CONTEXT = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Iterator[Served]:
+    with started(tmp_path, Limits(parallel=8, queue=8), context=CONTEXT, fixed_size=True) as found:
+        clients.prepare(found.url)
+        yield found
+
+
+def test_misbehaving_clients_leave_nothing_behind(crowded: Served) -> None:
+    outcome = asyncio.run(clients.campaign(crowded.url, 100, seed=5, parallel=12))
+    assert outcome.wrong == [] and outcome.right > 30 and len(outcome.kinds) == 7
+
+
+def test_a_leak_is_found(crowded: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the campaign reports one sequence that is not returned."""
+    prefixes, kept = crowded.scheduler.prefixes, list[CachedPrefix]()
+    rest = prefixes.set_idle
+
+    def lose(one: CachedPrefix) -> None:
+        if kept or crowded.scheduler.metrics.outcomes["answered"] < 26:
+            rest(one)
+        else:
+            prefixes.entries.remove(one)
+            one.idle = True  # so that the end of its job does not close it
+            kept.append(one)
+
+    monkeypatch.setattr(prefixes, "set_idle", lose)
+    outcome = asyncio.run(clients.campaign(crowded.url, 12, seed=5, parallel=4))
+    assert any("sequences" in one for one in outcome.wrong), outcome.wrong

@@ -95,7 +95,6 @@ def test_a_text_that_has_changed_is_not_taken_for_the_old_one(full: Path) -> Non
 
 
 def test_a_server_may_open_as_many_files_as_the_system_lets_it() -> None:
-    """Whatever limit the shell had set."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     program = (
         "import resource; from notes_cli.library.safe_files import raise_file_limit as go;"

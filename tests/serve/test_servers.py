@@ -109,7 +109,6 @@ main()
 
 
 def test_a_server_that_loads_ends_at_once() -> None:
-    """SIGTERM while the model is being loaded: no answer is running."""
     given = [sys.executable, "-c", SLOW, "serve", "--port", "0"]
     with subprocess.Popen(given, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr and next(iter(process.stderr)) == "loading\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ import httpx
 import pytest
 from samples import SAMPLES
 
+from notes_cli.cli import run
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
+from notes_cli.runtime import prefix_store
+from notes_cli.serve import server
 from notes_cli.serve.jobs import Limits
 
 from .conftest import Json, Served, compile_into, started, told
@@ -68,8 +71,7 @@ def at_once(url: str, every: list[Json], path: str = "/v1/chat/completions") -> 
 
 @pytest.mark.patches("speed")
 def test_64_at_once_answer_as_alone(exact: Served) -> None:
-    """Every answer equals that of the same request alone; no skill is decoded or spliced twice; cells are shared; only
-    reusable prefixes remain."""
+    """No skill is decoded or spliced twice; cells are shared; only reusable prefixes remain."""
     every = requests()
     alone = []
     for one in every:  # decoded whole and alone, with an empty prefix cache
@@ -111,8 +113,7 @@ def test_chosen_numbers_are_its_own(exact: Served) -> None:
 
 
 def test_a_full_cache_queues(tmp_path: Path) -> None:
-    """With cells for about three, 24 are answered by evicting idle prefixes; a prompt that never fits is refused, and
-    so are requests beyond the queue."""
+    """Idle prefixes are evicted; a prompt that never fits is refused, and so are requests beyond the queue."""
     compile_into(tmp_path, "returns", "support")
     context = ContextOptions(n_ctx=512, n_threads=1)
     with started(tmp_path, Limits(parallel=8, queue=20), context=context, fixed_size=True) as served:
@@ -150,3 +151,137 @@ def test_an_answer_longer_than_the_room(tmp_path: Path) -> None:
             assert found["choices"][0]["text"][:400] == wanted["choices"][0]["text"][:400]
         assert served.scheduler.metrics.preempted > before == 0, "some must have made room for others"
         assert served.scheduler.load == 0 and not served.scheduler.budget.reservations
+
+
+# Other kinds of models, with windows, recurrent layers, learned positions.
+
+TEXT = "date: 2026-06-01\ntier: gold\n\nReturns before 2026-06-15 are accepted, and later ones are refused by us."
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba", "gpt2"])
+def test_served_as_alone(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+    """Skills are restored where they cannot be moved, a state is reused only whole, and a conversation continues."""
+    context = ContextOptions(n_ctx=1024, n_threads=1, type_k="f32", type_v="f32")
+    with started(tmp_path, Limits(parallel=3), context=context, model=make_model(kind)) as served:
+        reply = served.http.post("/v1/notes/compile", json={"name": "rules", "text": TEXT})
+        assert '"skill"' in reply.text, reply.text
+        every: list[Json] = [
+            {
+                "messages": [{"role": "user", "content": f"Why {number}?"}],
+                "max_tokens": 6,
+                "notes": {"splice": ["rules"], "explain": True},
+            }
+            for number in range(6)
+        ]
+        salted = [{**one, "notes": {**one["notes"], "cache_salt": str(n)}} for n, one in enumerate(every)]
+        alone = [told(served.http.post("/v1/chat/completions", json=one).json()) for one in salted]
+        replies = [one.json() for one in at_once(served.url, every)]
+        assert [told(one) for one in replies] == alone
+        hows = {piece["how"] for one in replies for piece in one["notes"]["pieces"] if piece["kind"] == "splice"}
+        assert "decoded" not in hows, "its rows were there"
+        talk = [*every[0]["messages"], {"role": "assistant", "content": alone[0]}, *every[1]["messages"]]
+        goes_on = {**every[0], "messages": talk}
+        first = served.http.post("/v1/chat/completions", json=goes_on).json()
+        fresh = {**goes_on, "notes": {"splice": ["rules"], "cache_salt": "fresh"}}
+        assert told(first) == told(served.http.post("/v1/chat/completions", json=fresh).json())
+        assert served.scheduler.load == 0 and not served.scheduler.budget.reservations
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "lfm2", "mamba"])
+def test_decisions_share_their_input(make_model: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+    context = ContextOptions(n_ctx=2048, n_threads=1, type_k="f32", type_v="f32")
+    with started(tmp_path, context=context, model=make_model(kind)) as served:
+        options = [{"value": "accepted"}, {"value": "refused"}]
+        questions = [
+            {"type": "choice", "instructions": f"Is it {word}?", "choices": options} for word in ("late", "gold", "it")
+        ]
+        body = {"input": TEXT * 3, "questions": questions}
+        alone = [served.http.post("/v1/decisions", json={**body, "questions": [one]}).json() for one in questions]
+        found = served.http.post("/v1/decisions", json=body).json()
+        for one, answer in zip(alone, found["answers"], strict=True):
+            [expected], values = one["answers"], [pair["probability"] for pair in answer["probabilities"]]
+            assert values == pytest.approx([pair["probability"] for pair in expected["probabilities"]], abs=1e-4)
+        decoded = found["usage"]["input_tokens_details"]["notes"]["decoded_tokens"]
+        assert decoded < 1.5 * alone[0]["usage"]["input_tokens"], "the input was read once"
+
+
+def test_a_state_cannot_take_back_a_call(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """So the tools that a model may call are all or none, unless a call is required."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("look", "listen")]
+    with started(tmp_path, model=make_model("mamba")) as served:
+        for mode, status in (("auto", 400), ("required", 200)):
+            choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools[:1]}}
+            asked = [{"role": "user", "content": "Hm?"}]
+            reply = served.chat(asked, status, tools=tools, tool_choice=choice, max_tokens=40)
+            assert status == 200 or (reply["param"] == "tool_choice" and "mode required" in reply["message"])
+
+
+# Two agents in turn in a context with room for one: each goes on where it was, from memory.
+
+AGENTS = {
+    name: " ".join(f"{name} note {number}: all is well." for number in range(22)) for name in ("Kitchen", "Garage")
+}
+
+
+def take_turns(served: Served, rounds: int = 3) -> tuple[list[str], list[int], list[list[Json]]]:
+    """Return all answers, the decoded tokens of each prompt, and both conversations."""
+    agents: list[list[Json]] = [[{"role": "system", "content": text}] for text in AGENTS.values()]
+    answers, decoded = [], []
+    for number in range(rounds):
+        for turns in agents:
+            turns.append({"role": "user", "content": f"Is there anything {number}?"})
+            reply = served.chat(turns, max_tokens=8, temperature=0)
+            answers.append(told(reply))
+            turns.append({"role": "assistant", "content": answers[-1]})
+            decoded.append(reply["usage"]["prompt_tokens_details"]["notes"]["decoded_tokens"])
+    return answers, decoded, agents
+
+
+@pytest.mark.parametrize("cache_ram", [0, None])
+def test_two_agents_in_turn(tmp_path: Path, cache_ram: int | None) -> None:
+    """The answers are the same with and without memory, in which only the later turns differ: they decode a few tokens.
+    Tenants do not share it, and explanations and metrics count it."""
+    context = ContextOptions(n_ctx=512, n_threads=1)
+    limits = Limits(cache_ram=cache_ram)
+    with started(tmp_path, limits, context=context, fixed_size=True) as served:
+        answers, decoded, agents = take_turns(served)
+        prompt = min(decoded[:2])
+        assert 256 < prompt < 512, "there must be room for one agent"
+        assert all(tokens < 40 if cache_ram is None else tokens > prompt for tokens in decoded[2:]), decoded
+        gauges = served.at_context(served.scheduler.gauges)
+        assert bool(gauges["cache_ram_bytes"]) == bool(gauges["cache_ram_blocks"]) == (cache_ram is None)
+        metrics = served.http.get("/metrics").text
+        assert f"notes_restored_prefixes_total {4.0 if cache_ram is None else 0.0}" in metrics
+        agents[0].append({"role": "user", "content": "Anything else?"})
+        for salt, reused in (("", cache_ram is None), ("other", False)):
+            given = {"messages": agents[0], "notes": {"cache_salt": salt}}
+            counts = served.http.post("/v1/notes/explain", json=given).json()["counts"]
+            assert (counts["decoded"] < 40) == reused, counts
+    with started(tmp_path, context=ContextOptions(n_ctx=2048, n_threads=1), fixed_size=True) as large:
+        assert take_turns(large)[0] == answers and not large.at_context(large.scheduler.gauges)["cache_ram_bytes"]
+
+
+def test_the_size_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In MiB, as for llama-server; by default a quarter of the free memory, up to a limit, none if that is unknown."""
+    given: list[int | None] = []
+    monkeypatch.setattr(server, "serve", lambda service, *_: given.append(service.scheduler.limits.cache_ram))
+    for options in ((), ("--cache-ram", "0"), ("--cache-ram", "3000")):
+        assert run(["serve", "--port", "0", *options]) == 0
+    assert given == [None, 0, 3000 << 20]
+    for free, budget in ((None, 0), (4 << 30, 1 << 30), (1 << 40, 8 << 30)):
+        monkeypatch.setattr(prefix_store, "available_memory", lambda free=free: free)
+        assert prefix_store.default_budget() == budget
+
+
+def test_a_fault_before_a_prefill_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequence is closed, whose cells no other request would get."""
+    context = ContextOptions(n_ctx=512, n_threads=1)
+    with started(tmp_path, context=context, fixed_size=True) as served:
+        _, _, agents = take_turns(served, 1)
+        turn = [*agents[0], {"role": "user", "content": "Anything else?"}]
+        with monkeypatch.context() as patch:
+            patch.setattr(prefix_store.PrefixStore, "restore", lambda *_: 1 // 0)
+            served.chat(turn, 500)
+        leased = served.at_context(lambda: served.scheduler.workspace.context.n_leased)
+        assert leased == len(served.at_context(lambda: list(served.scheduler.prefixes.idle_prefixes())))
+        assert served.chat(turn, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"] > 256

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from notes_cli.serve.app import Options
 from notes_cli.serve.jobs import Limits
 from notes_cli.serve.parsing import parse_chat
 from notes_cli.serve.server import CUT_OFF
@@ -36,7 +36,7 @@ def test_a_correction_that_would_leave_no_room(own: Served) -> None:
     replies = [correct(f"k{number}", "~" * 200) for number in range(9)]
     assert [one.status_code for one in replies][:2] == [200, 200] and replies[-1].status_code == 400, replies[0].text
     assert "the corrections of many would have" in replies[-1].json()["error"]["message"]
-    assert own.ask(splice=["many"])["choices"]
+    assert own.chat([ASK], notes={"splice": ["many"]}, max_tokens=1)["choices"]
     assert correct("k8", "v").status_code == 200, "what the text says is taken back, always"
 
 
@@ -49,28 +49,22 @@ def test_more_prompts_than_ever_wait(library: Path) -> None:
         assert served.http.post("/v1/completions", json={"prompt": [QUESTION] * 4, "max_tokens": 1}).status_code == 200
 
 
-@pytest.mark.parametrize("errata", [{"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}])
-def test_errata_that_are_none(errata: Json) -> None:
-    """Not applied to another field."""
-    with pytest.raises(Exception, match=r"notes.errata must be an object of fields and texts"):
-        parse_chat({"messages": [ASK], "notes": {"errata": errata}})
-    with pytest.raises(Exception, match=r"notes.fields must be an object of fields and texts, not"):
-        parse_chat({"messages": [ASK], "notes": {"fields": errata}})
+@pytest.mark.parametrize("key", ["errata", "fields"])
+@pytest.mark.parametrize("given", [{"date=x": "y"}, {"": "y"}, {"date": None}, {"date": []}, {"date": 1e999}])
+def test_errata_that_are_none(given: Json, key: str) -> None:
+    with pytest.raises(Exception, match=rf"notes.{key} must be an object of fields and texts"):
+        parse_chat({"messages": [ASK], "notes": {key: given}})
 
 
 def test_new_values_of_fields() -> None:
-    """By the usual key `fields`; the server adds them to the errata."""
-    asked = parse_chat({"messages": [ASK], "notes": {"errata": ["It rains."], "fields": {"date": "2026-07-01"}}})
-    assert asked.notes.errata == ("It rains.", "date=2026-07-01") and isinstance(asked.notes.errata[1], OfField)
-    with pytest.raises(Exception, match=r"notes.fields must be an object of fields and texts, not"):
-        parse_chat({"messages": [ASK], "notes": {"fields": ["date=2026-07-01"]}})
+    """Converted to text as in JSON; those of `fields` are added to the errata."""
+    notes = {"errata": {"a": True, "b": 3, "c": 1.5, "d": "True"}, "fields": {"date": "2026-07-01"}}
+    found = parse_chat({"messages": [ASK], "notes": notes}).notes.errata
+    assert found == ("a=true", "b=3", "c=1.5", "d=True", "date=2026-07-01") and isinstance(found[-1], OfField)
 
 
-def test_errata_that_are_no_texts() -> None:
-    """Converted to text as in JSON."""
-    errata = {"a": True, "b": 3, "c": 1.5, "d": "True"}
-    found = parse_chat({"messages": [ASK], "notes": {"errata": errata}}).notes.errata
-    assert found == ("a=true", "b=3", "c=1.5", "d=True")
+CHAT = "/v1/chat/completions"
+CHOICES = ["accepted", "refused"]
 
 
 @pytest.mark.parametrize(
@@ -78,20 +72,52 @@ def test_errata_that_are_no_texts() -> None:
     [
         ("/tokenize", {}, "content"),
         ("/v1/completions", {"prompt": "a", "stop": ["b", "a" * 1001]}, "stop"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content[0].text",
-        ),
         ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 2, "max_tokens": 0}, "logprobs"),
-        ("/v1/chat/completions", {"messages": [ASK], "tools": [{"type": "function"}]}, "tools"),
-        ("/v1/chat/completions", {"messages": [ASK], "tools": [3]}, "tools"),
-        ("/v1/chat/completions", {"messages": [ASK], "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"tools": [3]}, "tools"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"notes": {"choices": CHOICES}}, "notes.choices"),  # needs `ask`
+        (CHAT, {"notes": {"memory": "returns"}}, "notes.memory"),  # needs `ask` or a session
+        (CHAT, {"notes": {"ask": True, "choices": CHOICES, "wnat": 1}}, "notes.wnat"),
+        (CHAT, {"notes": {"ask": 1}}, "notes.ask"),
+        (CHAT, {"notes": {"ask": True, "place": "here"}}, "notes.place"),
+        (CHAT, {"notes": {"ask": True, "seam": -1}}, "notes.seam"),
+        (CHAT, {"notes": {"ask": True, "method": "nonsense"}}, "notes.method"),
+        (CHAT, {"notes": {"ask": True, "choices": ["yes", "yes"]}}, "notes.choices"),
+        (CHAT, {"notes": {"ask": True, "fields": ["date=1"]}}, "notes.fields"),
+        (CHAT, {"notes": {"ask": True}, "n": 2}, "n"),
+        (CHAT, {"notes": {"ask": True}, "stop": "x"}, "stop"),
+        (CHAT, {"notes": {"ask": True}, "messages": [ASK, {"role": "assistant", "content": "No."}, ASK]}, "messages"),
     ],
 )
 def test_the_parameter_is_named(served: Served, path: str, given: Json, param: str) -> None:
-    reply = served.http.post(path, json=given)
+    reply = served.http.post(path, json={"messages": [ASK], **given} if path == CHAT else given)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+    assert reply.json()["error"]["message"]
+
+
+def test_a_choice_has_its_probabilities(served: Served) -> None:
+    """Also at the end of a stream."""
+    notes: Json = {"ask": True, "splice": ["returns"], "choices": CHOICES}
+    reply = served.chat([ASK], notes=notes)
+    (choice,) = reply["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("accepted", "stop")
+    assert reply["notes"].keys() == {"choice", "probabilities"} and [*reply["notes"]["probabilities"]] == CHOICES
+    body = {"messages": [ASK], "stream": True, "notes": {**notes, "session": "streamed"}}
+    lines = served.http.post(CHAT, json=body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "accepted"
+    assert [event["notes"]["choice"] for event in events if "notes" in event] == ["accepted"]
+
+
+def test_a_single_question_leaves_nothing_for_others(served: Served) -> None:
+    """Its sequence is closed, and K/V that was edited in place is in no other prompt."""
+    free = served.at_context(lambda: served.scheduler.workspace.context.n_free)
+    notes: Json = {"ask": True, "splice": ["returns"], "fields": {"date": "2026-07-01"}, "method": "field"}
+    served.chat([ASK], notes=notes)
+    assert served.at_context(lambda: served.scheduler.workspace.context.n_free) == free
+    assert told(served.ask(splice=["returns"])) == "accepted"
 
 
 NAMELESS = {"id": "c1", "type": "function", "function": {"name": "", "arguments": "{}"}}
@@ -112,13 +138,6 @@ def test_messages_are_counted_as_they_were_sent(served: Served, messages: list[J
     """From 0, and before skills are added."""
     error = served.chat(messages, 400, notes={"splice": ["returns"]})
     assert says in error["message"] and error["param"] == "messages"
-
-
-def test_the_page_is_open_to_all_who_ask_whether_it_is_there(library: Path) -> None:
-    """HEAD is answered like GET; no other path is open."""
-    with started(library, options=Options(keys=("secret",))) as served:
-        assert served.http.head("/").status_code == served.http.get("/").status_code == 200
-        assert served.http.head("/v1/models").status_code == 401
 
 
 def test_a_client_that_is_cut_off_is_no_news(served: Served, caplog: pytest.LogCaptureFixture) -> None:

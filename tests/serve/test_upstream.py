@@ -260,7 +260,6 @@ def test_a_stream_is_passed_on_as_it_arrives(fake: Fake, front: tuple[Upstream, 
 
 
 def test_a_client_that_goes_ends_the_answer(fake: Fake, front: tuple[Upstream, httpx.Client]) -> None:
-    """Both before the reply begins and in a stream."""
     closed, begun = threading.Semaphore(0), threading.Semaphore(0)
 
     def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
@@ -317,7 +316,6 @@ def test_a_content_that_is_no_text_is_refused(fake: Fake, http: httpx.Client, co
 
 
 def test_a_body_that_is_nested_too_deeply(http: httpx.Client) -> None:
-    """At each depth it is either passed on or refused."""
     statuses = set()
     for depth in (10, 250, 500, 900, 980, 3000):
         body = f'{{"messages": [{{"role": "user", "content": {"[" * depth}{"]" * depth}}}]}}'
@@ -328,8 +326,7 @@ def test_a_body_that_is_nested_too_deeply(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_odd_replies(fake: Fake, http: httpx.Client, status: int) -> None:
-    """Half a character, a count beyond all measure, a folded header, and a text that quotes the key: the client gets a
-    valid reply without the key."""
+    """Half a character, a huge count, a folded header, the quoted key: a valid reply without the key."""
 
     def answer(request: BaseHTTPRequestHandler, body: Json) -> None:
         counts = json.dumps({"prompt_tokens": 10**400, "completion_tokens": 10**400})

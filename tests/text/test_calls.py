@@ -13,33 +13,15 @@ from notes_cli.text.prompt import build
 from notes_cli.text.template import GENERIC_TOOLS
 from notes_cli.text.tools import FORCED, ParsedAnswer, calls_in, form_of, may_call
 
-from .test_tools import IN_SYSTEM, KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, template_of
+from .test_tools import IN_SYSTEM, KNOWS, NO_CALLS, NO_TOOLS, ONE_CALL, SOURCES, UNREAD, function, template_of
 
-_TEXTS = {"city": "string", "code": "string", "days": "integer", "on": "boolean", "deep": "object"}
+PROPERTIES = {
+    name: {"type": kind, "description": "It.", "additionalProperties": True}
+    for name, kind in {"city": "string", "code": "string", "days": "integer", "on": "boolean", "deep": "object"}.items()
+}
 TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    name: {"type": kind, "description": "It.", "additionalProperties": True}
-                    for name, kind in _TEXTS.items()
-                },
-                "required": ["city"],
-            },
-        },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "get_time",
-            "description": "The time.",
-            "parameters": {"type": "object", "properties": {}},
-        },
-    },
+    function("get_weather", "The weather.", properties=PROPERTIES, required=["city"]),
+    function("get_time", "The time."),
 )
 DEEP = {"a": [1, {"b": "c, d: e"}], "z": "it's"}
 GIVEN = {"city": 'São <b>Paulo</b> "x"\n[1]', "days": 3, "deep": DEEP, "on": True, "code": "12"}
@@ -74,12 +56,18 @@ def test_what_a_template_shows_is_read_back(name: str) -> None:
     assert not said.text
 
 
-@pytest.mark.parametrize("value", ["1e999", "NaN", '"\\ud800"', '{"\\udc00": 1}'])
-def test_arguments_that_json_cannot_hold(value: str) -> None:
-    """The answer is a text: as a call it could not be sent."""
-    text = f'<tool_call>\n{{"name": "get_time", "arguments": {{"x": {value}}}}}\n</tool_call>'
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(('"get_time"', value) for value in ("1e999", "NaN", '"\\ud800"', '{"\\udc00": 1}')),
+        *((name, "1") for name in ('["get_time"]', "3", "null", '{"get_time": 1}')),
+    ],
+)
+def test_what_is_no_call(name: str, value: str) -> None:
+    """With arguments that JSON cannot hold, or a name that is no text, the answer is a text."""
+    text = f'<tool_call>\n{{"name": {name}, "arguments": {{"x": {value}}}}}\n</tool_call>'
     assert calls_in(text, form_of(GENERIC_TOOLS), TOOLS) == ParsedAnswer(text)
-    plain = text.replace(value, "1")
+    plain = text.replace(value, "1").replace(name, '"get_time"')
     assert [dict(call.arguments) for call in calls_in(plain, form_of(GENERIC_TOOLS), TOOLS).calls] == [{"x": 1}]
 
 
@@ -109,12 +97,6 @@ def test_a_stream_shows_no_part_of_a_call(name: str) -> None:
     assert may_call(plain, form) == len(plain)
 
 
-def test_the_beginning_of_a_text_is_kept() -> None:
-    """Text before the calls remains."""
-    said = calls_in("I'll look.\n" + written("Qwen-Qwen3-0.6B", [SECOND]), form_of(SOURCES["Qwen-Qwen3-0.6B"]), TOOLS)
-    assert said.text == "I'll look." and [call.name for call in said.calls] == ["get_time"]
-
-
 @pytest.mark.parametrize(
     ("name", "answer", "text"),
     [
@@ -132,7 +114,6 @@ def test_a_form_has_words_around_a_text(name: str, answer: str, text: str) -> No
 
 
 def test_other_spellings_of_models() -> None:
-    """Models deviate from the spelling of their templates."""
     names = ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b", "upstage-Solar-Open-100B")
     qwen, llama, oss, solar = (form_of(SOURCES[name]) for name in names)
     call = "<|tool_calls|><|tool_call:begin|>x<|tool_call:name|>get_time<|tool_call:args|>{}<|tool_call:end|>"
@@ -154,7 +135,6 @@ def test_other_spellings_of_models() -> None:
 
 @pytest.mark.parametrize("given", ["null", '""', '" "', '"null"', "{}", '"{}"'])
 def test_a_call_without_arguments(given: str) -> None:
-    """All spellings of empty arguments are parsed."""
     qwen, kimi, llama = (
         form_of(SOURCES[name]) for name in ("Qwen-Qwen3-0.6B", "moonshotai-Kimi-K2", "meta-llama-Llama-3.1-8B-Instruct")
     )
@@ -170,15 +150,7 @@ def test_a_call_without_arguments(given: str) -> None:
     assert not calls_in(section.removesuffix("null"), kimi, TOOLS).calls  # it was cut
 
 
-@pytest.mark.parametrize("name", ['["get_time"]', "3", "null", '{"get_time": 1}'])
-def test_a_name_that_is_no_text(name: str) -> None:
-    """The answer stays text."""
-    text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
-    assert calls_in(text, form_of(SOURCES["Qwen-Qwen3-0.6B"]), TOOLS).text == text
-
-
 def test_the_documents_list_them() -> None:
-    """docs/answers.md lists the templates that are parsed and those that are not."""
     text = (Path(__file__).parents[2] / "docs" / "answers.md").read_text()
     listed = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text.partition("| form |")[2], re.M))
     found: dict[str, set[str]] = {}

@@ -1,13 +1,26 @@
-"""Tests parsing errata as fields or free text, and their wordings."""
+"""Tests parsing errata as fields or free text, references to fields, and the wordings."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from notes_cli.errors import SkillError
-from notes_cli.text.erratum import Erratum, Known, of_fields, parse_erratum, read_errata, shipped_wordings, word
+from notes_cli.text.erratum import (
+    Erratum,
+    Known,
+    Reference,
+    of_fields,
+    parse_erratum,
+    read_errata,
+    shipped_wordings,
+    word,
+)
 
 KNOWN = {"date", "tier", "日期", "Delivery time", "Größe", "returns.date"}
+NAMES = st.sampled_from(["returns", "support", "規則"])
+FIELDS = st.sampled_from(["date", "Delivery time", "日期", "a-b", "GPT-4.1"])
 TWO = Known([("returns", ["date", "tier"]), ("support", ["date"])])
 
 
@@ -95,9 +108,7 @@ def test_a_long_value_is_looked_through_once() -> None:
         ("returns.date=1", ["returns"]),
         ("support.date = 1", ["support"]),
         ("*.date=1", ["returns", "support"]),
-        ("tier=1", [""]),
-        ("returns.tier=1", [""]),
-        ("*.tier=1", [""]),
+        *((text, [""]) for text in ("tier=1", "returns.tier=1", "*.tier=1", " returns . tier = 1")),
     ],
 )
 def test_whose_field_it_is(text: str, skills: list[str]) -> None:
@@ -107,6 +118,36 @@ def test_whose_field_it_is(text: str, skills: list[str]) -> None:
     for erratum in errata:
         of = f" of {erratum.skill}" if erratum.skill else ""
         assert word(erratum).startswith(f"Correction: the {erratum.field}{of} is now 1. This replaces the earlier")
+
+
+def test_case_is_no_typo() -> None:
+    """Case is ignored if one field matches; an exact match comes first, two others are ambiguous."""
+    known = Known([("returns", ["Owner", "Delivery time", "tier"]), ("support", ["Owner", "Tier", "Größe"])])
+    (found,) = known.resolve("delivery TIME")
+    assert found == Reference("returns", "Delivery time", "Delivery time") and "grÖsse" in known and 3 not in known
+    assert [one.key for one in known.resolve("*.owner")] == ["returns.Owner", "support.Owner"]
+    assert known.resolve("support.owner")[0].key == "support.Owner"
+    assert [one.key for one in known.resolve("tier")] == ["tier"] and known.resolve("support.tier")[0].field == "Tier"
+    with pytest.raises(SkillError, match=r"name one of returns\.Owner, support"):
+        known.resolve("owner")
+    for name, near in (("TIER", "(t|T)ier"), ("ownr", "(returns|support)\\.Owner"), ("delivery", "Delivery time")):
+        with pytest.raises(SkillError, match=f"Did you mean {near}\\? Known fields: "):
+            known.resolve(name)
+    (erratum,) = read_errata(["delivery time: 5 days"], known)
+    assert (erratum.field, erratum.value, erratum.key) == ("Delivery time", "5 days", "Delivery time")
+
+
+@given(st.dictionaries(NAMES, st.lists(FIELDS, max_size=3, unique=True)), FIELDS)
+def test_every_field_has_one_key(skills: dict[str, list[str]], field: str) -> None:
+    """The key finds only its field; `*.` finds all of a name; a name that several have is refused."""
+    known = Known(skills.items())
+    pairs = [(skill, name) for skill, names in skills.items() for name in names]
+    assert [(one.skill, one.field) for key in known for one in known.resolve(key)] == pairs and len(known) == len(pairs)
+    owners = [skill for skill, name in pairs if name == field]
+    assert [one.skill for one in known.find(f"*.{field}")] == [one.skill for one in known.find(field)] == owners
+    if len(owners) != 1:
+        with pytest.raises(SkillError):
+            known.resolve(field)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +161,8 @@ def test_whose_field_it_is(text: str, skills: list[str]) -> None:
     ],
 )
 def test_a_field_of_several_skills_is_not_guessed(text: str, says: str) -> None:
-    """The error lists the alternatives."""
     with pytest.raises(SkillError, match=says):
         read_errata([text], TWO)
-
-
-def test_the_authors_wording() -> None:
-    """As in the author's experiments, word by word."""
-    said = word(Erratum("date", "2026-07-01", ""), "state")
-    assert said == (
-        "[STATE UPDATE] date has changed to 2026-07-01; this overrides any earlier value AND any earlier conclusion. "
-        "Apply the current value."
-    )
 
 
 def test_a_field_and_its_value_are_no_words() -> None:
@@ -144,16 +175,16 @@ def test_a_field_and_its_value_are_no_words() -> None:
             of_fields(wrong)
 
 
-def test_the_default_wording() -> None:
-    """It is the exact sentence that the shipped model is trained on."""
-    erratum = parse_erratum("date=2026-07-01", KNOWN)
-    sentence = "Correction: the date is now 2026-07-01. This replaces the earlier date."
-    assert word(erratum) == word(erratum, "now") == sentence
-    assert word(parse_erratum("We moved.", KNOWN)) == "Correction: We moved."
-
-
 def test_wordings() -> None:
-    """All that ship are whole, an unknown one gives their names, and braces of a user stay."""
+    """The default is what the shipped model is trained on, `state` the author's; all are whole, and braces stay."""
+    date = Erratum("date", "2026-07-01", "")
+    sentence = "Correction: the date is now 2026-07-01. This replaces the earlier date."
+    assert word(date) == word(date, "now") == sentence
+    assert word(parse_erratum("We moved.", KNOWN)) == "Correction: We moved."
+    assert word(date, "state") == (
+        "[STATE UPDATE] date has changed to 2026-07-01; this overrides any earlier value AND any earlier conclusion. "
+        "Apply the current value."
+    )
     wordings = shipped_wordings()
     assert wordings.default in wordings.forms and "{text}" in wordings.free
     assert "{field}" in wordings.of and "{skill}" in wordings.of

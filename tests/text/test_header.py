@@ -56,12 +56,6 @@ def test_what_yaml_refuses_is_read_line_by_line(tmp_path: Path, yaml: str, line:
     assert f"not valid YAML: line {line}," in warning and warning.endswith("read line by line instead")
 
 
-def test_nothing_may_be_readable(tmp_path: Path) -> None:
-    """Without name and description the folder's name is used, and both are reported."""
-    name, description, text, warnings = written(tmp_path, b"---\na b: c: d\n---\nx")
-    assert (name, description, text, len(warnings)) == ("ferry-trips", "", "x", 2)
-
-
 def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
     """YAML makes it a list, and agents read it as written."""
     name, description, _, warnings = written(
@@ -70,6 +64,8 @@ def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
     assert (name, description) == ("ferry-trips", "[Plans trips]") and "line by line" in warnings[0]
     assert written(tmp_path, b"---\nname: ferry-trips\ndescription: [Plans]\n---\nx")[1] == "[Plans]"
     assert written(tmp_path, b"---\nname: [\n---\nx")[0] == "ferry-trips"  # of the folder
+    *found, warnings = written(tmp_path, b"---\na b: c: d\n---\nx")  # nothing is readable: two warnings
+    assert (*found, len(warnings)) == ("ferry-trips", "", "x", 2)
 
 
 FINE = "---\nname: ferry-trips\ndescription: 'Plans trips: ferries and buses.'\n---\nRead the tides.\n"
@@ -114,7 +110,6 @@ def test_a_comment_before_it_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["---\n\n# Tides\n\nRead.", "---\njust words\n---\nx", "---\n**Name:** x\n\nRead."])
 def test_a_text_may_begin_with_a_rule(tmp_path: Path, text: str) -> None:
-    """All of it is compiled, with a warning."""
     name, _, found, (warning,) = written(tmp_path, text.encode())
     assert (name, found) == ("ferry-trips", text) and "all of it is compiled as text" in warning
 
@@ -145,7 +140,6 @@ def test_bytes_that_are_not_utf8_in_front_matter(tmp_path: Path) -> None:
     ],
 )
 def test_declared_fields_are_read_line_by_line(yaml: str, fields: dict[str, str], hoisted: list[str]) -> None:
-    """They are read as written, `{value: ..., hoist: true}` too."""
     header = read_header(f"---\n{yaml}\n---\nx", "s")
     assert (header.fields, header.hoisted, header.body) == (fields, hoisted, "x")
 

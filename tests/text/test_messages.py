@@ -98,30 +98,24 @@ def test_a_system_message_that_says_nothing() -> None:
     ],
 )
 def test_what_cannot_be_answered(messages: tuple[Message, ...], says: str) -> None:
-    """One line names the message and the reason."""
     with pytest.raises(NotesError, match=says.replace("|", r"\|").replace("?", r"\?")) as caught:
         Conversation(messages)
     assert "\n" not in str(caught.value)
 
 
-def test_results_without_their_calls() -> None:
-    """An agent that shortened a history leaves them: they stay results."""
+def test_results_and_calls() -> None:
+    """A result without its call, as in a shortened history, stays one. Some servers count ids from 0 in each answer: a
+    result belongs to the latest call."""
     assert Conversation((USER, RESULT)).messages == (USER, RESULT)
-    assert [one.name for one in Conversation((USER, CALL, RESULT, RESULT)).messages[2:]] == ["look", ""]
-
-
-def test_an_id_that_comes_again() -> None:
-    """Some servers count from 0 in each answer: a result belongs to the latest call."""
     other = Message("assistant", (), (ToolCall("1", "find"),))
-    found = Conversation((USER, CALL, other, RESULT, RESULT)).messages
-    assert [one.name for one in found[3:]] == ["find", "look"]
     twice = Message("assistant", (), (ToolCall("1", "look"), ToolCall("1", "find")))
-    assert [one.name for one in Conversation((USER, twice, RESULT, RESULT)).messages[2:]] == ["look", "find"]
+    for calls, names in (([CALL], ["look", ""]), ([CALL, other], ["find", "look"]), ([twice], ["look", "find"])):
+        found = Conversation((USER, *calls, RESULT, RESULT)).messages
+        assert [one.name for one in found[-2:]] == names
 
 
 def test_tools_as_others_give_them() -> None:
-    """OpenAI's, with the outer object and without, MCP's and Anthropic's are the same tool, with description and
-    parameters for templates that read them."""
+    """OpenAI's, with the outer object and without, MCP's and Anthropic's are the same tool, also without parameters."""
     schema = {"type": "object", "properties": {"at": {"type": "string"}}}
     whole = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": schema}}
     bare = {"name": "look", "description": "Looks."}
@@ -134,13 +128,10 @@ def test_tools_as_others_give_them() -> None:
         bare | {"type": "custom", "input_schema": schema, "cache_control": {"type": "ephemeral"}},
     ):
         assert Conversation((USER,), (given,)).tools == (whole,), given
-
-
-@pytest.mark.parametrize("given", [{}, {"parameters": None}, {"parameters": {}}, {"inputSchema": {}}])
-def test_tools_without_parameters(given: Mapping[str, Any]) -> None:
-    """They have no properties."""
-    [tool] = Conversation((USER,), ({"name": "now", "description": None, **given},)).tools
-    assert tool["function"] == {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}
+    empty = {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}
+    for none in ({}, {"parameters": None}, {"parameters": {}}, {"inputSchema": {}}):
+        [tool] = Conversation((USER,), ({"name": "now", "description": None, **none},)).tools
+        assert tool["function"] == empty
 
 
 @pytest.mark.parametrize(
@@ -158,7 +149,6 @@ def test_tools_without_parameters(given: Mapping[str, Any]) -> None:
     ],
 )
 def test_tools_that_are_none(tools: tuple[Mapping[str, Any], ...], says: str) -> None:
-    """They are refused when the conversation is made, not by a template."""
     with pytest.raises(NotesError, match=says):
         Conversation((USER,), tools)
 

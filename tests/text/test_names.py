@@ -59,7 +59,6 @@ def test_any_word(word: str) -> None:
 
 
 def test_names_that_some_system_takes_for_one() -> None:
-    """They would silently share a file: refused, as are device names of Windows."""
     assert objection("masse", ["maße"]) and objection("ﬁles", ["files"])
     assert objection("rückgabe", ["ruckgabe", "rückgabe"]) is None
     assert objection("con", []) and objection("com1", []) and objection("console", []) is None

@@ -50,7 +50,6 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_marks_of_images(folder: Path, mark: str, name: str) -> None:
-    """Markdown spellings, with spaces and brackets in names."""
     (link,) = find_images(mark, folder)
     assert link.why == "" and Path(link.path).resolve() == folder / name
     assert mark[link.start : link.end].startswith("![") and mark[link.start : link.end].endswith(")")
@@ -76,7 +75,6 @@ def test_marks_of_images(folder: Path, mark: str, name: str) -> None:
     ],
 )
 def test_what_is_no_image(folder: Path, text: str) -> None:
-    """A link, code, a comment, an escape and an unfinished mark are text."""
     assert find_images(text, folder) == ()
 
 
@@ -130,7 +128,6 @@ def test_what_stands_for_an_image_names_its_bytes(folder: Path) -> None:
 
 
 def test_joined_texts_keep_their_images(folder: Path) -> None:
-    """Each keeps its place."""
     for name in ("x", "y"):
         (folder / f"{name}.md").write_text(f"The text {name} ![a](a.png) ends.")
     whole = with_images(joined([load_skill(folder / "x.md"), load_skill(folder / "y.md")], "both"))
@@ -141,12 +138,10 @@ def test_joined_texts_keep_their_images(folder: Path) -> None:
 
 def test_no_file_no_images(folder: Path) -> None:
     """A text from elsewhere than a file cannot name local files."""
-    text = f"![a]({folder / 'a.png'})"
-    assert parse_skill(text, source="-", default="x").links == ()
+    assert parse_skill(f"![a]({folder / 'a.png'})", source="-", default="x").links == ()
 
 
 def test_broken_and_large_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line names the file, also for too many or too large together."""
     (folder / "bad.png").write_bytes(b"no picture")
     (folder / "s.md").write_text("![a](bad.png)")
     with pytest.raises(ImageError, match=r"bad\.png is no image that can be read"):

@@ -2,63 +2,84 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from notes_cli.errors import ModelError
-from notes_cli.text.messages import Conversation, asking, user_message
+from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart, asking, user_message
 from notes_cli.text.prompt import Chunk, Run, build, left_context, next_turn
 from notes_cli.text.template import ChatTemplate
 
 from .wild import DAY, WILD, plainly
+
+LATE = {"role": "user", "content": "<a>\n\nE.\n\nQ2?"}
 
 
 def shown(chunks: list[Chunk]) -> list[tuple[str, str]]:
     return [(chunk.kind, chunk.name or chunk.text) for chunk in chunks]
 
 
-def test_the_exact_form_for_chatml(chatml: ChatTemplate) -> None:
-    """The shipped model is trained on this form."""
-    chunks = build(chatml, asking("Q?\n", skills=["a", "b"], after_skills=["Correction: x.", "Correction: y."]))
-    assert shown(chunks) == [
-        ("text", "<|im_start|>system\n"),
-        ("splice", "a"),
-        ("text", "\n\n"),
-        ("splice", "b"),
-        ("erratum", "\n\nCorrection: x."),
-        ("erratum", "\n\nCorrection: y."),
-        ("question", "<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"),
-    ]
+SYSTEM, ASKED = "<|im_start|>system\n", "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"
+SKILLS = [("splice", "a"), ("text", "\n\n"), ("splice", "b")]
 
 
-def test_a_system_text_is_before_the_skills(chatml: ChatTemplate) -> None:
-    """It is one chunk with the template's opening, as in training."""
-    chunks = build(chatml, asking("Q?", system="Be brief.\n", skills=["a"]))
-    assert shown(chunks)[0] == ("text", "<|im_start|>system\nBe brief.\n\n")
-    assert chunks[0].runs == (Run("<|im_start|>system\n", True), Run("Be brief.\n\n", False))
+@pytest.mark.parametrize(
+    ("given", "chunks"),
+    [
+        (
+            {"skills": ["a", "b"], "after_skills": ["Correction: x.", "Correction: y."]},
+            [
+                ("text", SYSTEM),
+                *SKILLS,
+                ("erratum", "\n\nCorrection: x."),
+                ("erratum", "\n\nCorrection: y."),
+                ("question", f"<|im_end|>\n{ASKED}"),
+            ],
+        ),
+        (
+            {"system": "Be brief.\n", "skills": ["a"]},
+            [("text", f"{SYSTEM}Be brief.\n\n"), ("splice", "a"), ("question", f"<|im_end|>\n{ASKED}")],
+        ),
+        ({}, [("question", ASKED)]),
+        ({"system": "S"}, [("text", f"{SYSTEM}S"), ("question", f"<|im_end|>\n{ASKED}")]),
+        ({"system": "S", "place": "late"}, [("text", f"{SYSTEM}S"), ("question", f"<|im_end|>\n{ASKED}")]),
+        (
+            {"system": "S", "skills": ["a", "b"], "before_question": ["E."], "place": "late"},
+            [
+                ("text", f"{SYSTEM}S<|im_end|>\n<|im_start|>user\n"),
+                *SKILLS,
+                ("erratum", "\n\nE."),
+                ("question", "\n\nQ?<|im_end|>\n<|im_start|>assistant\n"),
+            ],
+        ),
+        (
+            {"skills": ["a"], "place": "late"},
+            [
+                ("text", "<|im_start|>user\n"),
+                ("splice", "a"),
+                ("question", "\n\nQ?<|im_end|>\n<|im_start|>assistant\n"),
+            ],
+        ),
+    ],
+)
+def test_the_exact_form_for_chatml(chatml: ChatTemplate, given: dict[str, Any], chunks: list[tuple[str, str]]) -> None:
+    """The shipped model is trained on this form; only the template's own text is special."""
+    found = build(chatml, asking("Q?\n", **given))
+    assert shown(found) == chunks
+    assert [run for run in found[0].runs if run.text.startswith(SYSTEM)] in ([], [Run(SYSTEM, True)])
 
 
-def test_no_empty_system_message(templates: SimpleNamespace, chatml: ChatTemplate) -> None:
-    """Without system text and skills the prompt is the question alone; a template's default stays."""
-    assert shown(build(chatml, asking("Q?"))) == [
-        ("question", "<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n")
-    ]
+def test_no_empty_system_message(templates: SimpleNamespace) -> None:
+    """Without system text and skills a template's default stays."""
     (chunk,) = build(ChatTemplate(templates.QWEN), asking("Q?", system="  "))
     assert chunk.text.startswith("<|im_start|>system\nYou are Qwen.<|im_end|>\n<|im_start|>user\nQ?")
 
 
-def test_a_system_text_alone(chatml: ChatTemplate) -> None:
-    """The usual prompt, without skills."""
-    assert shown(build(chatml, asking("Q?", system="S"))) == [
-        ("text", "<|im_start|>system\nS"),
-        ("question", "<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"),
-    ]
-
-
 def test_a_later_turn(chatml: ChatTemplate) -> None:
-    """The errata begin the user message."""
     assert shown(next_turn(chatml, [user_message("Q2?")])) == [
         ("question", "<|im_end|>\n<|im_start|>user\nQ2?<|im_end|>\n<|im_start|>assistant\n")
     ]
@@ -83,58 +104,32 @@ def test_earlier_turns(chatml: ChatTemplate) -> None:
     assert chunks == grown
 
 
-def test_placed_late(chatml: ChatTemplate) -> None:
-    """Skills and errata are in the user message, right before the question; the system message keeps its text."""
-    chunks = build(chatml, asking("Q?", system="S", skills=["a", "b"], before_question=["E."], place="late"))
-    assert shown(chunks) == [
-        ("text", "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n"),
-        ("splice", "a"),
-        ("text", "\n\n"),
-        ("splice", "b"),
-        ("erratum", "\n\nE."),
-        ("question", "\n\nQ?<|im_end|>\n<|im_start|>assistant\n"),
-    ]
-    assert shown(build(chatml, asking("Q?", skills=["a"], place="late")))[:2] == [
-        ("text", "<|im_start|>user\n"),
-        ("splice", "a"),
-    ]
-    assert build(chatml, asking("Q?", system="S", place="late")) == build(chatml, asking("Q?", system="S"))
-
-
-@pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
-@pytest.mark.parametrize("system", ["S", None])
-def test_late_chunks_make_the_text_that_the_template_renders(
-    templates: SimpleNamespace, source: str, system: str | None
-) -> None:
-    """Without a system role too, only the user message changes."""
-    template = ChatTemplate(getattr(templates, source), bos="<s>", now=datetime(2026, 6, 1))
-    chunks = build(template, asking("Q?", system=system, skills=["a"], before_question=["E."], place="late"))
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "<a>\n\nE.\n\nQ?"}]
-    text = "".join(chunk.text or f"<{chunk.name}>" for chunk in chunks)
-    assert text == template.render(messages[0 if system else 1 :])
-
-
 @pytest.mark.parametrize("source", ["CHATML", "QWEN", "LLAMA3", "GEMMA", "DROPS", "MISTRAL"])
 def test_chunks_make_the_text_that_the_template_renders(templates: SimpleNamespace, source: str) -> None:
-    """For every shape of template the joined chunks are the template's own output."""
+    """For every shape of template, also without a system role, with skills early and late."""
     template = ChatTemplate(getattr(templates, source), bos="<s>", eos="</s>", now=datetime(2026, 6, 1))
     answer = " A1" if source in ("DROPS", "MISTRAL") else "A1"  # the model generates the blank
-    errata: dict[str, list[str]] = {"after_skills": ["N."], "before_question": ["E."]}
-    given = asking("Q2?", system="S", skills=["a"], turns=[("Q1?", answer)], **errata)  # type: ignore[arg-type]
-    chunks = build(template, given)
-    text = "".join(chunk.text or f"<{chunk.name}>" for chunk in chunks)
-    assert text == template.render(
-        [
-            {"role": "system", "content": "S\n\n<a>\n\nN."},
-            {"role": "user", "content": "Q1?"},
-            {"role": "assistant", "content": "A1"},
-            {"role": "user", "content": "E.\n\nQ2?"},
-        ]
-    )
+    early: dict[str, Any] = {"turns": [("Q1?", answer)], "after_skills": ["N."], "before_question": ["E."]}
+    late: dict[str, Any] = {"before_question": ["E."], "place": "late"}
+    earlier = [{"role": "user", "content": "Q1?"}, {"role": "assistant", "content": "A1"}]
+    for given, messages in (
+        (
+            {"system": "S", **early},
+            [
+                {"role": "system", "content": "S\n\n<a>\n\nN."},
+                *earlier,
+                {"role": "user", "content": "E.\n\nQ2?"},
+            ],
+        ),
+        ({"system": "S", **late}, [{"role": "system", "content": "S"}, LATE]),
+        (late, [LATE]),
+    ):
+        chunks = build(template, asking("Q2?", skills=["a"], **given))
+        assert "".join(chunk.text or f"<{chunk.name}>" for chunk in chunks) == template.render(messages)
 
 
 def test_left_context_is_the_text_before_the_first_skill(templates: SimpleNamespace) -> None:
-    """A skill compiled after it fits the usual prompt exactly."""
+    """A skill compiled after it fits the usual prompt exactly; without template and BOS there is none."""
     for source, opening in [
         (templates.CHATML, "<|im_start|>system\n"),
         (templates.GEMMA, "<s><start_of_turn>user\n"),
@@ -144,10 +139,6 @@ def test_left_context_is_the_text_before_the_first_skill(templates: SimpleNamesp
         template = ChatTemplate(source, bos="<s>")
         assert left_context(template) == opening
         assert build(template, asking("Q", skills=["a"]))[0].text == opening
-
-
-def test_no_opening_no_chunk() -> None:
-    """A model without template and BOS begins with the skill."""
     assert left_context(ChatTemplate("")) == ""
     assert shown(build(ChatTemplate(""), asking("Q", skills=["a"])))[0] == ("splice", "a")
 
@@ -185,3 +176,99 @@ def test_a_prefilled_answer_is_where_the_template_has_answers() -> None:
         own += matches
         assert found == (expected if matches else prompt) + "Well, yes", path.name
     assert own > 50
+
+
+# Messages in unusual places.
+
+SOURCES = {path.stem: path.read_text(encoding="utf-8") for path in WILD}
+ROLES = {"s": "system", "u": "user", "a": "assistant"}
+FOLDED = {"google-gemma-2-2b-it", "mistralai-Mistral-Nemo-Instruct-2407"}  # no system role: it is put into a question
+OWN = {"muse-glimmer", "unsloth-Apriel-1.5"}  # open a question otherwise where the first message is no system message
+
+
+def spoken(shape: str) -> list[dict[str, Any]]:
+    """Return the messages of a shape, `s`ystem, `u`ser and `a`ssistant, each with its own text."""
+    return [{"role": ROLES[role], "content": f"TEXT{number:02d}X"} for number, role in enumerate(shape)]
+
+
+def expected(source: str, shape: str, answers: str) -> str | None:
+    """Return the template's output with answers (at the nonblank `answers`) after the generation prompt. None if it
+    refuses, drops or moves a message."""
+    talk = spoken(shape)
+    text = plainly(source, talk, True)
+    if text is None:
+        return None
+    places = [text.find(one["content"]) for one in talk]
+    if places != sorted(places) or -1 in places:
+        return None
+    for number, one in enumerate(talk):
+        if answers[number : number + 1].strip():
+            before, after = talk[number - 1]["content"], one["content"]
+            opening = plainly(source, talk[:number], True)
+            if opening is None:
+                return None
+            head, _, rest = text.partition(before)
+            text = head + before + opening.partition(before)[2] + after + rest.partition(after)[2]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("shape", "answers", "least"),
+    [
+        ("us", "", 40),
+        ("suasu", "  a", 40),
+        ("au", "", 60),
+        ("uaau", " a", 60),
+        ("usauaus", "  a a", 38),
+    ],
+)
+def test_templates_have_messages_where_they_put_them(shape: str, answers: str, least: int) -> None:
+    """The template's output but for generation prompts before answers; one that drops or moves one is refused."""
+    counts: Counter[bool] = Counter()
+    messages = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in spoken(shape))
+    for name, source in SOURCES.items():
+        try:
+            template = ChatTemplate(source, "<s>", "</s>", now=DAY, name=name)
+            chunks = build(template, Conversation(messages))
+            found = "".join(chunk.text for chunk in chunks)
+        except ModelError as error:
+            found = None
+            assert name in str(error)
+        if name in (FOLDED if shape[0] == "s" else OWN):
+            continue
+        assert found == expected(source, shape, answers), name
+        counts[found is not None] += 1
+    assert counts[True] >= least
+
+
+def test_a_skill_in_a_later_system_message(chatml: ChatTemplate) -> None:
+    """It is in the place of the text, and nothing else changes."""
+    talk = (
+        Message("user", (TextPart("Q1?"),)),
+        Message("assistant", (TextPart("A1"),)),
+        Message("system", (TextPart("From now on:"), SkillPart("a"))),
+        Message("user", (TextPart("Q2?"),)),
+    )
+    chunks = build(chatml, Conversation(talk))
+    assert Chunk("splice", name="a") in chunks
+    assert "".join(chunk.text or f"<{chunk.name}>" for chunk in chunks) == (
+        "<|im_start|>user\nQ1?<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n"
+        "<|im_start|>system\nFrom now on:\n\n<a><|im_end|>\n<|im_start|>user\nQ2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("google-gemma-2-2b-it", "au", "Conversation roles must alternate user/assistant"),
+        ("google-gemma-2-2b-it", "uasu", "System role not supported|Conversation roles must alternate"),
+        ("Qwen3.5-4B", "uasu", "System message must be at the beginning"),
+        ("openai-gpt-oss-120b", "uasu", "drops or changes the content of a message"),
+        ("deepseek-ai-DeepSeek-V3.1", "uasu", "reorders the content of a message"),
+    ],
+)
+def test_a_template_that_refuses_says_why(name: str, shape: str, says: str) -> None:
+    """The error has the template's reason, or its fault."""
+    talk = tuple(Message(one["role"], (TextPart(one["content"]),)) for one in spoken(shape))
+    with pytest.raises(ModelError, match=says):
+        build(ChatTemplate(SOURCES[name], "<s>", "</s>", now=DAY, name=name), Conversation(talk))

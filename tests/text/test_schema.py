@@ -85,18 +85,17 @@ _STATES = {"type": "string", "pattern": "(a|b)*a(a|b){20}c"}
     ids=lambda value: str(value)[:40],
 )
 def test_schemas_of_strangers(schema: Any, says: str) -> None:
-    """They are refused before they cost much."""
     with pytest.raises(GrammarError, match=says):
         schema_grammar(schema)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [None, {}, {"type": "object"}, {"properties": {}}, {"type": "object", "properties": {}, "required": []}],
-)
-def test_a_tool_without_parameters(parameters: Any) -> None:
-    """It is called with {}, as the model would invent other arguments."""
-    assert arguments(parameters) == {"$defs": {}, "type": "object", "additionalProperties": False}
+def test_arguments_are_an_object() -> None:
+    """For any schema; without parameters it is {}, as the model would invent other arguments."""
+    empty = {"type": "object", "properties": {}}
+    for none in (None, {}, {"type": "object"}, {"properties": {}}, {**empty, "required": []}):
+        assert arguments(none) == {"$defs": {}, "type": "object", "additionalProperties": False}
+    for odd in ({"type": "string", "format": "x"}, {"$ref": "#/nowhere"}, [], "x", {"not": {}}):
+        assert arguments(odd)["type"] == "object"
 
 
 def test_references_in_the_schemas_of_tools() -> None:
@@ -114,8 +113,7 @@ def test_references_in_the_schemas_of_tools() -> None:
 
 @pytest.mark.parametrize(("schema", "says"), REFUSED, ids=str)
 def test_a_keyword_that_is_not_enforced_in_a_tool(schema: Any, says: str) -> None:
-    """It is dropped and the rest is enforced, so that one tool does not fail the request. With `strict` the error has
-    the tool and the place in its schema."""
+    """It is dropped and the rest is enforced; with `strict` the error has the tool and the place in its schema."""
     schema = schema if not isinstance(schema, dict) or "$ref" not in schema else {"$ref": "#/nowhere"}
     tool = {"type": "object", "properties": {"odd": schema, "even": {"const": "kept"}}, "required": ["odd", "even"]}
     assert arguments(tool)["properties"]["even"] == {"const": "kept"}
@@ -137,18 +135,10 @@ def test_a_keyword_that_is_not_enforced_in_a_tool(schema: Any, says: str) -> Non
     ],
 )
 def test_what_is_left_of_a_schema(schema: Any, kept: str) -> None:
-    """All that can be enforced remains."""
     assert kept in json.dumps(arguments({"properties": {"a": schema}, "required": ["a"]})["properties"]["a"])
 
 
-@pytest.mark.parametrize("schema", [{"type": "string", "format": "x"}, {"$ref": "#/nowhere"}, [], "x", {"not": {}}])
-def test_arguments_are_an_object(schema: Any) -> None:
-    """They are one for any schema."""
-    assert arguments(schema)["type"] == "object"
-
-
 def test_a_catalogue_that_is_too_large() -> None:
-    """The error names the tool that exceeds the limit."""
     with pytest.raises(GrammarError, match=r"^the tool second: the JSON schema is too large"):
         calls_grammar(
             {"first": {"properties": {"a": _SMALL}}, "second": {"properties": {"a": {"enum": [*range(60_000)]}}}}

@@ -55,7 +55,6 @@ def test_a_folder_is_its_skill_file(tmp_path: Path) -> None:
 
 
 def test_standard_input() -> None:
-    """A dash reads the stream; a name may be given with it."""
     assert load_skill("-", stdin=io.BytesIO(b"plan: gold")).name == "stdin"
     assert load_skill("-", name="Plans", stdin=io.BytesIO(b"plan: gold")).name == "plans"
     with pytest.raises(SkillError, match="nothing to read on standard input"):
@@ -69,16 +68,10 @@ def test_lenient_with_warnings(tmp_path: Path) -> None:
     assert [part in "".join(skill.warnings) for part in ("no description", "'My Skill!'", "its folder")] == [True] * 3
 
 
-@pytest.mark.parametrize("text", ["", " \n\n", "---\nname: a\n---\n", "\ufeff"])
-def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
-    """An empty text has nothing to compile."""
-    with pytest.raises(SkillError, match="has no text"):
-        load_skill(write(tmp_path, "empty.md", text))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        *((text, "has no text") for text in ("", " \n\n", "---\nname: a\n---\n", "\ufeff")),
         (b"caf\xe9", "not UTF-8 text: invalid byte at offset 3"),
         ("---\nname: a\n", "is not closed"),
         ("---\nfields: {a: 1, a: 2}\n---\nx", "the key 'a' is there already"),
@@ -104,7 +97,6 @@ def test_an_empty_skill_is_refused(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
-    """The error names the file and the problem."""
     path = write(tmp_path, "bad.md", text)
     with pytest.raises(SkillError, match=message) as caught:
         load_skill(path)
@@ -127,7 +119,6 @@ def test_a_line_break_in_a_path_is_spelt(tmp_path: Path) -> None:
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model file by mistake does not fill the memory."""
     monkeypatch.setattr("notes_cli.text.skill.MAX_BYTES", 10)
     with pytest.raises(SkillError, match="Is it a text"):
         load_skill(write(tmp_path, "model.gguf", b"x" * 11))
@@ -143,11 +134,10 @@ def test_with_values_moves_every_span() -> None:
     assert with_values(new, {"date": "2026-06-01"}) == skill
 
 
-@pytest.mark.parametrize("name", ["規則", "方針", "rückgabe", "λόγος"])
-def test_a_name_in_any_script(tmp_path: Path, name: str) -> None:
-    """A valid file name becomes the skill's without a warning; another is changed with one."""
-    skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
-    assert (skill.name, skill.warnings) == (name, ())
+def test_a_name_in_any_script(tmp_path: Path) -> None:
+    for name in ("規則", "rückgabe", "λόγος"):
+        skill = load_skill(write(tmp_path, f"{name}.txt", "Text."))
+        assert (skill.name, skill.warnings) == (name, ())
     (warning,) = load_skill(write(tmp_path, "Rückgabe 2.txt", "Text.")).warnings
     assert "'Rückgabe 2' may only have lower-case letters" in warning and warning.endswith("it becomes 'rückgabe-2'")
 
@@ -180,7 +170,6 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     ],
 )
 def test_the_samples_are_skills(name: str, fields: dict[str, str]) -> None:
-    """The shipped skills have their fields and no warnings."""
     skill = load_skill(SAMPLES / name)
     assert (skill.name, skill.values, skill.warnings) == (name.removesuffix(".txt"), fields, ())
 
@@ -232,7 +221,6 @@ def test_texts_are_in_order_and_fields_where_they_are() -> None:
 
 
 def test_it_is_read_again_from_its_files(tmp_path: Path) -> None:
-    """Its source names the files."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(f"This is {name}.")
     skills = [load_skill(tmp_path / f"{name}.txt") for name in ("b", "a")]
@@ -261,21 +249,17 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-def test_the_folders_go_up_to_the_root_of_the_repository_and_no_further(project: Path) -> None:
-    """Folders above the repository belong to others; the user's own come last."""
-    shown = [str(level[0].parent.parent) for level in skill_folders(project / "package" / "source")]
-    assert shown == [str(project / "package" / "source"), str(project / "package"), str(project), str(Path.home())]
+def test_the_folders_go_up_to_the_root_of_the_repository_and_no_further(project: Path, tmp_path: Path) -> None:
+    """Folders above it belong to others, as all do without a repository; the user's own come last, and once."""
+
+    def folders(where: Path) -> list[Path]:
+        return [level[0].parent.parent for level in skill_folders(where)]
+
+    package = project / "package"
+    assert folders(package / "source") == [package / "source", package, project, Path.home()]
     assert [folder.parent.name for folder in skill_folders(project)[0]] == [".agents", ".claude"]
-
-
-def test_without_a_repository_only_the_working_folder(tmp_path: Path) -> None:
-    """Folders up to the root of the system are not searched, and at home none twice."""
     (tmp_path / "a" / "b").mkdir(parents=True)
-    assert [level[0].parent.parent for level in skill_folders(tmp_path / "a" / "b")] == [
-        tmp_path / "a" / "b",
-        Path.home(),
-    ]
-    assert len(skill_folders(Path.home())) == 1
+    assert folders(tmp_path / "a" / "b") == [tmp_path / "a" / "b", Path.home()] and len(folders(Path.home())) == 1
 
 
 def test_the_nearer_skill_hides_the_farther_one(project: Path) -> None:

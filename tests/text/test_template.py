@@ -37,18 +37,14 @@ TALK = [
         ("", False, "<s>SYS\n\nQuestion: U1\nAnswer: A1\n\nQuestion: U2\nAnswer:"),
     ],
 )
-def test_a_template_without_a_system_role(
-    templates: SimpleNamespace, source: str, folds: bool, rendered: str | None
-) -> None:
-    """The first user message has the text."""
+def test_without_a_system_role(templates: SimpleNamespace, source: str, folds: bool, rendered: str | None) -> None:
     template = ChatTemplate(getattr(templates, source) if source else "", bos="<s>", eos="</s>", now=DAY)
     assert template.folds_system is folds
     assert rendered is None or template.render(TALK) == rendered
 
 
 def test_templates_of_llama_cpp_that_hugging_face_refuses() -> None:
-    """They append to a list, loop over missing tools, and encode iterators or undefined values; none of it affects the
-    next rendering."""
+    """They append to a list, loop over missing tools, encode iterators; the next rendering is not affected."""
     source = (
         "{% set ids = [] %}{% for m in messages %}{{ ids.append(m.role) or '' }}{% endfor %}{{ ids | tojson }}"
         "{{ messages | map(attribute='content') | tojson }}{{ messages[0].nothing | tojson }}{{ messages.append(1) }}"
@@ -83,7 +79,6 @@ def test_what_hugging_face_and_llama_cpp_give_to_templates() -> None:
     ],
 )
 def test_a_template_that_makes_trouble_is_said(source: str, message: str) -> None:
-    """One line names its fault, without a traceback or a wrong prompt."""
     with pytest.raises(ModelError, match=message) as caught:
         ChatTemplate(source).render(TALK)
     assert "\n" not in str(caught.value)
