@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import gguf
@@ -15,8 +13,7 @@ from forward import Forward, Rows
 
 from bench.reference import __main__ as command
 from bench.reference import ours, report
-from bench.reference.cases import Case, CaseTokens, encode, load, padded, tokens_of
-from notes_cli.config import shipped_model
+from bench.reference.cases import Case, CaseTokens, tokens_of
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 
@@ -87,59 +84,6 @@ def test_a_value_of_another_length_moves_what_follows(path: Path, context: Conte
     assert report.distance(mine, reference.astype(np.float32)) < report.DISTANCE
 
 
-def test_values_are_padded_to_the_same_length(context: Context) -> None:
-    """The shorter one, and neither where they are equally long."""
-    tokenize = partial(encode, context.model)
-    assert padded(CASE, tokenize) == CASE
-    assert padded(LONGER, tokenize) == replace(LONGER, old="open x")
-    assert padded(replace(LONGER, old="closed", new="open"), tokenize).new == "open x"
-
-
-def test_cases_are_read_from_the_tasks(tmp_path: Path) -> None:
-    """Fields and chunks have tokens of their own, in all three groups; facts are placed early and late in turn."""
-    gate = {"field": "gate", "rule": "Pass if it is open."}
-    names = ["Ann", "Bob"]
-    tasks = {
-        "gated": {
-            "tasks": {
-                "gate": gate
-                | {"role": "You guard.", "vold": "open", "vnew": "shut", "request": "Pass?"}
-                | {"correct": "no", "stale": "yes"}
-            }
-        },
-        "compose_edit": {
-            "INSTANCES": [
-                gate
-                | {"name": "gate", "sys": "You guard.", "skill_name": "GATE", "Told": "open", "Tnew": "shut"}
-                | {"task": "Pass?", "act_old": "yes", "act_new": "no"}
-            ]
-        },
-        "facts": {
-            "CO": ["Orb"],
-            "CITY": ["Ulm"],
-            "NAME": names,
-            "DRUG": ["salt"],
-            "NUM": ["1", "2"],
-            "SYS": "Read.",
-            "DOMAINS": [["Log: the guard is {name}; the gate is {n0}.", [["guard", names, "Who guards?"]]]],
-        },
-    }
-    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
-    with Model(shipped_model()) as model:
-        found = load(tmp_path / "tasks.json", model, facts=4)
-        assert [one.group for one in found] == ["gated tasks", "compose-then-edit", *["facts"] * 4]
-        assert ["[TOOL RESULT]" in one.head for one in found[2:]] == [False, True, False, True]
-        guards = {f"the guard is {name}" for name in names}
-        assert all({one.old, one.new} == guards for one in found[2:])
-        for one in found:
-            tokens = tokens_of(one, model)
-            text = b"".join(model.token_bytes(token, special=True) for token in tokens.context).decode()
-            assert text == one.context(one.old)
-            assert model.text(tokens.context[slice(*tokens.field)]).strip() == one.old
-            assert model.text(tokens.context[slice(*tokens.chunk)]).strip() == one.chunk(one.old)
-            assert one.head.startswith("<|im_start|>") == (one.group != "gated tasks")
-
-
 def logits(*values: float) -> ours.Logits:
     return np.array(values, np.float32)
 
@@ -181,16 +125,3 @@ def test_the_page_shows_that_every_case_conforms() -> None:
         for furthest, same in ((row[1], row[2]), (row[4], row[5])):
             agreed, cases = same.split(" of ")
             assert agreed == cases != "0" and float(furthest) <= report.DISTANCE
-
-
-def test_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line for a clone that is not named or is none, and for the extra."""
-    with pytest.raises(SystemExit, match="name a clone of the author's repository"):
-        command.main([])
-    with pytest.raises(SystemExit, match=f"{tmp_path} is no clone of the author's repository"):
-        command.main(["--clone", str(tmp_path)])
-    (tmp_path / "editkv").mkdir()
-    (tmp_path / "editkv" / "core.py").touch()
-    monkeypatch.setattr(command, "NEEDED", ("torch_of_no_machine",))
-    with pytest.raises(SystemExit, match="torch_of_no_machine not installed: make reference"):
-        command.main(["--clone", str(tmp_path)])

@@ -64,14 +64,6 @@ def test_probabilities_are_those_of_plain_appends(context: Context, choices: lis
     assert decision.margin == pytest.approx(ranked[-1] - ranked[-2], rel=1e-2, abs=1e-4)
 
 
-def test_the_order_of_choices_does_not_matter(context: Context) -> None:
-    """Neither choice nor probabilities depend on which answer is named first."""
-    one, two = (decide(sequence(context), order) for order in (["yes", "no", "perhaps"], ["perhaps", "no", "yes"]))
-    assert one.choice == two.choice
-    for answer, probability in one.probabilities.items():
-        assert two.probabilities[answer] == pytest.approx(probability, rel=1e-4)
-
-
 def test_the_notebook_is_usable_afterwards(context: Context) -> None:
     """Same tokens, same length, same logits; deciding again gives the same, and so does generating."""
     with Sampler(SamplerOptions()) as sampler:

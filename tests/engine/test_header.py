@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tiny
 
 from notes_cli.engine.header import BLOCKS, MAX_HEAD, read_header
 from notes_cli.engine.model import Model
@@ -125,8 +126,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 def test_a_split_model_is_read_as_one(make_model: MakeModel, tmp_path: Path) -> None:
     """Its sizes add up, and a part that is missing or cut is named; llama.cpp loads the same parts."""
-    import tiny
-
     parts = [tmp_path / f"m-{number + 1:05d}-of-00003.gguf" for number in range(3)]
     for number, part in enumerate(parts):
         tiny.alter_model(part, make_model("llama"), part=(number, 3))
@@ -145,26 +144,14 @@ def test_a_split_model_is_read_as_one(make_model: MakeModel, tmp_path: Path) -> 
 
 def test_what_is_no_language_model(make_model: MakeModel, tmp_path: Path) -> None:
     """A projector of pictures, a LoRA, a vocabulary alone."""
-    import tiny
-
     lora = tiny.alter_model(tmp_path / "lora.gguf", make_model("llama"), keys={"general.type": "adapter"})
     assert not read_header(lora).model
     writer = gguf.GGUFWriter(tmp_path / "sees.gguf", "clip")
     writer.add_tensor("v.patch_embd.weight", np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert not read_header(tmp_path / "sees.gguf").model
+    assert not read_header(tiny.finish(writer, tmp_path / "sees.gguf")).model
     writer = gguf.GGUFWriter(tmp_path / "words.gguf", "llama")
     tiny.write_tokenizer(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    assert not read_header(tmp_path / "words.gguf").model
-
-
-MakeModel = Callable[..., Path]
+    assert not read_header(tiny.finish(writer, tmp_path / "words.gguf")).model
 
 
 @pytest.fixture

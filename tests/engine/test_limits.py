@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import tiny
@@ -32,27 +31,10 @@ F16, Q8_0 = KV_TYPES["f16"], KV_TYPES["q8_0"]
 
 def stated(path: Path, length: int, **scaling: Any) -> Path:
     """A model file with this trained context and RoPE scaling."""
+    ends = {"kind": "type", "factor": "factor", "before": "original_context_length"}
+    keys = {f"llama.rope.scaling.{ends[name]}": value for name, value in scaling.items()}
     source = tiny.write_model(path.with_suffix(".source"), "llama", layers=1)
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key not in ("general.architecture", "llama.context_length"):
-            more = {"sub_type": field.types[-1]} if field.types[0] == gguf.GGUFValueType.ARRAY else {}
-            writer.add_key_value(key, field.contents(), field.types[0], **more)
-    writer.add_context_length(length)
-    if "kind" in scaling:
-        writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["kind"]))
-    if "factor" in scaling:
-        writer.add_rope_scaling_factor(scaling["factor"])
-    if "before" in scaling:
-        writer.add_rope_scaling_orig_ctx_len(scaling["before"])
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return tiny.alter_model(path, source, keys={**keys, "llama.context_length": length})
 
 
 YARN = {"kind": "yarn", "factor": 4.0}

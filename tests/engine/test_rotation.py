@@ -42,13 +42,20 @@ def measured(model: Path | Model, n_ctx: int = 1024, **options: Any) -> Rotation
             loaded.close()
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "phi3", "gemma3", "mistral3"]
-)
-def test_what_is_right_is_found_right(make_model: MakeModel, kind: str) -> None:
-    """Norms and biases on K, layers without rotation, windows with a base of their own, stretches."""
-    turned = measured(make_model(kind, name="tiny"))  # llama.cpp knows "phi3" in a name
-    assert turned and turned.right and turned.distance == (128 if kind == "mistral3" else 512)
+RIGHT: list[tuple[dict[str, Any], int, int]] = [  # a model, the size of its context, how far it is moved
+    # Norms and biases on K, layers without rotation, windows with a base of their own, stretches.
+    *(({"kind": kind}, 1024, 512) for kind in ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "phi3")),
+    *(({"kind": kind}, 1024, distance) for kind, distance in (("gemma3", 512), ("mistral3", 128))),
+    # Scaled, also by a magnitude, and by factors that go by the size of the context (LongRoPE).
+    *(({"scaling": kind}, 8192, 4096) for kind in ("yarn", "linear")),
+    ({"kind": "phi3"}, 8192, 4096),
+]
+
+
+@pytest.mark.parametrize(("model", "n_ctx", "distance"), RIGHT, ids=str)
+def test_what_is_right_is_found_right(make_model: MakeModel, model: dict[str, Any], n_ctx: int, distance: int) -> None:
+    turned = measured(make_model(name="tiny", **model), n_ctx)  # llama.cpp knows "phi3" in a name
+    assert turned and turned.right and turned.distance == distance
 
 
 @pytest.mark.parametrize("name", ["bloom-dense", "deepseek2-moe", "qwen2vl-dense", "llama4-moe", "gpt-oss-moe"])
@@ -56,13 +63,6 @@ def test_other_ways_to_hold_positions(load_zoo: LoadZoo, name: str) -> None:
     """ALiBi, MLA, M-RoPE, chunks of positions, YaRN in every layer: right."""
     turned = measured(load_zoo(name))
     assert turned and turned.right
-
-
-@pytest.mark.parametrize("options", [{"scaling": "yarn"}, {"scaling": "linear"}, {"kind": "phi3", "name": "long"}])
-def test_scaled_rotations(make_model: MakeModel, options: dict[str, str]) -> None:
-    """Also by a magnitude, and by factors that go by the size of the context (LongRoPE)."""
-    turned = measured(make_model(**options), n_ctx=8192)
-    assert turned and turned.right and turned.distance == 4096
 
 
 def test_small_windows_and_small_contexts(make_model: MakeModel) -> None:

@@ -49,9 +49,6 @@ def question(ctx: Context) -> np.ndarray:
     return np.stack([ctx.logits(i) for i in range(len(QUESTION))])
 
 
-# swa_full: every row is kept.
-
-
 # Only the window is kept.
 
 
@@ -68,21 +65,6 @@ def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: st
                 ctx.rewrite(0, where, SKILL[: len(where)])
         assert same(read(ctx, 368, 400), before) and ctx.length(0) == 400
         assert nmse(question(ctx), undisturbed) < 1e-9
-
-
-@pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
-@pytest.mark.parametrize("name", IN_WINDOW)
-def test_splice_into_a_small_cache(load_zoo: LoadZoo, name: str, tokens: np.ndarray) -> None:
-    """A segment longer or shorter than the window, and later tokens, equal decoding the same tokens there."""
-    model = load_zoo(name)
-    rows = segment(model, tokens)
-    with context(model, swa_full=False) as ours, context(model, swa_full=False) as stock:
-        ours.splice(0, 100, tokens, rows, 0)
-        decode(stock, tokens, 100)
-        assert nmse(question(ours), question(stock)) < BOUND
-        ours.clear()
-        ours.splice(0, 100, tokens, rows, 1)
-        assert nmse(question(ours), question(stock)) > 1000 * BOUND  # a wrong distance
 
 
 @pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
