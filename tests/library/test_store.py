@@ -38,13 +38,10 @@ def filled(library: Library, identity: Identity, make_segment: MakeSegment) -> L
     return library
 
 
-def test_an_empty_library_is_no_error(library: Library) -> None:
-    """The folder appears with the first compile."""
-    assert library.names() == [] and library.entries() == []
-
-
-def test_names_and_entries(filled: Library, identity: Identity) -> None:
-    """Other files in the folder are not ours and not shown; a damaged one is shown with its problem."""
+def test_names_and_entries(filled: Library, identity: Identity, tmp_path: Path) -> None:
+    """Other files in the folder are not ours and not shown; a damaged one is shown with its problem. A folder appears
+    with the first compile."""
+    assert Library(tmp_path / "none").names() == Library(tmp_path / "none").entries() == []
     (filled.folder / "readme.txt").touch()
     (filled.folder / f"broken.{identity.key}.gguf").write_bytes(b"GGUF")
     assert filled.names() == ["broken", "returns", "support"]
@@ -64,10 +61,7 @@ def test_find_wants_the_same_identity(filled: Library, identity: Identity) -> No
         ({"weights": "cd" * 32, "quantization": "Q4_0"}, "compiled with tiny Q8_0, this model is Q4_0"),
         ({"weights": "cd" * 32, "model": "other"}, "this model is other Q8_0"),
         ({"architecture": "llama"}, "compiled for architecture qwen2, this model is llama"),
-        (
-            {"rope": "x", "rope_text": "yarn 4"},
-            "compiled with RoPE neox base 10000, this context uses yarn 4",
-        ),
+        ({"rope": "x", "rope_text": "yarn 4"}, "compiled with RoPE neox base 10000, this context uses yarn 4"),
         ({"kv_type": "q8_0/q8_0"}, "f16/f16 K/V cache, this context keeps q8_0/q8_0"),
         ({"adapters": "l"}, "none, this context uses l"),
     ],
@@ -123,10 +117,7 @@ def test_names_that_a_file_system_may_take_for_one(
 ) -> None:
     """The second name is refused before anything is written, with a remedy."""
     write_segment(library.path("maße", identity), make_segment(name="maße"))
-    with (
-        refused(SegmentError, r"there is already maße.*: --name NAME"),
-        library.compiling("masse", identity),
-    ):
+    with refused(SegmentError, r"there is already maße.*: --name NAME"), library.compiling("masse", identity):
         pass
 
 
@@ -146,7 +137,8 @@ def test_folders_are_made_for_us_alone(tmp_path: Path, identity: Identity, make_
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 def test_a_library_that_others_can_write_in(filled: Library, identity: Identity, mode: int) -> None:
-    """Whatever is in it may be forged: nothing is listed, found, compiled or removed, until it has been mended."""
+    """Whatever is in it may be forged: nothing is listed, found, compiled or removed, until it has been mended. One
+    that others can only read is made private."""
     filled.folder.chmod(mode)
     uses: list[Callable[[], object]] = [
         *(filled.names, filled.entries, lambda: filled.find("returns", identity), lambda: filled.resolve("returns")),
@@ -156,12 +148,6 @@ def test_a_library_that_others_can_write_in(filled: Library, identity: Identity,
     for use in uses:
         with refused(NotesError, f"others can write in .*run: chmod 700 {filled.folder}$"):
             use()
-    filled.folder.chmod(0o700)
-    assert filled.names() == ["returns", "support"]
-
-
-def test_a_library_that_others_can_only_read(filled: Library) -> None:
-    """A folder that others can only read is made private: they cannot have written to it."""
     filled.folder.chmod(0o755)
     assert filled.names() == ["returns", "support"] and filled.folder.stat().st_mode & 0o777 == 0o700
 
@@ -204,12 +190,8 @@ def test_resolve(filled: Library, identity: Identity, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "returns").mkdir()
     (tmp_path / "other").write_text("hello")
-    segment = filled.path("returns", identity)
-    assert filled.resolve("returns").kind == "name"
-    assert filled.resolve("./returns").kind == "text"
-    assert filled.resolve("other").kind == "text"
-    assert filled.resolve(str(segment)).kind == "segment"
-    assert filled.resolve("-").kind == "text"
+    given = ("returns", "./returns", "other", str(filled.path("returns", identity)), "-")
+    assert [filled.resolve(word).kind for word in given] == ["name", "text", "text", "segment", "text"]
     with pytest.raises(SegmentError, match="no file"):
         filled.resolve("a\0b")
 
