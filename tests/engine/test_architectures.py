@@ -24,7 +24,6 @@ KINDS = ["llama", "qwen2", "smollm3", "gemma3", "mistral3", "lfm2", "mamba", "gp
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_says_what_the_context_says(make_model: MakeModel, kind: str) -> None:
-    """With the same reason."""
     path = make_model(kind)
     with Model(path) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
         splice, restore = context.supports("splice"), context.supports("restore")

@@ -7,7 +7,9 @@ tokens, so that state and logits after a segment must equal those of a recompute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -70,16 +72,8 @@ def made(name: str, folder: Path, whole: bool) -> Path:
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Model]]:
     folder = tmp_path_factory.mktemp("carry")
-    models: dict[tuple[str, bool], Model] = {}
-
-    def load(name: str, whole: bool = False) -> Model:
-        if (name, whole) not in models:
-            models[name, whole] = Model(made(name, folder, whole))
-        return models[name, whole]
-
-    yield load
-    for model in models.values():
-        model.close()
+    with ExitStack() as loaded:
+        yield cache(lambda name, whole=False: loaded.enter_context(Model(made(name, folder, whole))))
     for path in folder.iterdir():
         path.unlink()
 
@@ -324,7 +318,6 @@ def test_what_is_not_decoded_alone_is_not_captured(load: Callable[..., Model]) -
 
 
 def test_attention_alone_has_nothing_to_carry() -> None:
-    """A model without recurrent layers is refused by name."""
     with Model(zoo.zoo_model("llama-dense")) as model, open_context(model) as context:
         assert "no recurrent layers" in str(context.supports("carry"))
         with pytest.raises(UnsupportedError, match="no recurrent layers"), recurrent.capturing(context, 0):
@@ -332,7 +325,6 @@ def test_attention_alone_has_nothing_to_carry() -> None:
 
 
 def test_a_context_computes_as_before_once_nothing_is_captured(load: Callable[..., Model]) -> None:
-    """The graphs that capture are not used again."""
     model = load("qwen35")
     tokens = text(model, 1, 64)
     with open_context(model) as context:

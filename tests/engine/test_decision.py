@@ -65,7 +65,6 @@ def test_probabilities_are_those_of_plain_appends(context: Context, choices: lis
 
 
 def test_the_notebook_is_usable_afterwards(context: Context) -> None:
-    """Same tokens, same length, same logits; deciding again gives the same, and so does generating."""
     with Sampler(SamplerOptions()) as sampler:
         undisturbed = list(sequence(context).generate(sampler, 5))
         seq = sequence(context)
@@ -80,13 +79,11 @@ def test_the_notebook_is_usable_afterwards(context: Context) -> None:
 
 @pytest.mark.parametrize("choices", [[], ["yes"], ["yes", "yes"], ["yes", ""]])
 def test_choices_that_leave_nothing_to_decide(context: Context, choices: list[str]) -> None:
-    """Fewer than two different answers are an error that shows them."""
     with pytest.raises(NotesError, match="two or more different answers"):
         decide(sequence(context), choices)
 
 
 def test_a_choice_longer_than_the_context(context: Context) -> None:
-    """It is refused, and the sequence remains usable."""
     seq = sequence(context)
     with pytest.raises(NotesError, match="too small"):
         decide(seq, ["x" * 500, "y"])

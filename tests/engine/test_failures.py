@@ -160,7 +160,6 @@ def test_a_model_closes_its_contexts(load_zoo: LoadZoo) -> None:
 
 
 def test_an_image_goes_after_what_is_there(load_zoo: LoadZoo) -> None:
-    """Not before it, and with as many numbers as the model takes."""
     model = load_zoo("llama-dense")
     with open_context(model) as ctx:
         ctx.append({0: TEXTS[0]})
@@ -215,12 +214,11 @@ def test_memory_that_runs_out(load_zoo: LoadZoo, tmp_path: Path, what: str) -> N
     name = {"window": "gemma3-dense", "restore": "granitehybrid-dense"}.get(what, "llama-dense")
     with load_zoo(name) as model:
         path = model.path
-    (tmp_path / "shim.c").write_text(SHIM)
     library = tmp_path / "shim.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, tmp_path / "shim.c"], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, "-x", "c", "-"], input=SHIM, text=True, check=True)
     script = [sys.executable, str(Path(__file__).with_name("failing.py")), what, str(path), str(library)]
     env = {"LD_PRELOAD": str(library), "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
-    env |= {"NOTES_LIBRARY": str(native.LIBRARY_PATH.parent)}
+    env["NOTES_LIBRARY"] = str(native.LIBRARY_PATH.parent)
     done = subprocess.run(script, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " failed, " in done.stdout

@@ -110,6 +110,5 @@ def test_what_llama_cpp_refuses_is_one_line(make_model: MakeModel, tmp_path: Pat
 
 
 def test_what_others_have_installed_since_stays(make_model: MakeModel) -> None:
-    """A handler of Python's own is still there when the model is closed."""
     done = crash(make_model(), "import faulthandler; faulthandler.enable(); model.close(); ctypes.string_at(0)")
     assert done.returncode == -11 and "Fatal Python error: Segmentation fault" in done.stderr

@@ -48,7 +48,6 @@ def test_blocks_are_those_of_ggml() -> None:
 
 
 def test_a_file_that_was_cut_anywhere(make_model: MakeModel, tmp_path: Path) -> None:
-    """Truncated, also by the last byte: the error has the size, or says that the head ends."""
     data = make_model("llama").read_bytes()
     path = tmp_path / "cut.gguf"
     sizes = random.Random(0).sample(range(1, len(data)), 40)
@@ -115,7 +114,6 @@ def test_a_large_file_of_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    """A pipe without a writer, a folder and a missing file fail without waiting."""
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "folder.gguf").mkdir()
     for name in ("pipe.gguf", "folder.gguf", "none.gguf"):
@@ -215,7 +213,6 @@ def test_a_model_that_is_swapped_while_it_is_loaded(
 
 
 def test_a_model_that_is_written_into_while_it_is_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that is still being downloaded."""
     load = llama.llama_model_load_from_splits
 
     def written(*arguments: Any) -> Any:
@@ -246,7 +243,6 @@ def test_a_model_that_is_written_into_while_it_is_in_use(path: Path) -> None:
 
 
 def test_a_model_that_is_moved_or_touched_while_it_is_in_use(path: Path) -> None:
-    """It is the same model."""
     with Workspace(path) as workspace:
         before = workspace.weights
         path.rename(path.with_name("other.gguf"))
@@ -258,7 +254,6 @@ def test_a_model_that_is_moved_or_touched_while_it_is_in_use(path: Path) -> None
 
 
 def test_descriptors_are_closed(path: Path) -> None:
-    """Those of models that load and of those that do not."""
     broken = path.with_name("broken.gguf")
     broken.write_bytes(path.read_bytes()[:5000])
     Model(path).close()

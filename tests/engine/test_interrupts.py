@@ -139,13 +139,11 @@ def test_signals_that_keep_coming(seq: KVSequence, heard: list[int], monkeypatch
 
 def test_what_a_handler_raises_in_a_callback_is_not_lost(seq: KVSequence, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped computation is logged, and a handler runs there first, where Python can raise nothing."""
-    hook = native._hook
+    hook, none = native._hook, {"err_msg": None, "exc_traceback": None}
 
     def stopped(name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "notes_append":
-            lost = SimpleNamespace(
-                object=process._on_log, exc_value=Told(), err_msg=None, exc_type=Told, exc_traceback=None
-            )
+            lost = SimpleNamespace(object=process._on_log, exc_value=Told(), exc_type=Told, **none)
             sys.unraisablehook(lost)
             raise native.StoppedError("stopped")
         return hook(name, arguments)
@@ -208,7 +206,6 @@ def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, heard: list
 
 
 def test_in_a_child(seq: KVSequence) -> None:
-    """A forked child has a pipe of its own: signals of the parent stop nothing in the child."""
     assert interrupts._pipe is not None
     child = os.fork()
     if child == 0:

@@ -232,3 +232,8 @@ def test_values_that_llama_cpp_cannot_use_are_refused(key: str, value: Any) -> N
     """It would replace some by others, and abort for some."""
     with pytest.raises(EngineError, match=f"^{key} "):
         SamplerOptions(**{key: value})
+
+
+def test_top_k_does_not_wrap() -> None:
+    with pytest.raises(EngineError, match="top_k is 4294967297"):
+        Sampler(SamplerOptions(temperature=1.0, top_k=2**32 + 1))

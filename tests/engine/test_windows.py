@@ -262,9 +262,7 @@ def test_a_rewrite_without_room_costs_no_window(load_zoo: LoadZoo) -> None:
         ctx.copy(1, 2, 0, -1)  # shared cells are not used again
         ctx.append({0: TEXT[:56]})  # the rest of 256
         before = read(ctx, 0, 56)
-        with pytest.raises(
-            EngineError, match="a rewrite of 6 tokens needs as many free cells in the K/V cache, there are 5"
-        ):
+        with pytest.raises(EngineError, match="needs as many free cells in the K/V cache, there are 5"):
             ctx.rewrite(0, list(range(36, 42)), SKILL[:6])
         assert same(read(ctx, 0, 56), before)
         ctx.rewrite(0, list(range(36, 41)), SKILL[:5])
@@ -321,14 +319,14 @@ def test_rows_stay_inside_a_chunk(load_zoo: LoadZoo) -> None:
     with context(load_zoo("llama4-moe"), n_ctx=20480, kv="f16") as ctx:
         for base, position, count in ((0, 40, 48), (0, 8143, 48), (8192, 9000, 48), (8300, 16300, 48)):
             assert ctx.can_move(base, position, count) is None
-        for base, position, count, why in (
-            (0, 8150, 48, "chunks of 8192"),  # the last ones are in the next chunk
-            (8180, 40, 48, "chunks of 8192"),
-            (0, 8192, 48, "stretch of 8192"),  # by a whole chunk
-            (0, 8144, 48, "stretch of 8192"),  # up to the last position of the chunk
-            (8192, 16384, 48, "stretch of 8192"),
+        for base, position, why in (
+            (0, 8150, "chunks of 8192"),  # the last ones are in the next chunk
+            (8180, 40, "chunks of 8192"),
+            (0, 8192, "stretch of 8192"),  # by a whole chunk
+            (0, 8144, "stretch of 8192"),  # up to the last position of the chunk
+            (8192, 16384, "stretch of 8192"),
         ):
-            assert why in (ctx.can_move(base, position, count) or ""), (base, position)
+            assert why in (ctx.can_move(base, position, 48) or ""), (base, position)
         ctx.append({0: SKILL})
         rows = ctx.read(0, 0, 48, base=0)
         with pytest.raises(UnsupportedError, match="chunks of 8192"):

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notes_cli.commands.remedies import worded
 from notes_cli.engine.segment import Identity, Segment
-from notes_cli.errors import DamagedError, Help, NotesError, SegmentError, UnwritableError
+from notes_cli.errors import DamagedError, NotesError, SegmentError, UnwritableError
 from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.store import Library, changes, export, shared_segments
 
@@ -55,27 +54,6 @@ def test_find_wants_the_same_identity(filled: Library, identity: Identity) -> No
     assert filled.find("returns", replace(identity, model="renamed")) == filled.path("returns", identity)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weights": "cd" * 32, "quantization": "Q4_0"}, "compiled with tiny Q8_0, this model is Q4_0"),
-        ({"weights": "cd" * 32, "model": "other"}, "this model is other Q8_0"),
-        ({"architecture": "llama"}, "compiled for architecture qwen2, this model is llama"),
-        ({"rope": "x", "rope_text": "yarn 4"}, "compiled with RoPE neox base 10000, this context uses yarn 4"),
-        ({"kv_type": "q8_0/q8_0"}, "f16/f16 K/V cache, this context keeps q8_0/q8_0"),
-        ({"adapters": "l"}, "none, this context uses l"),
-    ],
-)
-def test_what_differs_is_said_with_the_remedy(
-    filled: Library, identity: Identity, change: dict[str, str], message: str
-) -> None:
-    """One line with the skill, the difference and the command that resolves it."""
-    with pytest.raises(SegmentError, match=message) as caught:
-        filled.find("returns", replace(identity, **change), remedy=Help.KEEP_AS_OTHER(source="x"))
-    assert str(caught.value).startswith("returns was compiled")
-    assert worded(caught.value).endswith("To keep it: notes compile x --name NAME")
-
-
 def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_segment: MakeSegment) -> None:
     """Of several files for other models, the one with the fewest differences."""
     far = replace(identity, weights="ee" * 32, kv_type="f32/f32")
@@ -86,7 +64,6 @@ def test_the_nearest_file_is_named(filled: Library, identity: Identity, make_seg
 
 
 def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -> None:
-    """A typo costs one look."""
     with pytest.raises(SegmentError, match="Did you mean returns"):
         filled.find("retruns", identity)
     with refused(SegmentError, r"'zzz'\. Compile it first: notes compile zzz\. What is compiled: notes ls"):
@@ -251,7 +228,6 @@ def test_changes(filled: Library, identity: Identity) -> None:
 
 
 def test_a_library_that_cannot_be_written_to(tmp_path: Path, identity: Identity) -> None:
-    """One line, before anything is computed."""
     (tmp_path / "file").touch()
     library = Library(tmp_path / "file")
     with pytest.raises(SegmentError, match="cannot write to the library"), library.compiling("a", identity):
