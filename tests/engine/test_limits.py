@@ -19,7 +19,6 @@ from notes_cli.config import shipped_model
 from notes_cli.engine import limits, native
 from notes_cli.engine import options as module
 from notes_cli.engine.context import Context
-from notes_cli.engine.header import read_integers
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.engine.options import KV_TYPES, ContextOptions
@@ -91,14 +90,6 @@ def test_the_estimate_is_what_is_allocated(make_model: Callable[..., Path], kind
         assert larger.kv == 2 * found.kv  # rounded up, as llama.cpp does
         assert limits.estimate_memory(model, replace(options, swa_full=False)).kv <= found.kv
         assert found.compute > 512 * 4 * model.n_vocab
-
-
-def test_a_list_in_the_header(make_model: Callable[..., Path]) -> None:
-    """Heads that differ from layer to layer are read from the file, after keys of every type."""
-    with Model(make_model("lfm2")) as model:
-        assert limits._integers(model, "attention.head_count_kv") == [0, 2, 0]
-        assert limits._integers(model, "attention.nothing") == []
-    assert read_integers(make_model("lfm2"), "tokenizer.ggml.token_type")[-3:] == [3, 3, 3]
 
 
 def test_no_memory_is_a_line_and_no_attempt(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,18 +294,6 @@ def test_states_that_do_not_fit_are_not_written(tmp_path: Path, whole: Segment) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_gguf_package_reads_it(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """Users can look into the file with gguf-dump."""
-    segment = make_segment(n=5, layers=2)
-    write_segment(tmp_path / "a.gguf", segment, writer="notes 0", created="2026-06-01T00:00:00Z")
-    reader = gguf.GGUFReader(tmp_path / "a.gguf")
-    assert reader.fields["general.architecture"].contents() == "notes"
-    assert reader.fields["notes.text"].contents() == segment.text
-    assert reader.fields["notes.identity.kv_type"].contents() == "f16/f16"
-    assert [tensor.name for tensor in reader.tensors][:3] == ["notes.tokens", "notes.context", "blk.0.k"]
-    assert np.array_equal(reader.tensors[2].data, segment.layers[0].k)
-
-
 @pytest.mark.parametrize("which", ["moved", "whole", "carried", "influenced"])
 def test_every_flipped_byte_is_found(tmp_path: Path, request: pytest.FixtureRequest, which: str) -> None:
     """No byte of the file is unchecked: head, padding, tensors, checksums themselves. Of larger ones, a sample."""
@@ -346,7 +334,6 @@ def test_every_truncation_is_found(tmp_path: Path, make_segment: MakeSegment) ->
     start=st.sampled_from([b"", b"GGUF\x03\0\0\0", b"GGUF\x03\0\0\0\x01" + bytes(7)]),
 )
 def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, start: bytes, data: bytes) -> None:
-    """Garbage of any kind gives one clear error."""
     path = tmp_path_factory.mktemp("g") / "a.gguf"
     path.write_bytes(start + data)
     with pytest.raises(SegmentError):
@@ -395,14 +382,12 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_fields_must_fit_the_text(tmp_path: Path, make_segment: MakeSegment, span: FieldSpan) -> None:
-    """A sound checksum does not make a wrong span right."""
     write_segment(tmp_path / "a.gguf", make_segment(fields=(span,)))
     with pytest.raises(SegmentError, match="fields do not fit"):
         peek(tmp_path / "a.gguf")
 
 
 def test_rows_must_fit_the_tokens(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """Neither written nor read otherwise."""
     with pytest.raises(SegmentError, match="rows that do not fit"):
         write_segment(tmp_path / "a.gguf", make_segment(tokens=np.zeros(9, np.int32)))
     assert list(tmp_path.iterdir()) == []

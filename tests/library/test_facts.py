@@ -60,7 +60,6 @@ def test_other_bytes_of_the_same_size_are_hashed_again(model: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("data", ["", "{", "[]", '{"a": 1}', '{"MODEL": [1, 2, "x"]}', "[" * 100_000, '{"MODEL": {}}'])
 def test_a_damaged_memory_is_forgotten(model: Path, tmp_path: Path, data: str) -> None:
-    """It costs time, never a wrong answer."""
     memory = tmp_path / "digests.json"
     memory.write_text(data.replace("MODEL", str(model)))
     assert file_sha256(model, memory) == sha256(model)
@@ -68,7 +67,6 @@ def test_a_damaged_memory_is_forgotten(model: Path, tmp_path: Path, data: str) -
 
 
 def test_the_memory_stays_small(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the latest files are kept."""
     monkeypatch.setattr(facts, "DIGESTS", 1)
     memory = tmp_path / "digests.json"
     other = tmp_path / "other.gguf"
@@ -93,7 +91,6 @@ def test_what_is_open_is_hashed_and_not_what_the_path_names_by_then(model: Path,
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    """One line, with the path."""
     (tmp_path / "none").touch()
     with (tmp_path / "none").open("wb") as file, pytest.raises(ModelError, match=r"cannot read .*none"):
         facts.file_sha256(tmp_path / "none", file, tmp_path / "digests.json")

@@ -29,7 +29,6 @@ def photo(make_segment: MakeSegment) -> Segment:
 
 
 def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
-    """Axes, place among the tokens, projector and bytes of an image come back."""
     write_segment(tmp_path / "photo.gguf", photo)
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
     assert found.media == photo.media and (found.axes == photo.axes).all() and found.axes.dtype == np.int32
@@ -40,7 +39,6 @@ def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
 
 
 def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segment, make_segment: MakeSegment) -> None:
-    """Each is read by its own keys."""
     rows = make_segment(6, k=32, v=32, fields=(), text="image").layers
     write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
     found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")

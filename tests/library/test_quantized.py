@@ -179,7 +179,6 @@ def test_scales_that_are_no_numbers(
 
 
 def test_what_is_no_whole_block(tmp_path: Path, make_segment: Make) -> None:
-    """Neither written nor read."""
     with pytest.raises(SegmentError, match="48 numbers"):
         write_segment(tmp_path / "a.gguf", replace(make_segment(k=48, v=64), kv="q8_0"))
     write_segment(tmp_path / "a.gguf", replace(make_segment(n=3, k=64, v=64), kv="q8_0"))

@@ -60,7 +60,6 @@ def test_the_folder_above_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["home", "home/library"])
 def test_another_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    """Files in another user's folder are refused, whatever its mode."""
     folder = tmp_path / "home" / "library"
     make_private(folder)
     belongs_to_another(tmp_path / which, monkeypatch)

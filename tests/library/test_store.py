@@ -72,7 +72,6 @@ def test_an_unknown_name_gets_suggestions(filled: Library, identity: Identity) -
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "A", "a--b", ".", "a.b", "-", "a\u202e", "u\u0308", "規 則"])
 def test_a_name_never_leaves_the_folder(library: Library, identity: Identity, name: str) -> None:
-    """Names are words, not paths."""
     with pytest.raises(SegmentError, match="cannot be the name of a skill"):
         library.path(name, identity)
 
@@ -297,7 +296,6 @@ def test_damage_and_full_disks_leave_nothing(own: Path, tmp_path: Path) -> None:
 
 
 def test_only_segments_are_found_in_a_folder(own: Path, tmp_path: Path) -> None:
-    """Only files named as exports are opened, no models or other files."""
     (own.parent / "model.gguf").write_bytes(b"GGUF")
     (own.parent / "readme.txt").touch()
     second = own.with_name("returns.abcdefabcdef.gguf")

@@ -234,7 +234,6 @@ def test_a_file_that_is_replaced_after_it_was_opened(model: Model, make: Callabl
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(model: Model, path: Path) -> None:
-    """It may be as good as ever."""
     segment = open_stored(path)
     assert isinstance(segment.layers, Stored) and segment.layers.file is not None
     folder = os.open(path.parent, os.O_RDONLY)

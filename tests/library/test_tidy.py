@@ -221,7 +221,6 @@ def test_tidying_that_fails_spoils_no_compile(
     make_segment: MakeSegment,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The compiled file is kept if eviction fails, and the reason is reported."""
     put("a", 300)
 
     def full(path: Path) -> bool:
