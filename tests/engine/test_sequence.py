@@ -177,14 +177,12 @@ END = 258  # an end token of the tiny models
 def test_where_an_answer_ends(
     sequence: KVSequence, before: int, scripted: tuple[int, ...], limit: int, tokens: list[int], why: str
 ) -> None:
-    """Never a token more than asked for; the end is neither yielded nor in the sequence. The answer is one piece."""
+    """Never a token more than asked for; the end is neither yielded nor in the sequence. The answer is one piece, or none."""
     sequence.append(np.zeros(before, np.int32))
     assert list(sequence.generate(Script(*scripted), limit)) == tokens  # type: ignore[arg-type]
     assert sequence.stopped == why and sequence.tokens.tolist() == [0] * before + tokens
-    assert [(p.kind, p.position, p.tokens) for p in sequence.pieces] == [
-        ("text", 0, before),
-        ("answer", before, len(tokens)),
-    ]
+    answer = [("answer", before, len(tokens))] if tokens else []
+    assert [(p.kind, p.position, p.tokens) for p in sequence.pieces] == [("text", 0, before), *answer]
     assert sequence.context.length(0) == before + len(tokens)
     if sequence.context.length(0) == 512:
         with pytest.raises(EngineError, match="too small"):

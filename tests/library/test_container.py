@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import struct
-import subprocess
-import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny import finish
 
-from notes_cli.engine.segment import Q8_0, Carry, FieldSpan, LayerRows, Prefill, Segment, Transition
+from notes_cli.engine.segment import (
+    Q8_0,
+    Carry,
+    FieldSpan,
+    ImageFile,
+    LayerRows,
+    Media,
+    Prefill,
+    Segment,
+    Transition,
+)
 from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library import container
 from notes_cli.library.container import FIRST, open_segment, open_stored, peek, write_segment
@@ -421,59 +432,41 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, make_segment: MakeSeg
     assert open_segment(path).tokens.tolist() == larger.tokens.tolist()
 
 
-MEANWHILE = """
-import os, sys, threading
-from pathlib import Path
-from notes_cli.errors import SegmentError
-from notes_cli.library.container import open_segment, peek
-path, how = Path(sys.argv[1]), sys.argv[2]
-before = path.read_bytes()
-
-def bytes_of(segment):
-    return b"".join(layer.k.tobytes() + layer.v.tobytes() for layer in segment.layers)
-
-segment = open_segment(path)
-rows = bytes_of(segment)
-if how == "cut off":
-    os.truncate(path, 100)
-else:
-    with path.open("r+b") as file:
-        file.seek(-len(rows) // 2, os.SEEK_END)
-        file.write(bytes(len(rows) // 2))
-assert bytes_of(segment) == rows  # mapped rows: a bus error, or zeros
-with path.open("r+b") as file:
-    file.write(before)
-
-def disturb():
-    while not done:
-        os.truncate(path, len(before) // 2)
-        with path.open("r+b") as file:
-            file.write(before)
-
-done = False
-other = threading.Thread(target=disturb)
-other.start()
-said = set()
-for _ in range(60):
-    try:
-        assert bytes_of(open_segment(path)) == rows
-        assert len(peek(path).tokens) == len(segment)
-    except SegmentError as error:
-        said.add(str(error).count("\\n"))
-done = True
-other.join()
-print(said or {0})
-"""
-
-
-@pytest.mark.parametrize("how", ["cut off", "written into"])
-def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeSegment, how: str) -> None:
-    """A file truncated or rewritten while it is opened or later: the K/V stays as it was checked, or one line has the
-    error. Runs in a process of its own, which a bus error would end."""
+def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeSegment) -> None:
+    """Truncated or written into while it is opened or later: the K/V stays as it was checked (mapped rows would end the
+    process, or be zeros), or one line has the error."""
     path = tmp_path / "returns.gguf"
     write_segment(path, make_segment(4000, layers=2, k=64, v=64))
-    done = subprocess.run([sys.executable, "-c", MEANWHILE, str(path), how], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "{0}"), done.stderr[-500:]
+    whole, segment, done = path.read_bytes(), open_segment(path), threading.Event()
+
+    def cut_and_mend() -> None:
+        while not done.is_set():
+            os.truncate(path, len(whole) // 2)
+            with path.open("r+b") as file:
+                file.write(whole)
+
+    def bits(found: Segment) -> list[bytes]:
+        return [part.tobytes() for layer in found.layers for part in (layer.k, layer.v)]
+
+    rows = bits(segment)
+    for changed in (whole[:100], whole[: len(whole) // 2] + bytes(len(whole) // 2)):
+        with path.open("r+b") as file:
+            file.write(changed)
+            file.truncate(len(changed))
+        assert bits(segment) == rows
+    path.write_bytes(whole)
+    other = threading.Thread(target=cut_and_mend)
+    other.start()
+    try:
+        for _ in range(60):
+            try:
+                assert bits(open_segment(path)) == rows
+                assert len(peek(path).tokens) == len(segment)
+            except SegmentError as error:
+                assert "\n" not in str(error)
+    finally:
+        done.set()
+        other.join()
 
 
 def test_a_long_head_is_read_whole(tmp_path: Path, make_segment: MakeSegment) -> None:
@@ -554,3 +547,93 @@ def test_a_head_is_as_the_package_writes_it(
     assert [(name, one.shape, one.dtype) for name, one in found.tensors.items()] == [
         (name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()
     ]
+
+
+# Images.
+
+DATA = b"the bytes of a picture, 31 long"
+
+
+@pytest.fixture
+def photo(make_segment: MakeSegment) -> Segment:
+    """One token, four rows of an image that take two positions, one token."""
+    media = (Media(1, 5, 2, sha256(DATA).hexdigest(), 48, 24),)
+    axes = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], np.int32)
+    text = f"Look: image {sha256(DATA).hexdigest()}."
+    pictures = (ImageFile(6, len(text) - 1, DATA),)
+    return make_segment(6, media=media, axes=axes, projector="ab max=4", pictures=pictures, fields=(), text=text)
+
+
+def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
+    write_segment(tmp_path / "photo.gguf", photo)
+    found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
+    assert found.media == photo.media and (found.axes == photo.axes).all() and found.axes.dtype == np.int32
+    assert (found.projector, found.pictures) == (photo.projector, photo.pictures)
+    assert (info.media, info.projector) == (photo.media, photo.projector)
+    assert [info.text[one.start : one.end] for one in info.pictures] == [f"image {sha256(DATA).hexdigest()}"]
+    assert found.positions == 4 and found.max_seam == 1
+
+
+def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segment, make_segment: MakeSegment) -> None:
+    rows = make_segment(6, k=32, v=32, fields=(), text="image").layers
+    write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
+    found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
+    assert (found.kv, info.kv, info.dtype) == ("q8_0", "q8_0", "q8_0")
+    assert found.media == info.media == photo.media and found.pictures == photo.pictures
+    assert all(one.k.dtype == one.v.dtype == Q8_0 for one in found.layers)
+
+
+def test_a_text_with_images_keeps_each_file_once(tmp_path: Path, photo: Segment) -> None:
+    """Three places, two files: the same picture is not written twice, and all come back where they were."""
+    files = DATA, b"another picture's", DATA
+    text, pictures, media = "", [], []
+    for number, data in enumerate(files):
+        text += "See "
+        digest = sha256(data).hexdigest()
+        pictures.append(ImageFile(len(text), len(text) + 64, data))
+        text += digest + ". "
+        media.append(Media(2 * number, 2 * number + 1, 1, digest, 8, 8))
+    segment = replace(photo, text=text, pictures=tuple(pictures), media=tuple(media), axes=None)
+    write_segment(tmp_path / "photo.gguf", segment)
+    assert open_segment(tmp_path / "photo.gguf").pictures == segment.pictures
+    data = (tmp_path / "photo.gguf").read_bytes()
+    assert data.count(DATA) == data.count(files[1]) == 1
+    missing = replace(segment, pictures=(pictures[0], pictures[2]))
+    write_segment(tmp_path / "photo.gguf", missing)
+    with pytest.raises(SegmentError, match="the images"):
+        open_segment(tmp_path / "photo.gguf")
+
+
+def other(photo: Segment, place: tuple[int, int], by: int) -> np.ndarray:
+    assert photo.axes is not None
+    axes = photo.axes.copy()
+    axes[place] += by
+    return axes
+
+
+ODD_IMAGES = {
+    "a text that leaps": lambda one: {"axes": other(one, (5, 0), 1)},
+    "a row beyond the image": lambda one: {"axes": other(one, (2, 2), 1)},
+    "a row before it": lambda one: {"axes": other(one, (1, 1), -1)},
+    "a row at another time": lambda one: {"axes": other(one, (2, 0), 1)},
+    "no axes": lambda one: {"axes": None},
+    "too few axes": lambda one: {"axes": one.axes[:-1]},
+    "beyond the end": lambda one: {"media": (replace(one.media[0], last=7),)},
+    "no rows": lambda one: {"media": (replace(one.media[0], last=1),)},
+    "more positions than rows": lambda one: {"media": (replace(one.media[0], positions=5),)},
+    "one inside another": lambda one: {"media": (one.media[0], replace(one.media[0], first=2))},
+    "no digest": lambda one: {"media": (replace(one.media[0], sha256="12"),)},
+    "another image's bytes": lambda one: {"pictures": (one.pictures[0]._replace(data=DATA[:-1] + b"?"),)},
+    "a place beyond the text": lambda one: {"pictures": (one.pictures[0]._replace(end=99),)},
+    "a place of other words": lambda one: {"pictures": (one.pictures[0]._replace(start=0, end=5),)},
+    "two in one place": lambda one: {"pictures": one.pictures * 2},
+    "bytes without an image": lambda one: {"media": (), "axes": None},
+}
+
+
+@pytest.mark.parametrize("what", ODD_IMAGES)
+def test_images_that_do_not_fit_are_refused(tmp_path: Path, photo: Segment, what: str) -> None:
+    """A file that was written with other axes, images or bytes than belong together: never read as good."""
+    write_segment(tmp_path / "photo.gguf", replace(photo, **ODD_IMAGES[what](photo)))
+    with pytest.raises(SegmentError, match="damaged or not a segment"):
+        open_segment(tmp_path / "photo.gguf")
