@@ -62,7 +62,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 @pytest.fixture
 def make_jobs(stage: Stage) -> Callable[..., Jobs]:
-    """The commands of these names."""
 
     def make(*names: str) -> Jobs:
         return Jobs(stage, names)

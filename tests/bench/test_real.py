@@ -27,7 +27,6 @@ def test_the_pages_show_what_was_measured(path: Path) -> None:
 
 
 def test_the_readme_has_the_tables() -> None:
-    """Of one model, with none missing."""
     readme = (report.ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"<!-- real: {name} -->\n| " in readme for name in ("speed", "fidelity", "corrections"))
     assert readme.count("\n") <= 180

@@ -71,7 +71,6 @@ def test_every_state_is_that_of_a_forward_pass(path: Path, context: Context) -> 
 
 
 def test_a_value_of_another_length_moves_what_follows(path: Path, context: Context) -> None:
-    """As in a forward pass whose later entries are moved."""
     tokens, forward, rows = tokens_of(LONGER, context.model), Forward(path), {}
     forward.compute(rows, range(len(tokens.context)), tokens.context)
     grows = len(tokens.value) - (tokens.field[1] - tokens.field[0])

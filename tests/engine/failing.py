@@ -56,7 +56,6 @@ def main(what: str, path: str, shim: str) -> int:
             context.splice(0, length, SKILL, rows, 0)
 
     def looked_at(context: Context) -> np.ndarray:
-        """Decode a few tokens and return their logits."""
         context.append({0: TEXT[:5]})
         return context.logits()
 

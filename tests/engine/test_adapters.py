@@ -66,7 +66,6 @@ def test_a_lora_is_seen(context: Context, tmp_path: Path) -> None:
 
 
 def test_a_control_vector_is_seen(context: Context) -> None:
-    """Likewise; one that was switched off again changes nothing."""
     data = np.ones(64 * 2, np.float32)
     pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     assert llama.llama_set_adapter_cvec(context.handle, pointer, data.size, 64, 1, 2) == 0

@@ -114,7 +114,6 @@ def compiled(
 
 
 def carry(context: Context, found: Compiled, seq_id: int = 0) -> None:
-    """Carry the segment at the end of the sequence."""
     decode(context, found.tokens[: found.seam], seq_id)
     middle = found.tokens[found.seam : len(found.tokens) - found.tail]
     first = found.base + found.seam

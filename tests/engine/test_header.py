@@ -105,7 +105,6 @@ def test_a_hostile_head(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 def test_a_large_file_of_nothing(tmp_path: Path) -> None:
-    """A vocabulary of empty words as long as a disk is given up in a moment."""
     path = tmp_path / "long.gguf"
     path.write_bytes(value(ARRAY, struct.pack("<IQ", STRING, 2**33)))
     os.truncate(path, 2**37)  # sparse
@@ -172,7 +171,6 @@ def rewrite(path: Path) -> None:
 
 
 def test_a_model_that_is_replaced_after_it_was_loaded_keeps_its_identity(path: Path, make_model: MakeModel) -> None:
-    """Its rows are computed from the loaded bytes."""
     expected, other = sha256(path), make_model(seed=1)
     with Workspace(path) as workspace:
         shutil.copy(other, path.with_suffix(".new"))

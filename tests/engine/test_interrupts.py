@@ -56,7 +56,6 @@ def heard() -> Iterator[list[int]]:
 
 @pytest.fixture
 def raising() -> Iterator[None]:
-    """Handle SIGUSR1 by raising Told."""
 
     def handler(*_: Any) -> None:
         raise Told
@@ -118,7 +117,6 @@ def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypa
 
 
 def test_a_handler_that_does_not_raise(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call is repeated, with nothing lost and nothing twice."""
     seq.append(LONG)
     with monkeypatch.context() as patch:
         calls = in_the_middle(patch)

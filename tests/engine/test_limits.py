@@ -29,7 +29,6 @@ F16, Q8_0 = KV_TYPES["f16"], KV_TYPES["q8_0"]
 
 
 def stated(path: Path, length: int, **scaling: Any) -> Path:
-    """A model file with this trained context and RoPE scaling."""
     ends = {"kind": "type", "factor": "factor", "before": "original_context_length"}
     keys = {f"llama.rope.scaling.{ends[name]}": value for name, value in scaling.items()}
     source = tiny.write_model(path.with_suffix(".source"), "llama", layers=1)

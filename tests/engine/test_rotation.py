@@ -118,7 +118,6 @@ def wrong(read: Read, what: str, layer_of: int | None = None) -> Read:
 def test_a_wrong_turn_is_caught(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, what: str, layer: int | None
 ) -> None:
-    """In all layers or in one, and the layer is named."""
     monkeypatch.setattr(Context, "read", wrong(Context.read, what, layer))
     turned = measured(make_model())
     assert turned and not turned.right
@@ -176,7 +175,6 @@ def test_the_measurement_is_remembered(
 def test_a_failure_is_remembered_and_holds_for_segments_from_before(
     workspace: Workspace, skill: Skill, make_workspace: Callable[..., Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment that was compiled to be moved is not moved any more."""
     segment = compile_skill(workspace, skill)
     (workspace.paths.models / "turns.json").unlink()
     with monkeypatch.context() as patched:

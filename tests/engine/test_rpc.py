@@ -64,7 +64,6 @@ class Server:
                 time.sleep(0.02)
 
     def messages(self) -> Counter[str]:
-        """Count received messages by kind."""
         return Counter(re.findall(r"^\[(\w+)\] (?=buffer|device)", self._log.read_text(errors="replace"), re.M))
 
     def close(self) -> None:
@@ -257,7 +256,6 @@ def test_what_is_no_server_of_ours(
 
 
 def test_a_server_of_two_names_is_one(make_model: MakeModel, server: Server) -> None:
-    """It takes one client at a time: a second connection would wait, or end it."""
     port = server.address.rpartition(":")[2]
     with Model(make_model(), rpc=[f"127.0.0.1:{port}", f"localhost:{port}", f"127.0.0.1:{port}"]) as model:
         assert model.tokenize("a")

@@ -33,7 +33,6 @@ def test_the_likeliest_is_what_the_chain_takes() -> None:
 
 
 def test_a_penalty_turns_away_from_what_was_said() -> None:
-    """The second time the other one is taken; without the penalty it is not."""
     logits = np.zeros(100, np.float32)
     logits[[7, 8]] = 2.0, 1.9
     for penalty, second in ((1.2, 8), (1.0, 7)):

@@ -134,7 +134,6 @@ EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probabil
 @pytest.mark.parametrize("more", [{}, EXCLUDING, {"dynatemp_range": 9.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str)
 @pytest.mark.parametrize("penalty", [1.0, 1.0 + 1e-12])
 def test_at_temperature_0_no_sampler_is_used(more: dict[str, Any], penalty: float) -> None:
-    """The likeliest token is taken, also by the chain."""
     with Sampler(SamplerOptions(repeat_penalty=penalty, **more)) as sampler:
         assert sampler.next(LOGITS) == LOGITS.argmax()
 

@@ -417,7 +417,6 @@ def test_a_context_that_cannot_grow(
 
 
 def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
-    """n_ctx 0 is the trained context: growing to less leaves it unchanged."""
     context = load(n_ctx=0)
     size = context.n_ctx
     context.resize(n_ctx=512, n_sequences=3)

@@ -33,7 +33,6 @@ def context(make_model: Callable[..., Path]) -> Iterator[Context]:
 
 @pytest.fixture
 def sequence(context: Context, segment: Segment) -> KVSequence:
-    """An empty one."""
     return KVSequence(context)
 
 
@@ -88,7 +87,6 @@ def test_a_seam_of_nothing_or_of_all(sequence: KVSequence, segment: Segment, sea
 
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Count the tokens of each decode."""
     found: list[int] = []
     append = Context.append
 
@@ -177,7 +175,7 @@ END = 258  # an end token of the tiny models
 def test_where_an_answer_ends(
     sequence: KVSequence, before: int, scripted: tuple[int, ...], limit: int, tokens: list[int], why: str
 ) -> None:
-    """Never a token more than asked for; the end is neither yielded nor in the sequence. The answer is one piece, or none."""
+    """Never a token more than asked for; the end is neither yielded nor in the sequence."""
     sequence.append(np.zeros(before, np.int32))
     assert list(sequence.generate(Script(*scripted), limit)) == tokens  # type: ignore[arg-type]
     assert sequence.stopped == why and sequence.tokens.tolist() == [0] * before + tokens
@@ -190,7 +188,6 @@ def test_where_an_answer_ends(
 
 
 def test_failed_decoding_keeps_what_waits(sequence: KVSequence, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed decode loses no token: the next try continues where it stopped."""
     sequence.append(LEFT)
     with monkeypatch.context() as patch:
         patch.setattr(Context, "append", lambda *_: (_ for _ in ()).throw(EngineError("no")))

@@ -66,7 +66,6 @@ def test_no_vocabulary_gives_structure_for_words(path: Path) -> None:
 
 
 def test_there_are_vocabularies() -> None:
-    """The test above has something to hold."""
     assert len(VOCABULARIES) > 15, "run: make test"
 
 
@@ -125,7 +124,6 @@ def _phi3() -> Vocabulary:
 
 
 def test_what_cannot_be_spelt_otherwise_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control token of one character has no other spelling, and is refused."""
     monkeypatch.setattr(Model, "_is_control", lambda self, token: token == 97)
     with pytest.raises(ModelError, match="'a' in this text is a control token of"):
         model.tokenize("ba")

@@ -57,7 +57,6 @@ def bases(model: Model) -> list[float]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_part_of_each_head_rotated(load_zoo: LoadZoo, name: str, changes: dict[str, Any]) -> None:
-    """A quarter of a head turns, and no more."""
     model = load_zoo(name, PARTIAL, **changes)
     with Case(model, ORDINARY).context() as context:
         assert {layer.n_rot for layer in context.layers if layer.part == "attention"} == {32}
@@ -137,7 +136,6 @@ def test_layers_without_positions(load_zoo: LoadZoo, name: str, layers: int, sti
 
 @pytest.mark.parametrize("finetuned", [True, False])
 def test_granite_without_positions(load_zoo: LoadZoo, finetuned: bool) -> None:
-    """Granite may be trained without rotation, as recorded in its file."""
     model = load_zoo("granite-dense", {"rope.scaling.finetuned": finetuned})
     assert bases(model) == ([10000, 10000] if finetuned else [0, 0])
     check(model)

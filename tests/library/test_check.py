@@ -26,7 +26,6 @@ MakeSegment = Callable[..., Segment]
 
 @pytest.fixture
 def library(tmp_path: Path, identity: Identity, make_segment: MakeSegment) -> Library:
-    """A library with `returns`."""
     library = Library(tmp_path / "library")
     write_segment(library.path("returns", identity), make_segment(n=50))
     return library

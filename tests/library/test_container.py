@@ -77,7 +77,6 @@ def test_what_is_written_is_read(
 
 
 def part(layer: int, part: str, n: int, k: int, v: int, dtype: str = "f2") -> LayerRows:
-    """Random rows of one part of a layer."""
     random = np.random.default_rng(n)
     return LayerRows(layer, random.normal(size=(n, k)).astype(dtype), random.normal(size=(n, v)).astype(dtype), part)
 
@@ -298,7 +297,6 @@ def test_influence_comes_back(tmp_path: Path, influenced: Segment) -> None:
 
 
 def test_states_that_do_not_fit_are_not_written(tmp_path: Path, whole: Segment) -> None:
-    """Two states of a layer, or one in f16, are refused as a caller's mistake."""
     for wrong in (part(2, "state", 2, 6, 0, "f4"), part(2, "state", 1, 6, 0)):
         with pytest.raises(SegmentError, match=r"layer 2.* state\.r"):
             write_segment(tmp_path / "a.gguf", replace(whole, layers=(wrong,)))

@@ -35,7 +35,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def names(store: str, root: Path) -> list[str]:
-    """All that can be used."""
     return [one.name for one in Models([(store, root)], {}).named if not one.problem]
 
 
@@ -398,7 +397,6 @@ def test_a_miss_says_where_was_looked(root: Path, model: Path) -> None:
     "word", ["", "a\0b", "x" * 5000, "~nobody-here", ":", "/", "a:b:c", "\udcff", "a/../../b", "*"]
 )
 def test_words_that_nobody_should_type(root: Path, model: Path, word: str) -> None:
-    """A path as it is, or a ModelError."""
     stores.ollama(root, "library/a/latest", stores.manifest(root, model))
     try:
         found = Models([("Ollama", root)], {}).find(word)

@@ -91,7 +91,6 @@ def test_names_in_any_script(library: Library, identity: Identity, make_segment:
 def test_names_that_a_file_system_may_take_for_one(
     library: Library, identity: Identity, make_segment: MakeSegment
 ) -> None:
-    """The second name is refused before anything is written, with a remedy."""
     write_segment(library.path("maße", identity), make_segment(name="maße"))
     with refused(SegmentError, r"there is already maße.*: --name NAME"), library.compiling("masse", identity):
         pass
@@ -283,7 +282,6 @@ def test_what_is_there_is_not_written_over(own: Path, tmp_path: Path) -> None:
 
 
 def test_damage_and_full_disks_leave_nothing(own: Path, tmp_path: Path) -> None:
-    """Neither a part of a file nor a temporary one."""
     (tmp_path / "shared").mkdir()
     with small_files(500), refused(UnwritableError, "Nothing was changed"):
         export(own, tmp_path / "shared" / "a.gguf")

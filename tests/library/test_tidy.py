@@ -234,7 +234,6 @@ def test_tidying_that_fails_spoils_no_compile(
 
 
 def test_many_that_tidy_at_once_remove_no_more_than_one_would(folder: Path, put: Callable[..., Path]) -> None:
-    """Two compiles that end together do not both make room for the same bytes."""
     size = min(put(f"s{number}", 1000 - number).stat().st_size for number in range(8))
     done: list[tidy.Tidied] = []
     threads = [threading.Thread(target=lambda: done.append(tidy.shrink(folder, 4 * size))) for _ in range(4)]

@@ -15,7 +15,6 @@ LLAMA_CPP = ROOT / "build" / "zoo" / "llama.cpp"  # as `make zoo` and `make test
 
 @pytest.fixture
 def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """native/graphs.py, with a list of its own."""
     spec = importlib.util.spec_from_file_location("graphs", ROOT / "native/graphs.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

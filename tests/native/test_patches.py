@@ -26,7 +26,6 @@ MOST = 60  # lines that the hooks may add to llama.cpp
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """native/prepare.py."""
     monkeypatch.syspath_prepend(str(ROOT / "native"))
     return importlib.import_module("prepare")
 
