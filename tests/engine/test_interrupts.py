@@ -45,23 +45,17 @@ class Told(Exception):
     """Raised by a signal handler."""
 
 
+def told(*_: Any) -> None:
+    raise Told
+
+
 @pytest.fixture
-def heard() -> Iterator[list[int]]:
-    """Handle SIGUSR1 without raising; returns the received signals."""
+def heard(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+    """Handle SIGUSR1 without raising, or by this parameter; returns the received signals."""
     came: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    yield came
-    signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.fixture
-def raising() -> Iterator[None]:
-
-    def handler(*_: Any) -> None:
-        raise Told
-
+    handler = getattr(request, "param", lambda number, _: came.append(number))
     before = signal.signal(signal.SIGUSR1, handler)
-    yield
+    yield came
     signal.signal(signal.SIGUSR1, before)
 
 
@@ -102,7 +96,8 @@ def goes_on(seq: KVSequence) -> None:
     assert np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max())
 
 
-def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("heard", [told], indirect=True)
+def test_a_handler_that_raises_stops_it(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are as before the call, pending tokens stay pending, and it continues to the same logits."""
     before = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
     seq.append(LONG)
@@ -116,22 +111,16 @@ def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypa
     goes_on(seq)
 
 
-def test_a_handler_that_does_not_raise(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [1, 10**6])
+def test_a_handler_that_does_not_raise(
+    seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The call is repeated. A timer faster than a batch is ignored after some signals, and the batch completes."""
     seq.append(LONG)
     with monkeypatch.context() as patch:
-        calls = in_the_middle(patch)
+        calls = in_the_middle(patch, times)
         seq.flush()
-    assert heard and len(calls) >= 1 and seq.context.length(seq.seq_id) == len(seq) == 640
-    goes_on(seq)
-
-
-def test_signals_that_keep_coming(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer faster than a batch: after some signals it is ignored, and the batch completes."""
-    seq.append(LONG)
-    with monkeypatch.context() as patch:
-        calls = in_the_middle(patch, times=10**6)
-        seq.flush()
-    assert 1 <= len(calls) <= 4 and seq.context.length(seq.seq_id) == len(seq)
+    assert heard and 1 <= len(calls) <= 4 and seq.context.length(seq.seq_id) == len(seq) == 640
     goes_on(seq)
 
 
