@@ -122,6 +122,11 @@ def carry(context: Context, found: Compiled, seq_id: int = 0) -> None:
     decode(context, found.tokens[len(found.tokens) - found.tail :], seq_id)
 
 
+def after_seam(found: Compiled) -> Compiled:
+    """What is left of a segment whose first tokens have been decoded."""
+    return replace(found, seam=0, tokens=found.tokens[found.seam :], base=found.base + found.seam)
+
+
 def logits(context: Context, seq_id: int = 0) -> np.ndarray:
     """After each token of a question."""
     question = text(context.model, 99, 6)
@@ -231,7 +236,7 @@ def test_keys_turn_with_their_positions(load: Callable[..., Model], name: str) -
         wanted = logits(context)
     with open_context(model) as context:
         context.decode_at(0, 40, tokens[: found.seam])
-        carry(context, replace(found, seam=0, tokens=tokens[found.seam :], base=found.seam))
+        carry(context, after_seam(found))
         assert nmse(logits(context), wanted) < 1e-8
 
 
@@ -247,10 +252,8 @@ def test_who_shares_a_state_keeps_it(load: Callable[..., Model]) -> None:
     with open_context(model, n_sequences=2, unified=True) as context:
         decode(context, text(model, 3, 9))
         with context.share(0, 9) as other:
-            middle = tokens[found.seam :]
-            rows = [one if one.part == "state" else one.cut(slice(found.base + found.seam, None)) for one in found.rows]
-            recurrent.carry(context, other.id, 9, middle, rows, found.transitions, found.base + found.seam)
-            assert context.length(other.id) == 9 + len(middle) and context.length(0) == 9
+            carry(context, after_seam(found), other.id)
+            assert context.length(other.id) == 9 + len(tokens) - found.seam and context.length(0) == 9
             assert nmse(logits(context), wanted) < BOUND
 
 
@@ -272,9 +275,7 @@ def test_what_is_no_number_is_refused_and_nothing_has_changed(load: Callable[...
         with pytest.raises(EngineError, match="NaN"):
             k = np.full_like(rows.k, np.nan)
             worse = tuple(replace(one, k=k) if one is rows else one for one in found.rows)
-            carry(
-                context, replace(found, seam=0, tokens=tokens[found.seam :], rows=worse, base=found.base + found.seam)
-            )
+            carry(context, replace(after_seam(found), rows=worse))
         assert context.length(0) == 9 + found.seam
         assert nmse(logits(context), wanted) < BOUND
 

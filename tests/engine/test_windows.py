@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -53,9 +54,12 @@ def question(ctx: Context) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", IN_WINDOW)
-def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """A rewrite that needs rows dropped from the small cache is refused; the sequence continues unchanged."""
-    with context(load_zoo(name), swa_full=False) as ctx:
+def test_what_is_refused_costs_no_window(load_zoo: LoadZoo, name: str) -> None:
+    """A rewrite or a cut that needs rows dropped from the small cache, NaN in any layer: the sequence continues
+    unchanged. Truncating less gives the same logits."""
+    model = load_zoo(name)
+    rows = segment(model)
+    with context(model, swa_full=False) as ctx, context(model) as full:
         ctx.append({0: TEXT[:400]})
         before = read(ctx, 368, 400)
         undisturbed = question(ctx)
@@ -63,8 +67,19 @@ def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: st
         for where in ([100], [160], [100, 399]):  # gone; there, but not all that it looks at; one of each
             with pytest.raises(EngineError, match="deeper than the sliding window"):
                 ctx.rewrite(0, where, SKILL[: len(where)])
+        for length in (1, 100, 150):
+            with pytest.raises(EngineError, match="sliding-window layers no longer hold"):
+                ctx.truncate(0, length)
+        for (i, layer), row in product(enumerate(rows), (0, -1)):
+            k = layer.k.copy()
+            k[row, 3] = np.nan
+            with pytest.raises(EngineError, match="NaN or infinity"):
+                ctx.splice(0, 400, SKILL, [*rows[:i], replace(layer, k=k), *rows[i + 1 :]], 0)
         assert same(read(ctx, 368, 400), before) and ctx.length(0) == 400
         assert nmse(question(ctx), undisturbed) < 1e-9
+        ctx.truncate(0, 390)
+        full.append({0: TEXT[:390]})
+        assert nmse(question(ctx), question(full)) < BOUND
 
 
 @pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
@@ -81,43 +96,6 @@ def test_splices_until_cells_are_used_again(load_zoo: LoadZoo, name: str, tokens
             assert nmse(question(small), question(full)) < BOUND
         last = full.length(0)
         assert distance(read(small, last - 20, last), read(full, last - 20, last)) < BOUND
-
-
-@pytest.mark.parametrize("name", IN_WINDOW)
-def test_truncate_beyond_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """The next token's window must still be cached; truncating less gives the same logits."""
-    model = load_zoo(name)
-    with context(model, swa_full=False) as small, context(model) as full:
-        small.append({0: TEXT[:400]})
-        before = read(small, 368, 400)
-        for length in (1, 100, 150):
-            with pytest.raises(EngineError, match="sliding-window layers no longer hold"):
-                small.truncate(0, length)
-        assert same(read(small, 368, 400), before) and small.length(0) == 400
-        small.truncate(0, 390)
-        full.append({0: TEXT[:390]})
-        assert nmse(question(small), question(full)) < BOUND
-
-
-@pytest.mark.parametrize("bad", ["first row", "last row"])
-@pytest.mark.parametrize("name", IN_WINDOW)
-def test_rows_that_are_not_numbers_cost_no_window(load_zoo: LoadZoo, name: str, bad: str) -> None:
-    """Whichever layer has the NaN, a small cache keeps its rows and the sequence continues unchanged."""
-    model = load_zoo(name)
-    rows = segment(model)
-    with context(model, swa_full=False) as ctx:
-        ctx.append({0: TEXT[:300]})
-        before = read(ctx, 268, 300)
-        undisturbed = question(ctx)
-        ctx.truncate(0, 300)
-        for i, layer in enumerate(rows):
-            k = layer.k.copy()
-            k[0 if bad == "first row" else -1, 3] = np.nan
-            with pytest.raises(EngineError, match="NaN or infinity"):
-                ctx.splice(0, 300, SKILL, [*rows[:i], replace(layer, k=k), *rows[i + 1 :]], 0)
-        assert ctx.length(0) == 300
-        assert same(read(ctx, 268, 300), before)
-        assert nmse(question(ctx), undisturbed) < 1e-9
 
 
 @pytest.mark.parametrize("name", IN_WINDOW)

@@ -8,8 +8,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -159,9 +159,8 @@ def test_another_thread_may_give_it_back(tmp_path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
     with pytest.raises(HeldError), locked(path, wait=0):
         pass
-    other = threading.Thread(target=held.close)
-    other.start()
-    other.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(held.close).result()
     with locked(path, wait=0):
         pass
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,21 +173,15 @@ def test_resolve(filled: Library, identity: Identity, tmp_path: Path, monkeypatc
 
 def test_one_compile_at_a_time(library: Library, identity: Identity) -> None:
     """A second process waits, or names the process that it would wait for; leftovers of a killed one are removed."""
-    with library.compiling("returns", identity) as path:
+
+    def second() -> None:
+        with library.compiling("returns", identity, wait=0.05):
+            pass
+
+    with library.compiling("returns", identity) as path, ThreadPoolExecutor(1) as pool:
         assert path == library.path("returns", identity)
-        caught: list[BaseException] = []
-
-        def second() -> None:
-            try:
-                with library.compiling("returns", identity, wait=0.05):
-                    pass
-            except SegmentError as error:
-                caught.append(error)
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-        assert "another process is compiling returns" in str(caught[0])
+        with pytest.raises(SegmentError, match="another process is compiling returns"):
+            pool.submit(second).result()
         left = library.folder / f".{path.name}.abc.tmp"
         left.touch()
     with library.compiling("returns", identity):

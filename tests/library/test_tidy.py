@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,11 +67,8 @@ def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[...,
     code = f"""from pathlib import Path; from notes_cli.library.segment_files import mark_use
 for _ in range(50): mark_use(Path({str(path)!r}), 100, 0.5)"""
     others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    threads = [threading.Thread(target=lambda: [segment_files.mark_use(path, 10) for _ in range(50)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: segment_files.mark_use(path, 10), range(200)))
     assert [other.wait() for other in others] == [0, 0]
     assert segment_files.uses_of(path).count == 300
     # Unknown times count as 0.
@@ -194,9 +191,14 @@ def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[
 
 
 def test_a_compile_keeps_the_budget_and_says_what_went(
-    folder: Path, put: Callable[..., Path], identity: Identity, make_segment: MakeSegment
+    folder: Path,
+    put: Callable[..., Path],
+    identity: Identity,
+    make_segment: MakeSegment,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One notice with the names; a failed compile removes nothing; exceeding the budget is reported."""
+    """One notice with the names; a failed compile removes nothing; exceeding the budget is reported, and a failure to
+    remove spoils no compile."""
     size = put("a", 300).stat().st_size
     put("b", 200)
     said: list[Notice] = []
@@ -213,32 +215,17 @@ def test_a_compile_keeps_the_budget_and_says_what_went(
         write_segment(path, make_segment(n=8, name="d", source="-"))
     assert "more than the 1 B it may (c: its text is nowhere else)" in said[-1].what
 
-
-def test_tidying_that_fails_spoils_no_compile(
-    folder: Path,
-    put: Callable[..., Path],
-    identity: Identity,
-    make_segment: MakeSegment,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put("a", 300)
-
     def full(path: Path) -> bool:
         raise UnwritableError(f"cannot remove {path}: Input/output error")
 
     monkeypatch.setattr(tidy, "remove", full)
-    said: list[Notice] = []
-    with Library(folder, max_size=1).compiling("b", identity, say=said.append) as path:
-        write_segment(path, make_segment(n=8, name="b"))
-    assert open_segment(path).name == "b" and "was not kept within 1 B: cannot remove" in said[0].what
+    with Library(folder, max_size=1).compiling("e", identity, say=said.append) as path:
+        write_segment(path, make_segment(n=8, name="e"))
+    assert open_segment(path).name == "e" and "was not kept within 1 B: cannot remove" in said[-1].what
 
 
 def test_many_that_tidy_at_once_remove_no_more_than_one_would(folder: Path, put: Callable[..., Path]) -> None:
     size = min(put(f"s{number}", 1000 - number).stat().st_size for number in range(8))
-    done: list[tidy.Tidied] = []
-    threads = [threading.Thread(target=lambda: done.append(tidy.shrink(folder, 4 * size))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: tidy.shrink(folder, 4 * size), range(4)))
     assert sum(len(one.removed) for one in done) == 4 and names(folder) == ["s4", "s5", "s6", "s7"]
