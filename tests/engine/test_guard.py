@@ -60,8 +60,7 @@ def test_a_crash_is_one_line(make_model: MakeModel, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "environment"),
-    [("", {"NOTES_DEBUG": "1"}), ("model.close()", {}), ("", {"PYTHONFAULTHANDLER": "1"})],
+    ("before", "environment"), [("", {"NOTES_DEBUG": "1"}), ("model.close()", {}), ("", {"PYTHONFAULTHANDLER": "1"})]
 )
 def test_signals_that_are_not_ours(make_model: MakeModel, before: str, environment: dict[str, str]) -> None:
     """No handlers are installed for debugging, without a model, or over existing ones."""

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference import distance, nmse, same
+from reference import distance, nmse, same, stopping
 
-from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
@@ -93,12 +92,10 @@ def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv
     assert same(read(context, 0, patch.first), head)
     moved, own = read(context, now, len(seq)), read(context, patch.first, now)
 
-    context.clear()
-    context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last)
-    assert same(moved, read(context, now, len(seq)))
-    context.clear()
-    context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=False)
-    assert not same(moved, read(context, now, len(seq)))  # the control: not turned
+    for rotate in (True, False):  # the control: not turned
+        context.clear()
+        context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=rotate)
+        assert same(moved, read(context, now, len(seq))) is rotate
     context.clear()
     written(context, seq.tokens[:now].tolist())  # new tokens attend to the rows before them
     assert distance(own, read(context, patch.first, now)) < BOUND[kv]
@@ -249,13 +246,8 @@ CHANGES = {
 def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
     """The abort callback: as it was, or back at the first change; either way rows and tokens agree."""
     seq = written(load())
-    stop = native.llama.ggml_abort_callback(lambda _: True)
-    native.llama.llama_set_abort_callback(seq.context.handle, stop, None)
-    try:
-        with pytest.raises(EngineError, match="the computation was stopped"):
-            seq.replace(changes)
-    finally:
-        native.llama.llama_set_abort_callback(seq.context.handle, type(stop)(), None)
+    with stopping(seq.context), pytest.raises(EngineError, match="the computation was stopped"):
+        seq.replace(changes)
     kept = 48 if changes == CHANGES["in place"] else changes[0].first
     assert seq.tokens.tolist() == TEXT[:kept] and seq.context.length(0) == kept
     assert goes_on_right(seq, "f16")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import LoadZoo
+from zoo import zoo_model
 
 import notes_cli.runtime.contexts as work
 from notes_cli.engine import native
@@ -30,16 +30,11 @@ MakeModel = Callable[..., Path]
 Read = Callable[..., tuple[LayerRows, ...]]
 
 
-def measured(model: Path | Model, n_ctx: int = 1024, **options: Any) -> RotationCheck | None:
-    loaded = model if isinstance(model, Model) else Model(model)
-    try:
-        with Context(loaded, ContextOptions(n_ctx=n_ctx, n_threads=1, **options)) as context:
-            turned = measure_rotation(context, 0)
-            assert context.length(0) == 0
-            return turned
-    finally:
-        if not isinstance(model, Model):
-            loaded.close()
+def measured(path: Path, n_ctx: int = 1024, **options: Any) -> RotationCheck | None:
+    with Model(path) as model, Context(model, ContextOptions(n_ctx=n_ctx, n_threads=1, **options)) as context:
+        turned = measure_rotation(context, 0)
+        assert context.length(0) == 0
+        return turned
 
 
 RIGHT: list[tuple[dict[str, Any], int, int]] = [  # a model, the size of its context, how far it is moved
@@ -49,20 +44,17 @@ RIGHT: list[tuple[dict[str, Any], int, int]] = [  # a model, the size of its con
     # Scaled, also by a magnitude, and by factors that go by the size of the context (LongRoPE).
     *(({"scaling": kind}, 8192, 4096) for kind in ("yarn", "linear")),
     ({"kind": "phi3"}, 8192, 4096),
+    # ALiBi, MLA, M-RoPE, chunks of positions, YaRN in every layer.
+    *(({"zoo": f"{name}-dense"}, 1024, 0) for name in ("bloom", "qwen2vl")),
+    *(({"zoo": f"{name}-moe"}, 1024, 0) for name in ("deepseek2", "llama4", "gpt-oss")),
 ]
 
 
 @pytest.mark.parametrize(("model", "n_ctx", "distance"), RIGHT, ids=str)
 def test_what_is_right_is_found_right(make_model: MakeModel, model: dict[str, Any], n_ctx: int, distance: int) -> None:
-    turned = measured(make_model(name="tiny", **model), n_ctx)  # llama.cpp knows "phi3" in a name
-    assert turned and turned.right and turned.distance == distance
-
-
-@pytest.mark.parametrize("name", ["bloom-dense", "deepseek2-moe", "qwen2vl-dense", "llama4-moe", "gpt-oss-moe"])
-def test_other_ways_to_hold_positions(load_zoo: LoadZoo, name: str) -> None:
-    """ALiBi, MLA, M-RoPE, chunks of positions, YaRN in every layer: right."""
-    turned = measured(load_zoo(name))
-    assert turned and turned.right
+    # llama.cpp knows "phi3" in a name
+    turned = measured(zoo_model(model["zoo"]) if "zoo" in model else make_model(name="tiny", **model), n_ctx)
+    assert turned and turned.right and turned.distance == (distance or turned.distance)
 
 
 def test_small_windows_and_small_contexts(make_model: MakeModel) -> None:
@@ -71,6 +63,7 @@ def test_small_windows_and_small_contexts(make_model: MakeModel) -> None:
     assert turned and turned.right
     turned = measured(make_model(), n_ctx=16)
     assert turned and turned.right and turned.distance >= 8
+    assert not RotationCheck(512, 0, float("nan"), 1e-5).right
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba", "gpt2", "llama-embed"])
@@ -122,10 +115,6 @@ def test_a_wrong_turn_is_caught(
     turned = measured(make_model())
     assert turned and not turned.right
     assert layer is None or turned.layer == layer
-
-
-def test_nan_is_not_right() -> None:
-    assert not RotationCheck(512, 0, float("nan"), 1e-5).right
 
 
 @pytest.fixture

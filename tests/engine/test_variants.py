@@ -49,10 +49,7 @@ def bases(model: Model) -> list[float]:
         *((f"{name}-dense", {}) for name in ("plamo3", "gemma3")),
         ("phi3-dense", {"shapes": FACTORS}),
         # here the rotated part is at the end of a head
-        (
-            "minicpm3-dense",
-            {"shapes": {**FACTORS, "attn_kv_a_mqa.weight": (544, 256), "attn_kv_b.weight": (448, 512)}},
-        ),
+        ("minicpm3-dense", {"shapes": {**FACTORS, "attn_kv_a_mqa.weight": (544, 256), "attn_kv_b.weight": (448, 512)}}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

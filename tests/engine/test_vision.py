@@ -59,12 +59,7 @@ MOVES = [
     *((name, projector, None, kind) for kind in ("f32", "f16", "q8_0") for name, projector in PAIRS),
     *((name, dict(PAIRS)[name], sections, kind) for kind in ("f32", "flash") for name, sections in SECTIONS),
 ]
-BOUNDS = {
-    "f32": 1e-6,
-    "f16": 1e-5,
-    "flash": 1e-5,
-    "q8_0": 0.0,
-}  # nmse; of q8_0 as far as it is off itself
+BOUNDS = {"f32": 1e-6, "f16": 1e-5, "flash": 1e-5, "q8_0": 0.0}  # nmse; of q8_0 as far as it is off itself
 TARGET = 37
 random = np.random.default_rng(5)
 BEFORE, AFTER, QUESTION, NEW = (random.integers(0, 128, n).astype(np.int32) for n in (4, 6, 5, 6))

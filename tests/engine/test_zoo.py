@@ -64,7 +64,7 @@ def test_how_many(lines: dict[str, list[zoo.Line]]) -> None:
     assert len(names(ordinary, "carry", "exact")) == 19 + len(zoo_more.RECURRENT)  # hybrids, and recurrent layers alone
     assert names(ordinary, "carry", "refused") == {"deepseek4-moe"}  # its memory is of another kind
     assert names(ordinary, "restore", "refused") == {
-        *("deepseek4-moe", "dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"),
+        *("deepseek4-moe", "dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe")
     }
 
 

@@ -19,17 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tiny import finish
 
-from notes_cli.engine.segment import (
-    Q8_0,
-    Carry,
-    FieldSpan,
-    ImageFile,
-    LayerRows,
-    Media,
-    Prefill,
-    Segment,
-    Transition,
-)
+from notes_cli.engine.segment import Q8_0, Carry, FieldSpan, ImageFile, LayerRows, Media, Prefill, Segment, Transition
 from notes_cli.errors import SegmentError, UnwritableError
 from notes_cli.library import container
 from notes_cli.library.container import FIRST, open_segment, open_stored, peek, write_segment
@@ -338,10 +328,7 @@ def test_every_truncation_is_found(tmp_path: Path, make_segment: MakeSegment) ->
         open_segment(path)
 
 
-@given(
-    data=st.binary(max_size=300),
-    start=st.sampled_from([b"", b"GGUF\x03\0\0\0", b"GGUF\x03\0\0\0\x01" + bytes(7)]),
-)
+@given(data=st.binary(max_size=300), start=st.sampled_from([b"", b"GGUF\x03\0\0\0", b"GGUF\x03\0\0\0\x01" + bytes(7)]))
 def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, start: bytes, data: bytes) -> None:
     path = tmp_path_factory.mktemp("g") / "a.gguf"
     path.write_bytes(start + data)

@@ -315,7 +315,7 @@ def test_the_kernel_for_f16_turns_as_the_loops_for_all_types(make_model: Make, k
 def test_a_splice_that_is_stopped(model: Model, path: Path) -> None:
     """As by Ctrl-C while a slow disk is read: at once, with nothing placed; the same splice can be had afterwards."""
     reading, writing = os.pipe()
-    with context(model) as ctx:
+    with context(model) as ctx, os.fdopen(reading), os.fdopen(writing, "w"):
         seq = begun(ctx)
         before, segment = rows(seq), open_stored(path)
         os.write(writing, b"x")
@@ -326,5 +326,3 @@ def test_a_splice_that_is_stopped(model: Model, path: Path) -> None:
         assert untouched(seq, before)
         seq.splice(segment)
         assert rows(seq) == placed(ctx, open_segment(path))
-    os.close(reading)
-    os.close(writing)
