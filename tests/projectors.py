@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -13,38 +12,21 @@ from tiny import finish
 KINDS = ("qwen2vl_merger", "qwen3vl_merger", "mlp", "gemma3", "pixtral")
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How large a projector is. `image`: pixels of a side of the pictures of those that take one size."""
-
-    width: int = 16
-    heads: int = 2
-    hidden: int = 24  # not the width: else up and down are taken for swapped
-    layers: int = 2
-    patch: int = 2
-    image: int = 8
-
-
-TINY = Sizes()
-
-
-def write_projector(
-    path: Path, kind: str, width: int, sizes: Sizes = TINY, *, deepstack: int = 0, **metadata: int
-) -> Path:
-    """A projector of that kind for a model whose input has `width` numbers (without those of deepstack layers).
-    `metadata`: more keys."""
+def write_projector(path: Path, kind: str, width: int, *, deepstack: int = 0) -> Path:
+    """A projector of that kind for a model whose input has `width` numbers (without those of deepstack layers)."""
     random = np.random.default_rng(KINDS.index(kind))
-    eye, hidden, patch = sizes.width, sizes.hidden, sizes.patch
+    eye, layers, patch, image = 16, 2, 2, 8
+    hidden = 24  # not the width: else up and down are taken for swapped
     out = gguf.GGUFWriter(path, "clip")
     out.add_bool("clip.has_vision_encoder", True)
     out.add_string("clip.projector_type", kind)
     for key, value in {
         "embedding_length": eye,
-        "attention.head_count": sizes.heads,
+        "attention.head_count": 2,
         "feed_forward_length": hidden,
-        "block_count": sizes.layers,
+        "block_count": layers,
         "projection_dim": width,
-        "image_size": sizes.image,
+        "image_size": image,  # pixels of a side, for those that take one size
         "patch_size": patch,
         **({"projector.scale_factor": 2} if kind == "gemma3" else {}),
     }.items():
@@ -53,9 +35,7 @@ def write_projector(
     out.add_array("clip.vision.image_mean", [0.5] * 3)
     out.add_array("clip.vision.image_std", [0.5] * 3)
     if kind == "qwen3vl_merger":
-        out.add_array("clip.vision.is_deepstack_layers", [layer < deepstack for layer in range(sizes.layers)])
-    for key, number in metadata.items():
-        out.add_uint32(key.replace("__", "."), number)
+        out.add_array("clip.vision.is_deepstack_layers", [layer < deepstack for layer in range(layers)])
 
     def add(name: str, *shape: int, around: float = 0.0) -> None:
         scale = 1 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.1
@@ -75,8 +55,8 @@ def write_projector(
         add("v.patch_embd.weight.1", eye, 3, patch, patch)
     if kind in ("qwen3vl_merger", "mlp", "gemma3"):
         add("v.patch_embd.bias", eye)
-        add("v.position_embd.weight", (sizes.image // patch) ** 2, eye)
-    for layer in range(sizes.layers):
+        add("v.position_embd.weight", (image // patch) ** 2, eye)
+    for layer in range(layers):
         at = f"v.blk.{layer}."
         for norm in ("ln1", "ln2"):
             add_norm(f"{at}{norm}", eye, bias=kind != "pixtral")

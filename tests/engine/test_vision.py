@@ -279,16 +279,6 @@ def test_a_notebook_with_images_goes_on_as_if_it_had_been_written_so(
     model, seen, other = sight(name, projector)
     with context(model) as ctx, context(model) as fresh, context(model) as scratch:
         first, second = both(scratch, seen, other)
-
-        def written(seq: KVSequence, before: np.ndarray, *, splice: bool) -> None:
-            seq.append(before)
-            for part, image in ((first, seen), (second, other)):
-                if splice:
-                    seq.splice(part)
-                else:
-                    seq.append_image(image)
-                seq.append(AFTER)
-
         with KVSequence(ctx) as seq, KVSequence(fresh) as wanted:
             seq.append(BEFORE)
             seq.splice(first)
