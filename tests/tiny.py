@@ -92,7 +92,6 @@ def write_model(
     kv_heads: int = 2,
     name: str = "",
     scaling: str | None = None,
-    factor: float = 4.0,
     window: int = 0,
     template: str | None = TEMPLATE,
     bos: bool = False,
@@ -100,7 +99,7 @@ def write_model(
     quantization: gguf.GGMLQuantizationType | None = None,
     trained: int = N_CTX,
 ) -> Path:
-    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`. `window`: instead
+    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by 4. `window`: instead
     of the architecture's. `trained`: the trained length in its metadata."""
     spec = ARCHITECTURES[kind] | ({"window": window} if window else {})
     arch, head, ff = spec.get("arch", kind), spec.get("head", embd // heads), 2 * embd
@@ -127,7 +126,7 @@ def write_model(
         _attention_keys(writer, spec, head)
     if scaling:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
-        writer.add_rope_scaling_factor(factor)
+        writer.add_rope_scaling_factor(4.0)
         writer.add_rope_scaling_orig_ctx_len(256)
 
     tied = spec.get("tied", False)

@@ -127,10 +127,10 @@ def after_seam(found: Compiled) -> Compiled:
     return replace(found, seam=0, tokens=found.tokens[found.seam :], base=found.base + found.seam)
 
 
-def logits(context: Context, seq_id: int = 0) -> np.ndarray:
+def logits(context: Context) -> np.ndarray:
     """After each token of a question."""
     question = text(context.model, 99, 6)
-    context.append({seq_id: question}, "all")
+    context.append({0: question}, "all")
     return np.stack([context.logits(index) for index in range(len(question))])
 
 

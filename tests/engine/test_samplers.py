@@ -15,7 +15,6 @@ from notes_cli.engine.native import llama
 from notes_cli.engine.sampler import RANGES, Sampler, SamplerOptions
 from notes_cli.errors import EngineError
 
-DRAWS = 4000
 OPEN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}  # excludes no token
 Probabilities = NDArray[np.float64]
 
@@ -26,18 +25,9 @@ def model() -> Iterator[Model]:
         yield opened
 
 
-def some_logits(size: int = 30) -> NDArray[np.float32]:
-    return np.random.default_rng(3).normal(0, 1.5, size).astype(np.float32)
-
-
 def softmax(logits: NDArray[Any]) -> Probabilities:
     p = np.exp(logits.astype(np.float64) - logits.max())
     return p / p.sum()
-
-
-def drawn(options: SamplerOptions, logits: NDArray[np.float32], count: int = DRAWS) -> list[int]:
-    with Sampler(options) as sampler:
-        return [sampler.next(logits) for _ in range(count)]
 
 
 def agrees(tokens: list[int], expected: Probabilities) -> bool:
@@ -63,7 +53,7 @@ def top_n_sigma(logits: NDArray[np.float32], n: float) -> Probabilities:
     return kept(softmax(logits), logits >= logits.max() - n * logits.std())
 
 
-LOGITS = some_logits()
+LOGITS = np.random.default_rng(3).normal(0, 1.5, 30).astype(np.float32)
 
 
 TEMPERATURE, DRAW = ("temp", 1.0), ("dist", 5)
@@ -105,12 +95,13 @@ def test_an_option_is_a_sampler_of_llama_cpp(options: dict[str, Any], parts: lis
 
 def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
     """typical_p gets the tokens that top_n_sigma leaves, of which it takes no logarithm of 0."""
-    logits = some_logits(200)
+    logits = np.random.default_rng(3).normal(0, 1.5, 200).astype(np.float32)
     left = np.flatnonzero(top_n_sigma(logits, 1.5))
     expected = np.zeros(len(logits))
     expected[left] = typical(logits[left], 0.6)
     assert 1 < np.count_nonzero(expected) < len(left)
-    assert agrees(drawn(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6), logits), expected)
+    with Sampler(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6)) as sampler:
+        assert agrees([sampler.next(logits) for _ in range(4000)], expected)
 
 
 EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.0}

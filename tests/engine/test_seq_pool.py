@@ -61,14 +61,10 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
 # Leases, without llama.cpp.
 
 
-def pool(size: int = 3) -> tuple[Pool, list[int]]:
-    emptied: list[int] = []
-    return Pool(size, emptied.append), emptied
-
-
 def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
     """Closed again, or collected, after the same id was leased again."""
-    held, emptied = pool()
+    emptied: list[int] = []
+    held = Pool(3, emptied.append)
     old = held.lease(0)
     old.close()
     new = held.lease(0)
@@ -81,7 +77,8 @@ def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
 
 def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
     """Not where it is dropped: that may be in any thread, and while the context computes."""
-    held, emptied = pool()
+    emptied: list[int] = []
+    held = Pool(3, emptied.append)
     lease = held.lease(2)
     del lease
     gc.collect()

@@ -24,7 +24,6 @@ from notes_cli.library.container import open_segment, open_stored, peek, small, 
 
 Make = Callable[..., Any]
 BEFORE = np.arange(5, dtype=np.int32)  # which moves the segment by 3
-ROWS = 150
 SMALL = [kv for kv in STORED_TYPES if kv != "f16"]
 # Neighbours that turn together, halves that do, and heads of which a part does; kept in f16 by a kernel of their own.
 MODELS = {"norm": ("llama", {}), "neox": ("qwen3", {}), "part": ("gemma", {"gemma.rope.dimension_count": 16})}
@@ -47,7 +46,7 @@ def context(model: Model, kv: str = "f16", flash: str = "on", **options: object)
     return Context(model, ContextOptions(flash_attention=flash, **settings))  # type: ignore[arg-type]
 
 
-def drawn(model: Model, make_segment: Make, count: int = ROWS) -> Segment:
+def drawn(model: Model, make_segment: Make, count: int = 150) -> Segment:
     """A segment of random rows, with some that are much larger than their neighbours, and some 0."""
     random = np.random.default_rng(count)
     with context(model) as ctx:
