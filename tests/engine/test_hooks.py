@@ -71,16 +71,6 @@ def test_splice_is_position_exact(
         assert spliced(base=7) > 1000 * BOUND[kv]  # a wrong distance
 
 
-def test_splice_where_it_was_compiled_copies_bit_for_bit(load: Callable[..., Model]) -> None:
-    with open_context(load("qwen2"), "f16") as ctx:
-        ctx.append({0: SKILL})
-        rows = ctx.read(0, 5, 20, base=5)
-        ctx.truncate(0, 5)
-        ctx.splice(0, 5, SKILL[5:25], rows, 5)
-        again = ctx.read(0, 5, 20, base=5)
-        assert same(rows, again)
-
-
 @pytest.mark.parametrize("flash", ["on", "off"])
 @pytest.mark.parametrize("count", [1, 16])
 @pytest.mark.parametrize("kind", ARCHITECTURES)

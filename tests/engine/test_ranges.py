@@ -15,7 +15,6 @@ import pytest
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import EngineError, ModelError
 
 FAR = 2**31  # the first number that a C int does not hold
@@ -138,16 +137,3 @@ def test_small_and_huge_batches(make_model: MakeModel, kind: str) -> None:
     assert result.returncode == 0, result.stderr[-500:]
     assert len(set(result.stdout.split())) == 1
     assert len(result.stdout.split()) == len(SMALL)
-
-
-def test_a_lookahead_longer_than_a_batch(make_model: MakeModel) -> None:
-    found = []
-    with Model(make_model("llama")) as model:
-        for n_batch in (2, 64):
-            options = ContextOptions(n_ctx=256, n_threads=1, n_batch=n_batch, type_k="f32", type_v="f32")
-            with Context(model, options) as context:
-                sequence = KVSequence(context)
-                sequence.append(TOKENS)
-                found.append(sequence.lookahead([1, 2, 3, 4, 5]))
-                assert len(sequence) == context.length(0) == 8
-    assert np.allclose(*found, atol=1e-3)

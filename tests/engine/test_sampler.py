@@ -32,14 +32,6 @@ def test_the_likeliest_is_what_the_chain_takes() -> None:
             assert plain.next(logits) == chain.next(logits)
 
 
-def test_a_penalty_turns_away_from_what_was_said() -> None:
-    logits = np.zeros(100, np.float32)
-    logits[[7, 8]] = 2.0, 1.9
-    for penalty, second in ((1.2, 8), (1.0, 7)):
-        with Sampler(SamplerOptions(repeat_penalty=penalty)) as sampler:
-            assert [sampler.next(logits), sampler.next(logits)] == [7, second]
-
-
 VALIDATOR = jsonschema.Draft202012Validator
 
 
