@@ -219,6 +219,7 @@ def test_a_compile_keeps_the_budget_and_says_what_went(
         raise UnwritableError(f"cannot remove {path}: Input/output error")
 
     monkeypatch.setattr(tidy, "remove", full)
+    put("f", 300)
     with Library(folder, max_size=1).compiling("e", identity, say=said.append) as path:
         write_segment(path, make_segment(n=8, name="e"))
     assert open_segment(path).name == "e" and "was not kept within 1 B: cannot remove" in said[-1].what
