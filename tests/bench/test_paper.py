@@ -153,14 +153,6 @@ def test_the_model_that_ships_shows_the_mechanism(tmp_path: Path) -> None:
     assert rows["mechanism.injected"][0] > 0.9
 
 
-@pytest.mark.model
-def test_recurrent_models_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny.write_model(tmp_path / "state.gguf", "lfm2")
-    given = ["--model", str(model), "--tasks", str(tasks_file(tmp_path)), "--out", str(tmp_path / "out")]
-    assert command.main([*given, "--n-ctx", "2048"]) == 1
-    assert "keeps a state" in capsys.readouterr().err
-
-
 def test_records_are_read_by_model(tmp_path: Path) -> None:
     """Of results/ and of the memory's summary; a repetition by int8 is no model of its own."""
     (tmp_path / "results").mkdir()

@@ -1,86 +1,12 @@
-"""make reference: its cases and our side of them, compared with a forward pass in float64; PyTorch is not needed."""
+"""make reference: differences fail it, and its table has the worst of each state; PyTorch is not needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
-
-import gguf
 import numpy as np
 import pytest
-from forward import Forward, Rows
 
 from bench.reference import __main__ as command
 from bench.reference import ours, report
-from bench.reference.cases import Case, CaseTokens, tokens_of
-from notes_cli.engine.context import Context
-from notes_cli.engine.model import Model
-
-CASE = Case(
-    *("gated tasks", "gate", "Be brief.\n\n", "# Gate\n", "gate", "open", "shut", ".\nIf it is shut, wait."),
-    ask="Pass?\n",
-    erratum="[STATE UPDATE] gate has changed to shut.",
-)
-LONGER = replace(CASE, new="closed")
-
-
-@pytest.fixture(scope="module")
-def path(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A quantized model, written again in f32."""
-    return ours.in_f32(make_model(quantization=gguf.GGMLQuantizationType.Q8_0), tmp_path_factory.mktemp("f32"))
-
-
-@pytest.fixture(scope="module")
-def context(path: Path) -> Iterator[Context]:
-    with Model(path) as model, ours.open_context(model, 1024, 1) as context:
-        yield context
-
-
-def expected(forward: Forward, case: CaseTokens) -> dict[str, ours.Logits]:
-    """The states of a case by a forward pass in float64."""
-
-    def decided(rows: Rows, tokens: list[int]) -> ours.Logits:
-        return forward.compute(rows, range(len(rows), len(rows) + len(tokens)), tokens)[-1].astype(np.float32)
-
-    def edited(rows: Rows) -> Iterator[tuple[str, ours.Logits]]:
-        for state, (in_place, erratum) in ours.EDITS.items():
-            copy = dict(rows)
-            if in_place:
-                forward.compute(copy, range(*case.field), case.value)
-            yield state, decided(copy, case.erratum if erratum else case.ask)
-
-    (first, last), count, prefilled, alone, spliced, full = case.chunk, len(case.context), {}, {}, {}, {}
-    forward.compute(prefilled, range(count), case.context)
-    forward.compute(alone, range(last - first), case.context[first:last])
-    forward.compute(spliced, range(first), case.context[:first])
-    spliced |= {first + place: forward.moved(row, first) for place, row in alone.items()}
-    forward.compute(spliced, range(last, count), case.context[last:])
-    found = dict(edited(prefilled)) | {ours.FULL: decided(full, case.full)}
-    return found | {f"{ours.TRANSPLANTED}{state}": logits for state, logits in edited(spliced)}
-
-
-def test_every_state_is_that_of_a_forward_pass(path: Path, context: Context) -> None:
-    """And a state conforms to no other one: the bound tells them apart."""
-    tokens = tokens_of(CASE, context.model)
-    mine, reference = ours.logits_of(context, tokens), expected(Forward(path), tokens)
-    assert report.failures(report.compare("gate", mine, reference, [])) == []
-    for state in mine:
-        others = [report.distance(mine[state], reference[other]) for other in mine if other != state]
-        assert min(others) > 10 * report.DISTANCE, state
-
-
-def test_a_value_of_another_length_moves_what_follows(path: Path, context: Context) -> None:
-    tokens, forward, rows = tokens_of(LONGER, context.model), Forward(path), {}
-    forward.compute(rows, range(len(tokens.context)), tokens.context)
-    grows = len(tokens.value) - (tokens.field[1] - tokens.field[0])
-    assert grows == 2
-    moved = {place + grows: forward.moved(rows[place], grows) for place in range(tokens.field[1], len(rows))}
-    rows = {place: rows[place] for place in range(tokens.field[0])} | moved
-    forward.compute(rows, range(tokens.field[0], tokens.field[1] + grows), tokens.value)
-    reference = forward.compute(rows, range(len(rows), len(rows) + len(tokens.ask)), tokens.ask)[-1]
-    (mine,) = ours.logits_of_other_length(context, tokens).values()
-    assert report.distance(mine, reference.astype(np.float32)) < report.DISTANCE
 
 
 def logits(*values: float) -> ours.Logits:
