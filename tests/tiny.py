@@ -277,7 +277,7 @@ def alter_model(
     number, count = part or (0, 1)
     kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
     for name, value in (values | (keys or {})).items():
-        if number or name in drop or value == []:
+        if number or value == [] or (name in drop and name not in (keys or {})):
             continue
         if isinstance(value, list) and name in values:
             writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, reader.fields[name].types[-1])
