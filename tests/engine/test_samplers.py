@@ -68,8 +68,8 @@ CHAINS: list[tuple[dict[str, Any], list[tuple[Any, ...]]]] = [  # samplers of ll
     ({"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, [TEMPERATURE, ("mirostat", 30, 5, 3.0, 0.2, 100)]),
     ({"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, [TEMPERATURE, ("mirostat_v2", 5, 3.0, 0.2)]),
     (
-        {"repeat_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty": 0.2, "repeat_last_n": 3},
-        [("penalties", 30, 3, 1.5, 0.3, 0.2), TEMPERATURE, DRAW],
+        {"repeat_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty": 0.2, "repeat_last_n": 50},
+        [("penalties", 30, 50, 1.5, 0.3, 0.2), TEMPERATURE, DRAW],
     ),
     (
         {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8, "seed": 9},  # the defaults
