@@ -46,19 +46,13 @@ class Forward:
             field = reader.fields.get(f"{self.arch}.{name}")
             return default if field is None else field.contents()
 
-        self.layers, self.heads, self.head = (
-            key("block_count"),
-            key("attention.head_count"),
-            key("attention.key_length"),
-        )
-        counts = key("attention.head_count_kv")
+        self.layers, self.heads = key("block_count"), key("attention.head_count")
+        self.head, counts = key("attention.key_length"), key("attention.head_count_kv")
         self.kv_heads = counts[0] if isinstance(counts, list) else counts
         self.epsilon = key("attention.layer_norm_rms_epsilon")
         self.base = key("rope.freq_base")
         self.base_in_window = key("rope.freq_base_swa", self.base)
-        self.window = key(
-            "attention.sliding_window", 0
-        )  # positions that a token sees in such a layer, its own among them
+        self.window = key("attention.sliding_window", 0)  # positions that a token sees in such a layer, with its own
         self.pattern = key("attention.sliding_window_pattern", 1)  # the last layer of so many sees all
 
     def windowed(self, layer: int) -> bool:
@@ -103,12 +97,8 @@ class Forward:
     def _heads(self, x: Array, i: int, part: str) -> Array:
         """Queries, keys or values, [tokens, heads, head], before their rotation."""
         flat = x @ self.weights[f"blk.{i}.attn_{part}.weight"].T + self.weights.get(f"blk.{i}.attn_{part}.bias", 0.0)
-        heads = flat.reshape(len(x), -1, self.head)
-        return (
-            self._norm(heads, f"blk.{i}.attn_{part}_norm")
-            if f"blk.{i}.attn_{part}_norm.weight" in self.weights
-            else heads
-        )
+        heads, norm = flat.reshape(len(x), -1, self.head), f"blk.{i}.attn_{part}_norm"
+        return self._norm(heads, norm) if f"{norm}.weight" in self.weights else heads
 
     def _rotated(self, heads: Array, positions: NDArray[np.int64], i: int) -> Array:
         if self.arch == "smollm3" and (i + 1) % 4 == 0:

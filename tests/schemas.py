@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+INTEGER, STRING, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
 _NODE = {
     "type": "object",
-    "properties": {"value": {"type": "integer"}, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+    "properties": {"value": INTEGER, "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
     "required": ["value"],
     "additionalProperties": False,
 }
-_KIND_A = {"type": "object", "properties": {"kind": {"const": "a"}, "v": {"type": "integer"}}, "required": ["kind"]}
-_KIND_B = {"type": "object", "properties": {"kind": {"const": "b"}, "w": {"type": "string"}}, "required": ["kind"]}
+_KIND_A = {"type": "object", "properties": {"kind": {"const": "a"}, "v": INTEGER}, "required": ["kind"]}
+_KIND_B = {"type": "object", "properties": {"kind": {"const": "b"}, "w": STRING}, "required": ["kind"]}
 _LONG = {"type": "string", "minLength": 1, "maxLength": 65536}
 
 HELD: list[Any] = [
@@ -20,34 +21,26 @@ HELD: list[Any] = [
     *({"type": kind} for kind in ("object", "array", "string", "number", "integer", "boolean", "null")),
     {"type": ["string", "null"]},
     # Objects.
-    {
-        "type": "object",
-        "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "boolean"}},
-        "required": ["b"],
-    },
+    {"type": "object", "properties": {"a": STRING, "b": INTEGER, "c": {"type": "boolean"}}, "required": ["b"]},
     {"properties": {"x": {"default": None, "title": "X"}}, "title": "G", "type": "object"},
-    {"properties": {"a": {"type": "integer"}}, "required": ["a"]},  # no type
-    {"type": "object", "properties": {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "required": ["x"]},
-    {"type": "object", "properties": {'Größe "x"': {"type": "integer"}, "": {"type": "null"}}, "required": [""]},
+    {"properties": {"a": INTEGER}, "required": ["a"]},  # no type
+    {"type": "object", "properties": {"x": {"anyOf": [STRING, NULL]}}, "required": ["x"]},
+    {"type": "object", "properties": {'Größe "x"': INTEGER, "": NULL}, "required": [""]},
     # Names that are prefixes of others, empty, or escaped in JSON, among ordinary ones.
-    {
-        "properties": {"ab": {"type": "string"}, "abc": {"type": "null"}, 'q"x': {"type": "null"}},
-        "additionalProperties": {"type": "integer"},
-        "required": ["z"],
-    },
-    {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}}},
+    {"properties": {"ab": STRING, "abc": NULL, 'q"x': NULL}, "additionalProperties": INTEGER, "required": ["z"]},
+    {"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}},
     {"type": "object", "properties": {"a": {}}, "additionalProperties": True},
-    {"type": "object", "patternProperties": {"^[a-z]+$": {"type": "integer"}}, "additionalProperties": False},
-    {"type": "object", "patternProperties": {"^x-": {"type": "string"}}, "properties": {"n": {"type": "null"}}},
-    {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": {"type": "integer"}},
-    {"type": "object", "propertyNames": {"enum": ["red", "blue"]}, "additionalProperties": {"type": "integer"}},
+    {"type": "object", "patternProperties": {"^[a-z]+$": INTEGER}, "additionalProperties": False},
+    {"type": "object", "patternProperties": {"^x-": STRING}, "properties": {"n": NULL}},
+    {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "additionalProperties": INTEGER},
+    {"type": "object", "propertyNames": {"enum": ["red", "blue"]}, "additionalProperties": INTEGER},
     {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 4}},
-    {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 3},
+    {"type": "object", "additionalProperties": INTEGER, "minProperties": 1, "maxProperties": 3},
     # Arrays.
-    {"items": {"items": {"items": {"type": "integer"}, "minItems": 1}, "maxItems": 2}, "minItems": 2, "maxItems": 4},
-    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
-    {"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "null"}, "minItems": 3, "maxItems": 5},
-    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": False},
+    {"items": {"items": {"items": INTEGER, "minItems": 1}, "maxItems": 2}, "minItems": 2, "maxItems": 4},
+    {"type": "array", "prefixItems": [STRING, INTEGER]},
+    {"type": "array", "prefixItems": [STRING], "items": NULL, "minItems": 3, "maxItems": 5},
+    {"type": "array", "prefixItems": [STRING, INTEGER], "items": False},
     {
         "type": "array",
         "items": {"type": "object", "properties": {"summary": {"type": "string", "maxLength": 2000}}},
@@ -107,13 +100,13 @@ HELD: list[Any] = [
     {"$defs": {"node": _NODE}, "$ref": "#/$defs/node"},
     {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}},
     {
-        "definitions": {"a/b": {"string": {"type": "integer"}}, "c~d": {"string": {"type": "null"}}},
+        "definitions": {"a/b": {"string": INTEGER}, "c~d": {"string": NULL}},
         "type": "object",
         "properties": {"x": {"$ref": "#/definitions/a~1b/string"}, "y": {"$ref": "#/definitions/c~0d/string"}},
         "required": ["x", "y"],
     },
     {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "https://example.org/x", "type": "boolean"},
-    {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
+    {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "array", "items": STRING}, NULL]},
     {"type": "string", "anyOf": [{"maxLength": 2}, {"pattern": "^[0-9]+$"}]},
     {"oneOf": [_KIND_A, _KIND_B]},
     {
@@ -123,30 +116,26 @@ HELD: list[Any] = [
     },
     {
         "oneOf": [
-            {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-            {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]},
+            {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]},
+            {"type": "object", "properties": {"b": STRING}, "required": ["b"]},
         ]
     },
-    {"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"b": {"type": "null"}}}]},
+    {"allOf": [{"properties": {"a": INTEGER}, "required": ["a"]}, {"properties": {"b": NULL}}]},
     {
-        "$defs": {"base": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+        "$defs": {"base": {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}},
         "allOf": [{"$ref": "#/$defs/base"}],
-        "properties": {"b": {"type": "string"}},
+        "properties": {"b": STRING},
         "required": ["b"],
     },
-    {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
-        "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
-    },
-    {"not": {"type": "null"}},
+    {"type": "object", "properties": {"a": INTEGER, "b": STRING}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"not": NULL},
     # As OpenAI's response_format has one.
-    {"name": "x", "strict": True, "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    {"name": "x", "strict": True, "schema": {"type": "object", "properties": {"a": INTEGER}}},
 ]
 
-_A = {"type": "object", "properties": {"a": {"type": "string"}}}
+_A = {"type": "object", "properties": {"a": STRING}}
 INVALID: list[tuple[Any, Any, Any]] = [  # with a value that can be written, and one that cannot
-    ({"type": "integer"}, 12, 1.5),
+    (INTEGER, 12, 1.5),
     ({"type": "integer", "maximum": 150}, 150, 151),
     ({"type": "integer", "multipleOf": 7}, 49, 50),
     ({"type": "number", "exclusiveMinimum": 0}, 0.5, 0),
@@ -160,16 +149,16 @@ INVALID: list[tuple[Any, Any, Any]] = [  # with a value that can be written, and
     (_A, {"a": "x"}, {"a": 1}),
     (_A, {}, {"b": 1}),
     ({**_A, "required": ["a"]}, {"a": ""}, {}),
-    ({**_A, "additionalProperties": {"type": "integer"}}, {"a": "", "b": 1}, {"b": "x"}),
-    ({**_A, "additionalProperties": {"type": "integer"}}, {"a": ""}, {"a": "", "a ": ""}),
+    ({**_A, "additionalProperties": INTEGER}, {"a": "", "b": 1}, {"b": "x"}),
+    ({**_A, "additionalProperties": INTEGER}, {"a": ""}, {"a": "", "a ": ""}),
     ({"type": "object", "maxProperties": 1}, {"x": 1}, {"x": 1, "y": 2}),
     ({"type": "object", "propertyNames": {"pattern": "^x"}}, {"x": 1}, {"y": 1}),
-    ({"type": "array", "items": {"type": "null"}, "maxItems": 2}, [None, None], [None, None, None]),
-    ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]}, ["a", 1], [1, "a"]),
+    ({"type": "array", "items": NULL, "maxItems": 2}, [None, None], [None, None, None]),
+    ({"type": "array", "prefixItems": [STRING, INTEGER]}, ["a", 1], [1, "a"]),
     ({"$defs": {"node": _NODE}, "$ref": "#/$defs/node"}, {"value": 1, "children": [{"value": 2}]}, {"children": []}),
     ({"oneOf": [_KIND_A, _KIND_B]}, {"kind": "b", "w": "x"}, {"kind": "a", "w": "x"}),
     ({"allOf": [_A, {"required": ["a"]}]}, {"a": "x"}, {}),
-    ({"not": {"type": "null"}}, 1, None),
+    ({"not": NULL}, 1, None),
     ({"type": "string", "nullable": True}, None, 1),
     ({"type": "array", "items": [{"const": 1}], "additionalItems": {"const": 2}}, [1, 2, 2], [2]),
 ]
@@ -219,7 +208,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "http://x/y"}, "only #/... is supported"),
     ({"$ref": "#/nope"}, "refers to '#/nope', which is not there"),
     ({"anyOf": []}, "needs a list of schemas"),
-    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "could fit two of"),
+    ({"oneOf": [INTEGER, {"type": "number"}]}, "could fit two of"),
     ({"oneOf": [_KIND_A, _KIND_A]}, "could fit two of"),
     ({"oneOf": [{"enum": [1, "a"]}, {"const": 1.0}]}, "could fit two of"),
     ({"oneOf": [{"type": "object", "additionalProperties": True}, _KIND_B]}, "could fit two of"),

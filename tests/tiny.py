@@ -5,7 +5,7 @@ Their texts are noise, but their K/V cache works as that of a large model, as th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,6 @@ def write_model(
     kv_heads: int = 2,
     name: str = "",
     scaling: str | None = None,
-    factor: float = 4.0,
     window: int = 0,
     template: str | None = TEMPLATE,
     bos: bool = False,
@@ -100,7 +99,7 @@ def write_model(
     quantization: gguf.GGMLQuantizationType | None = None,
     trained: int = N_CTX,
 ) -> Path:
-    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by `factor`. `window`: instead
+    """Write a random model of one of ARCHITECTURES. `scaling`: None, "yarn" or "linear", by 4. `window`: instead
     of the architecture's. `trained`: the trained length in its metadata."""
     spec = ARCHITECTURES[kind] | ({"window": window} if window else {})
     arch, head, ff = spec.get("arch", kind), spec.get("head", embd // heads), 2 * embd
@@ -127,7 +126,7 @@ def write_model(
         _attention_keys(writer, spec, head)
     if scaling:
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling))
-        writer.add_rope_scaling_factor(factor)
+        writer.add_rope_scaling_factor(4.0)
         writer.add_rope_scaling_orig_ctx_len(256)
 
     tied = spec.get("tied", False)
@@ -149,6 +148,11 @@ def write_model(
         else:
             make.convolution(i, embd)
         make.feed_forward(i, spec, embd, ff)
+    return finish(writer, path)
+
+
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Write all that was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -260,33 +264,36 @@ def alter_model(
     tensors: dict[str, str] | None = None,
     more: Sequence[str] = (),
     part: tuple[int, int] | None = None,
+    begin: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+    change: Callable[[Any], list[tuple[str, Any]]] | None = None,
 ) -> Path:
     """Write a model again: with other `keys`, without those to `drop`, `tensors` by other names, and `more` of them.
-    `part`: only that one of so many, which has its share of the tensors; the first has all keys."""
+    `part`: only that one of so many, which has its share of the tensors; the first has all keys. `begin`: adds keys
+    first. `change`: returns the names and numbers to write for a tensor."""
     reader = gguf.GGUFReader(source)
-    values = {field.name: field.contents() for field in reader.fields.values() if not field.name.startswith("GGUF.")}
-    types = {field.name: field.types for field in reader.fields.values()}
-    writer = gguf.GGUFWriter(path, values["general.architecture"])
+    values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    writer = gguf.GGUFWriter(path, values.pop("general.architecture"))
+    begin(writer)
     number, count = part or (0, 1)
-    for name, value in values.items():
-        if name not in ("general.architecture", *drop) and number == 0:
-            writer.add_key_value(name, value, types[name][0], types[name][1] if len(types[name]) > 1 else None)
-    for name, value in (keys or {}).items():
-        kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
-        if isinstance(value, list):
+    kinds = {bool: gguf.GGUFValueType.BOOL, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
+    for name, value in (values | (keys or {})).items():
+        if number or value == [] or (name in drop and name not in (keys or {})):
+            continue
+        if isinstance(value, list) and name in values:
+            writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY, reader.fields[name].types[-1])
+        elif isinstance(value, list):
             writer.add_array(name, value)
         else:
-            writer.add_key_value(name, value, kinds.get(type(value), gguf.GGUFValueType.UINT32))
+            kind = reader.fields[name].types[0] if name in values else kinds.get(type(value), gguf.GGUFValueType.UINT32)
+            writer.add_key_value(name, value, kind)
     if part:
         writer.add_key_value("split.no", number, gguf.GGUFValueType.UINT16)
         writer.add_key_value("split.count", count, gguf.GGUFValueType.UINT16)
         writer.add_key_value("split.tensors.count", len(reader.tensors), gguf.GGUFValueType.INT32)
     for tensor in reader.tensors[number::count]:
-        writer.add_tensor((tensors or {}).get(tensor.name, tensor.name), tensor.data, raw_dtype=tensor.tensor_type)
+        same = [((tensors or {}).get(tensor.name, tensor.name), tensor.data)]
+        for name, data in change(tensor) if change else same:
+            writer.add_tensor(name, data, raw_dtype=tensor.tensor_type)
     for name in more:
         writer.add_tensor(name, np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)

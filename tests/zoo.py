@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tiny import write_tokenizer
+from tiny import SPECIAL, alter_model, byte_tokens, write_tokenizer
 
 MODELS = Path(__file__).parents[1] / "build" / "zoo" / "models"
 
@@ -37,68 +37,45 @@ def variant(
     """Write a copy of a zoo model with other metadata. `overrides`: keys without the architecture's name; lists of one
     value per layer repeat. `layers`: number of layers; the last one repeats. `shapes`: shapes of tensors by suffix of
     their names; values are repeated or cut. `fill`: a constant for tensors by name without `.weight`."""
-    source = gguf.GGUFReader(zoo_model(name))
-    architecture = source.fields["general.architecture"].contents()
-    had = int(source.fields[f"{architecture}.block_count"].contents())
+    fields = gguf.GGUFReader(zoo_model(name)).fields
+    architecture = fields["general.architecture"].contents()
+    had = int(fields[f"{architecture}.block_count"].contents())
     layers = layers or had
-    writer = gguf.GGUFWriter(path, architecture)
     overrides = {f"{architecture}.{key}": value for key, value in overrides.items()}
-    overrides[f"{architecture}.block_count"] = layers
-    unknown = overrides.keys() - source.fields.keys()
+    unknown = overrides.keys() - fields.keys()
     assert not unknown, f"{name} says nothing of {unknown}"
-    for key, field in source.fields.items():
-        value = overrides.get(key, field.contents())
-        if key.startswith("GGUF.") or key == gguf.Keys.General.ARCHITECTURE or value == []:
-            continue
-        if isinstance(value, list):
-            if len(value) == had and key not in overrides:
-                value = (value * layers)[:layers]
-            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, field.types[-1])
-        else:
-            writer.add_key_value(key, value, field.types[-1])
+    lists = {key: field.contents() for key, field in fields.items() if field.types[0] == gguf.GGUFValueType.ARRAY}
+    keys = {key: (value * layers)[:layers] for key, value in lists.items() if len(value) == had}
+    keys |= {**overrides, f"{architecture}.block_count": layers}
     last = f"blk.{had - 1}."
-    for tensor in source.tensors:
+
+    def change(tensor: Any) -> list[tuple[str, Any]]:
         shape = next((shape for end, shape in (shapes or {}).items() if tensor.name.endswith(end)), tensor.data.shape)
         number = (fill or {}).get(tensor.name, (fill or {}).get(tensor.name.rpartition(".")[0]))
-        data = tensor.data if number is None else np.full_like(tensor.data, number)
-        names = [tensor.name]
-        if tensor.name.startswith(last):
-            names += [f"blk.{layer}.{tensor.name.removeprefix(last)}" for layer in range(had, layers)]
-        for each in names:
-            writer.add_tensor(each, np.resize(data, shape), raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        data = np.resize(tensor.data if number is None else np.full_like(tensor.data, number), shape)
+        more = range(had, layers) if tensor.name.startswith(last) else ()
+        return [(each, data) for each in (tensor.name, *(tensor.name.replace(last, f"blk.{i}.") for i in more))]
+
+    return alter_model(path, zoo_model(name), keys=keys, change=change)
 
 
 def texted(name: str, path: Path) -> Path:
     """Write a copy of a zoo model that reads texts, byte by byte, and has room for some thousand of them."""
     source = gguf.GGUFReader(zoo_model(name))
     architecture = source.fields["general.architecture"].contents()
-    writer = gguf.GGUFWriter(path, architecture)
     learned = any(tensor.name.startswith("position_embd") for tensor in source.tensors)
     had = len(source.fields["tokenizer.ggml.tokens"].contents())
-    size = write_tokenizer(writer)
+    size = len(byte_tokens()) + len(SPECIAL)
     changed = {"vocab_size": size} if learned else {"vocab_size": size, "context_length": 8192}
-    for key, field in source.fields.items():
-        value = changed.get(key.removeprefix(f"{architecture}."), field.contents())
-        if key.startswith(("GGUF.", "tokenizer.")) or key == gguf.Keys.General.ARCHITECTURE or value == []:
-            continue
-        if isinstance(value, list):
-            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, field.types[-1])
-        else:
-            writer.add_key_value(key, value, field.types[-1])
-    for tensor in source.tensors:
+    keys = {key: value for end, value in changed.items() if (key := f"{architecture}.{end}") in source.fields}
+
+    def change(tensor: Any) -> list[tuple[str, Any]]:
         data = tensor.data
         if len(data) == had and tensor.name.split(".")[0] in ("token_embd", "output"):
             chance = np.random.default_rng(had)  # each token has a vector of its own
             more = np.resize(data, (size - had, *data.shape[1:]))
             data = np.concatenate([data, more + data.std() / 2 * chance.standard_normal(more.shape)]).astype(data.dtype)
-        writer.add_tensor(tensor.name, data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        return [(tensor.name, data)]
+
+    drop = [key for key in source.fields if key.startswith("tokenizer.")]
+    return alter_model(path, source=zoo_model(name), keys=keys, drop=drop, begin=write_tokenizer, change=change)

@@ -62,7 +62,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 @pytest.fixture
 def make_jobs(stage: Stage) -> Callable[..., Jobs]:
-    """The commands of these names."""
 
     def make(*names: str) -> Jobs:
         return Jobs(stage, names)
@@ -70,10 +69,10 @@ def make_jobs(stage: Stage) -> Callable[..., Jobs]:
     return make
 
 
-def outcomes(kind: Kind, cases: int, until: str = "", first: int = 0) -> set[str]:
+def outcomes(kind: Kind, cases: int | range, until: str = "") -> set[str]:
     """The outcomes of cases, up to the first one of a kind that is looked for."""
     seen: set[str] = set()
-    for number in range(first, cases):
+    for number in range(cases) if isinstance(cases, int) else cases:
         try:
             seen.add(kind.judge(number))
         except Failed as error:
@@ -104,13 +103,8 @@ def test_a_case_that_dies_or_hangs_ends_nothing() -> None:
     """Crashes, hangs and exceptions are counted with their numbers, and the cases after them are judged."""
     row = run(Odd(1), 9)
     assert row.counts == {"accepted": 3, "refused": 3, "crash": 2, "hang": 1, "wrong": 0, "loss": 0} and row.failed == 3
-    assert [failure.split(":")[0] for failure in row.failures] == [
-        *("crash in case 2", "hang in case 4", "crash in case 5"),
-    ]
-
-
-def test_the_same_seed_is_the_same_case() -> None:
-    """A failure can be had again by its seed and number."""
+    kinds = [failure.split(":")[0] for failure in row.failures]
+    assert kinds == ["crash in case 2", "hang in case 4", "crash in case 5"]
     assert frame.chance(9, 7).random() == frame.chance(9, 7).random() != frame.chance(9, 8).random()
 
 
@@ -128,69 +122,85 @@ def test_the_table_keeps_what_was_not_run(tmp_path: Path) -> None:
     assert "| kills | 0 | 2,000 |" in text and "| disk | 0 | 5 |" in text and "**disk**: wrong in case 3: x" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "planted"),
-    [
-        ("_check", lambda *_: None),  # a reader that skips a checksum
-        ("_head_sum", lambda data, head: head.metadata["notes.checksum.head"]),
-    ],
-)
-def test_containers(monkeypatch: pytest.MonkeyPatch, name: str, planted: Any) -> None:
-    """A checksum that is not asked."""
-    judge = containers.Containers(1)
-    assert not outcomes(judge, 100).intersection(BAD)
-    monkeypatch.setattr(container, name, planted)
-    assert "wrong" in outcomes(judge, 300, "wrong")
+class Ledgers(Kind):
+    """Changes of one ledger of a turn and an edit."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "tokens": [1, 2, 3]}
+        rows = {"rows_checksum": "0" * 32, "skills": [], "changed": []}
+        turn = {"op": "turn", "question": "?", "pieces": [piece], "said": {}, "rows": "0001.gguf", **rows}
+        edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "says": "", "rows": "0002.gguf", **rows}
+        edit |= {"patches": [{"first": 1, "last": 2, "tokens": [4]}], "changed": [[1, 2]]}
+        parts = ("model", "architecture", "quantization", "weights", "rope", "rope_text", "kv_type", "adapters")
+        first = {"op": "open", "format": FORMAT, "cache": "f16/f16", "whole": False, "model": "m"}
+        first["identity"] = dict.fromkeys(parts, "")
+        self.data = serialize([{**line, "time": "2026-06-01T12:00:00Z"} for line in (first, turn, edit)])
+        assert ledgers.examined(self.data) == ACCEPTED
+
+    def judge(self, number: int) -> str:
+        return ledgers.examined(ledgers.ledger_changed(random.Random(number), self.data, [self.data]))
 
 
-def test_splices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are taken without having been checked."""
-    judge = splices.Splices(1)
-    assert outcomes(judge, 40) == {"accepted", "refused"}
-    monkeypatch.setattr(splices, "open_stored", splices.open_segment)
-    monkeypatch.setattr(container, "_check", lambda *_: None)
-    assert "wrong" in outcomes(judge, 300, "wrong")
+def nothing(*_: object) -> None:
+    """In place of a check."""
 
 
-def test_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranges that nobody checks."""
-    piece = {"kind": "text", "name": "", "text": "x", "position": 0, "how": "decoded", "tokens": [1, 2, 3]}
-    turn = {
-        "op": "turn",
-        "question": "?",
-        "pieces": [piece],
-        "skills": [],
-        "said": {},
-        "rows": "0001.gguf",
-        "rows_checksum": "0" * 32,
-        "changed": [],
-    }
-    edit = {"op": "edit", "field": "a", "value": "b", "method": "field", "says": "", "skills": []}
-    edit |= {"patches": [{"first": 1, "last": 2, "tokens": [4]}], "changed": [[1, 2]], "rows": "0002.gguf"}
-    edit |= {"rows_checksum": "0" * 32}
-    identity = dict.fromkeys(
-        ("model", "architecture", "quantization", "weights", "rope", "rope_text", "kv_type", "adapters"), ""
-    )
-    first = {"op": "open", "format": FORMAT, "identity": identity, "cache": "f16/f16", "whole": False, "model": "m"}
-    lines = [{**line, "time": "2026-06-01T12:00:00Z"} for line in (first, turn, edit)]
-    data = serialize(lines)
-
-    class Changed(Kind):
-        def judge(self, number: int) -> str:
-            return ledgers.examined(ledgers.ledger_changed(random.Random(number), data, [data]))
-
-    judge = Changed(1)
-    assert ledgers.examined(data) == ACCEPTED and not outcomes(judge, 300).intersection(BAD)
-    monkeypatch.setattr(state, "ids_of", list)
-    assert "wrong" in outcomes(judge, 2000, "wrong")
+def cut_nowhere(_: object, text: str, markers: list[str]) -> list[str]:
+    return [text] * (len(markers) + 1)
 
 
-def test_forgeries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bar that no row exceeds."""
-    judge = forgeries.Forgeries(1, ("notes-tiny",))
-    assert outcomes(judge, 14, first=6) == {"accepted", "refused"}
-    monkeypatch.setattr(check_rows, "TOLERANCE", 10.0)
-    assert "wrong" in outcomes(judge, 14, "wrong", first=forgeries.INTACT)
+find_fields = skill.find_fields
+
+
+def shifted(*given: Any) -> Any:
+    text, fields, warnings = find_fields(*given)
+    return " " + text, fields, warnings
+
+
+def believed(data: Any, head: Any) -> Any:
+    return head.metadata["notes.checksum.head"]
+
+
+def any_count(data: Any, key: str, *_: object, **__: object) -> Any:
+    return data.get(key)
+
+
+# A kind; what is planted; cases of which none is bad before; cases of which one is wrong then.
+UNCHECKED = (container, "_check", nothing)
+SIMPLE: dict[str, tuple[Callable[[], Kind], list[tuple[Any, str, Any]], range, range]] = {
+    "a checksum": (lambda: containers.Containers(1), [UNCHECKED], range(100), range(300)),
+    "that of a head": (lambda: containers.Containers(1), [(container, "_head_sum", believed)], range(9), range(300)),
+    "rows that are placed": (
+        lambda: splices.Splices(1),
+        [(splices, "open_stored", splices.open_segment), UNCHECKED],
+        *(range(40), range(300)),
+    ),
+    "ranges of a ledger": (lambda: Ledgers(1), [(state, "ids_of", list)], range(300), range(2000)),
+    "a bar that no row exceeds": (
+        lambda: forgeries.Forgeries(1, ("notes-tiny",)),
+        [(check_rows, "TOLERANCE", 10.0)],
+        *(range(6, 14), range(forgeries.INTACT, 14)),
+    ),
+    "rows of an archive": (lambda: archives.Archives(1), [(archive, "_check_rows", nothing)], range(40), range(300)),
+    "counts": (lambda: profiles.HostileProfiles(1), [(kept, "_count", any_count)], range(200), range(500)),
+    "places of fields": (lambda: documents.Documents(1), [(skill, "find_fields", shifted)], range(9), range(100)),
+    "texts that a template loses": (  # each 25th case takes seconds
+        lambda: templates.Templates(1),
+        [(template.ChatTemplate, "cut_text", cut_nowhere)],
+        *(range(1, 25), range(1, 25)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SIMPLE)
+def test_what_is_not_checked_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, planted, sound, cases = SIMPLE[what]
+    judge = make()
+    assert outcomes(judge, sound) <= {ACCEPTED, REFUSED}
+    for fault in planted:
+        monkeypatch.setattr(*fault)
+    assert "wrong" in outcomes(judge, cases, "wrong")
 
 
 def test_folders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,43 +220,6 @@ def test_folders(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "wrong" in outcomes(judge, 300, "wrong")
     monkeypatch.setattr(folder, "read_ledger", lambda data, head=None: ledger.read_ledger(data))
     assert "wrong" in outcomes(judge, 300, "wrong")
-
-
-def test_archives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that nobody looks into."""
-    judge = archives.Archives(1)
-    assert not outcomes(judge, 40).intersection(BAD)
-    monkeypatch.setattr(archive, "_check_rows", lambda *_: None)
-    assert "wrong" in outcomes(judge, 300, "wrong")
-
-
-def test_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts that may be anything."""
-    judge = profiles.HostileProfiles(1)
-    assert not outcomes(judge, 200).intersection(BAD)
-    monkeypatch.setattr(kept, "_count", lambda data, key, *_, **__: data.get(key))
-    assert "wrong" in outcomes(judge, 500, "wrong")
-
-
-def test_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields that are not where they are said to be."""
-    judge = documents.Documents(1)
-    find = skill.find_fields
-
-    def shifted(*given: Any) -> Any:
-        text, fields, warnings = find(*given)
-        return " " + text, fields, warnings
-
-    monkeypatch.setattr(skill, "find_fields", shifted)
-    assert "wrong" in outcomes(judge, 100, "wrong")
-
-
-def test_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of the user's that are lost on the way."""
-    judge = templates.Templates(1)
-    assert outcomes(judge, 25, first=1) <= {"accepted", "refused"}  # each 25th takes seconds
-    monkeypatch.setattr(template.ChatTemplate, "cut_text", lambda _, text, markers: [text] * (len(markers) + 1))
-    assert "wrong" in outcomes(judge, 25, "wrong", first=1)
 
 
 @contextlib.contextmanager

@@ -32,11 +32,7 @@ def test_the_page_shows_what_is_stored(name: str, tables: list[str]) -> None:
         ("rows", {"refused": "no such cache"}, True),
         ("operations", OPERATIONS, True),
         ("operations", {**OPERATIONS, "error": 3e-3}, False),
-        (
-            "operations",
-            {**OPERATIONS, "error": 3e-3, "decoding": 1e-3},
-            True,
-        ),  # the model amplifies the device's rounding
+        ("operations", {**OPERATIONS, "error": 3e-3, "decoding": 1e-3}, True),  # the model amplifies roundings
         ("operations", {**OPERATIONS, "decoding": 0.1}, False),  # a wrong position would not be noticed
         ("operations", {**OPERATIONS, "decoding": 0.1, "column": "q4_0 on all"}, True),
         ("operations", {**OPERATIONS, "error": 3e-3, "column": "q4_0 on all"}, False),
@@ -53,7 +49,4 @@ def test_the_page_shows_what_is_stored(name: str, tables: list[str]) -> None:
 def test_what_does_not_hold_is_reported(part: str, line: dict[str, Any], holds: bool) -> None:
     found = {**DEVICE, part: {"result": [{"model": "m", "column": "c"} | line], "seconds": 1.0}}
     assert (report.broken(found) == []) is holds
-
-
-def test_a_part_that_failed_is_reported() -> None:
     assert report.broken({"first": {"failed": "longer than 120 s", "seconds": 120.0}}) == ["first: longer than 120 s"]

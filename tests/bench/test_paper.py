@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny
 
@@ -21,8 +20,6 @@ from bench.paper.experiments import EXPERIMENTS
 from bench.paper.records import read_records
 from notes_cli.config import Paths, shipped_model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.errors import NotesError
-from notes_cli.measure.verify import cosine
 
 WORDS = ["red", "green", "blue", "black"]
 TASKS: dict[str, Any] = {
@@ -113,42 +110,6 @@ def test_mixes_of_one_text_equal_its_prefill(lab: Lab, pair: Pair) -> None:
 
 
 @pytest.mark.model
-def test_changed_tokens_are_those_of_the_value(lab: Lab, pair: Pair) -> None:
-    texts = lab.changed(pair)
-    (patch,) = texts.patches
-    assert lab.model.text(texts.old[slice(*patch.span)]) == pair.old[1]
-    assert lab.model.text(patch.tokens) == pair.new[1]
-
-
-@pytest.mark.model
-def test_a_splice_is_measured_against_a_prefill(lab: Lab) -> None:
-    """A spliced text is near a prefill of the same tokens, nearer than without the rotation, and not equal to it."""
-    text, tail = lab.text("".join(f"The lamp {number} is on. " for number in range(12))), lab.tail("Which?")
-    head, segment = lab.head("A long text before it. " * 4), lab.compile(text)
-    with lab.sequence(head, text, tail) as sequence:
-        full = sequence.logits().copy()
-    found = []
-    for rotate in (True, False):
-        with lab.spliced(head, segment, rotate=rotate) as sequence:
-            sequence.append(tail)
-            found.append(cosine(sequence.logits(), full))
-    assert 1 > found[0] > found[1]
-
-
-@pytest.mark.model
-def test_kept_prefills_are_the_same(lab: Lab) -> None:
-    tokens, tail = lab.text("The lamp is on. " * 5), lab.text("Is it?")
-    logits = []
-    for make in (lab.sequence, lab.prefilled, lab.prefilled):
-        with make(tokens) as sequence:
-            sequence.flush()
-            sequence.append(tail)
-            logits.append(sequence.logits().copy())
-    assert np.array_equal(logits[1], logits[2])
-    assert cosine(logits[0], logits[1]) > 0.9999
-
-
-@pytest.mark.model
 def test_it_runs_on_another_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All experiments, on a random model and tasks of ours; a second run computes nothing, and one that was killed
     while it wrote only its last task."""
@@ -190,42 +151,6 @@ def test_the_model_that_ships_shows_the_mechanism(tmp_path: Path) -> None:
         assert abs(rows[f"{name}.changed"][0]) < 0.1
         assert abs(rows[f"{name}.after"][0] - 1) < 0.1
     assert rows["mechanism.injected"][0] > 0.9
-
-
-@pytest.mark.model
-def test_recurrent_models_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny.write_model(tmp_path / "state.gguf", "lfm2")
-    given = ["--model", str(model), "--tasks", str(tasks_file(tmp_path)), "--out", str(tmp_path / "out")]
-    assert command.main([*given, "--n-ctx", "2048"]) == 1
-    assert "keeps a state" in capsys.readouterr().err
-
-
-def test_a_clone_is_read_and_not_run(tmp_path: Path) -> None:
-    """The values of his names, from modules that would fail if they were run."""
-    door = ", ".join(f"{key}={value!r}" for key, value in TASKS["gated"]["tasks"]["door"].items())
-    sources = {
-        "esys/diverse_tasks.py": f"TASKS = {{'door': dict({door})}}",
-        "esys/compose_edit.py": f"INSTANCES = {TASKS['compose_edit']['INSTANCES']!r}",
-        "esys/editkv_agent_rigorous.py": "\n".join(f"{name} = {value!r}" for name, value in TASKS["agent"].items()),
-        "esys/composable_facts.py": (
-            f"CO = {WORDS!r}\nCITY = CO\nNAME = CO\nDRUG = CO\n"
-            "NUM = [str(x) for x in [12, 18, 24]]\n"
-            "DOMAINS = [('The lamp costs {n0}, the rug {n1}.', [('lamp', NUM, 'What does the lamp cost?')])]"
-        ),
-        "mem/data.py": f"CATALOG = {TASKS['memory']['CATALOG']!r}\nACTIONS = ['write a letter']",
-    }
-    for name, source in sources.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"import nothing_like_it\n{source}\n", encoding="utf-8")
-    assert made.load(tmp_path) == TASKS
-    (tmp_path / "mem" / "data.py").write_text("CATALOG = open('x')\nACTIONS = []\n", encoding="utf-8")
-    with pytest.raises(NotesError, match="has not the author's tasks"):
-        made.load(tmp_path)
-
-
-def test_tasks_that_lack_something_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotesError, match="it lacks agent"):
-        made.load(tasks_file(tmp_path, {**TASKS, "agent": {"DOMAINS": []}}))
 
 
 def test_records_are_read_by_model(tmp_path: Path) -> None:

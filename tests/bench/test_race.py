@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from bench.processes import watched
-from bench.race import __main__ as race
 from bench.race import report
-from bench.race.peers import PEERS, Run
-from bench.race.workloads import FIRST, Work, works
+from bench.race.peers import Run
+from bench.race.workloads import FIRST, works
 
 RUN = Run(0.5, 1.0, 0.8, 1_000_000, True)
 WORKS = {work.name: work for work in works()}
-ASK = PEERS[0]
 
 
 def test_what_is_new_in_each_workload() -> None:
@@ -45,30 +38,6 @@ def test_each_question_has_its_answer_in_its_texts() -> None:
             assert prompt.question.right(prompt.message) and prompt.question.ask in prompt.rendered
 
 
-def _peer(runs: list[Run]) -> race.Peer:
-    def run(work: Work) -> Iterator[Run]:
-        yield from runs
-
-    return replace(ASK, run=run)
-
-
-def test_a_long_cell_is_cut_short() -> None:
-    """No prompt is begun after its time; where the sum is the figure, all are asked."""
-    peer = _peer([RUN] * 3)
-    assert len(race.measure(race.Cell(WORKS["moved"], peer))) == 3
-    peer = replace(peer, cap=-1.0)
-    assert len(race.measure(race.Cell(WORKS["moved"], peer))) == 1
-    assert len(race.measure(race.Cell(WORKS["turns"], peer))) == 3
-
-
-def test_answers_are_kept(tmp_path: Path) -> None:
-    path = tmp_path / "race.json"
-    assert report.load(path) == {}
-    found = {"moved/ask": [RUN, replace(RUN, first=0.123, right=False)], "date/ask": [RUN]}
-    report.keep(found, path)
-    assert report.load(path) == found
-
-
 def test_tables_have_medians_sums_and_right_answers(tmp_path: Path) -> None:
     """The tables replace the text between the marks; the rest of the page stays; writing twice changes nothing."""
     page = tmp_path / "race.md"
@@ -86,15 +55,3 @@ def test_tables_have_medians_sums_and_right_answers(tmp_path: Path) -> None:
     assert "| `notes serve` (running) |  |  |  |  |  |  |  |  | 28 of 28 |  |\n" in text
     report.write(tmp_path, found)
     assert page.read_text() == text
-
-
-def test_a_process_is_watched(tmp_path: Path) -> None:
-    """First byte, end, memory and processor time are those of the process; a failure shows its stderr."""
-    code = "import time; print('a', flush=True); time.sleep(0.3); x = bytearray(50 << 20); print('b')"
-    ended = watched([sys.executable, "-c", code], tmp_path / "log")
-    assert ended.out == "a\nb\n" and ended.first + 0.25 < ended.whole and ended.memory > 50 << 20
-    assert 0 < ended.processor < ended.whole + 1
-    with pytest.raises(SystemExit, match="status 3\nno such thing"):
-        watched(
-            [sys.executable, "-c", "import sys; print('no such thing', file=sys.stderr); sys.exit(3)"], tmp_path / "log"
-        )

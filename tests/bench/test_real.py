@@ -11,7 +11,7 @@ import pytest
 from bench.real import report, seams
 from bench.real.measure import Corrected, Fidelity, interval
 from bench.real.run import Outcome, answers
-from bench.real.tasks import SKILLS, Correction, Question, Tasks, contains, load_facts, load_tasks
+from bench.real.tasks import SKILLS, Correction, Question, Tasks, contains, load_tasks
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.workspace import Workspace
@@ -27,7 +27,6 @@ def test_the_pages_show_what_was_measured(path: Path) -> None:
 
 
 def test_the_readme_has_the_tables() -> None:
-    """Of one model, with none missing."""
     readme = (report.ROOT / "README.md").read_text(encoding="utf-8")
     assert all(f"<!-- real: {name} -->\n| " in readme for name in ("speed", "fidelity", "corrections"))
     assert readme.count("\n") <= 180
@@ -103,18 +102,6 @@ def test_the_interval_of_a_share() -> None:
     """Wilson's, as tables of it have it."""
     assert [round(one, 3) for one in interval(9, 10)] == [0.596, 0.982]
     assert interval(0, 0) == (0.0, 1.0)
-
-
-def test_facts_are_drawn_as_the_author_draws_them(tmp_path: Path) -> None:
-    """The answer of each is in its passage, and the same seed gives the same ones."""
-    (tmp_path / "tasks.json").write_text(
-        '{"facts": {"CO": ["Nim", "Ver"], "CITY": ["Oslo", "Lima"], "NAME": ["Khan"], "DRUG": ["zinc"],'
-        ' "NUM": ["12", "18"], "DOMAINS": [["Led by {name} of {co} in {city}, with {n0}.",'
-        ' [["city", ["Oslo", "Lima"], "Where?"], ["number", ["12", "18"], "How many?"]]]]}}'
-    )
-    facts = load_facts(tmp_path / "tasks.json", 6)
-    assert facts == load_facts(tmp_path / "tasks.json", 6) and len({one.passage for one in facts}) > 1
-    assert all(one.question.right(one.passage) for one in facts)
 
 
 def test_answers_from_a_shared_stem_are_those_of_each_prompt(workspace: Workspace, skill: Skill) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
 from itertools import pairwise
@@ -14,18 +12,11 @@ from statistics import mean
 
 import pytest
 
-from bench.random_model import Shape, random_model
 from bench.serving import phases as module
 from bench.serving import report
-from bench.serving.load import Seen, Wait, arrivals, figures, offer, percentile, times
-from bench.serving.phases import RACES, RATES, SYSTEMS, Phase, load, measured, phases
+from bench.serving.load import Seen, Wait, arrivals, figures, percentile, times
+from bench.serving.phases import RACES, SYSTEMS, Phase, load, measured
 from bench.serving.texts import FIRST, SYSTEM, WAYS, body, policy, questions
-from notes_cli.config import shipped_model
-from notes_cli.engine.context import Context
-from notes_cli.engine.model import Model
-from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.sampler import Sampler, SamplerOptions
-from notes_cli.engine.sequence import KVSequence
 from notes_cli.text.skill import parse_skill
 
 RACE = RACES["shipped"]
@@ -100,54 +91,6 @@ def test_a_first_token_is_a_word() -> None:
     assert "no" in seen.failed
 
 
-async def _serve(reply: Callable[[bytes], tuple[float, bytes]]) -> tuple[asyncio.Server, str]:
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        size = int(head.split(b"content-length: ")[1].split(b"\r\n")[0]) if b"content-length" in head else 0
-        seconds, data = reply(await reader.readexactly(size))
-        await asyncio.sleep(seconds)
-        writer.write(data)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-def test_clients_tell_answers_from_failures_and_from_what_took_too_long() -> None:
-    """Each arrives at its time whatever the others wait for; who is given up waited for what was left of the time."""
-    chunk = json.dumps({"choices": [{"delta": {"content": "yes"}}]})
-    good = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {chunk}\n\ndata: [DONE]\n\n".encode()
-    torn = good.removesuffix(b"data: [DONE]\n\n")
-    replies = {"good": (0.1, good), "slow": (9.0, good), "torn": (0.0, torn), "busy": (0.0, b"HTTP/1.1 429 No\r\n\r\n")}
-    asked = list(replies)
-    replies["healthy"] = 0.0, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-
-    async def run() -> list[Seen]:
-        server, url = await _serve(lambda sent: replies[json.loads(sent or b'{"is": "healthy"}')["is"]])
-        async with server:
-            return await offer(url, [(0.2 * number, {"is": name}) for number, name in enumerate(asked)], 1.0)
-
-    good_one, slow, torn_one, busy = asyncio.run(run())
-    assert good_one.first and good_one.done and 0.1 <= good_one.waited < 0.6 and good_one.text == "yes"
-    assert slow.cut and slow.waited == pytest.approx(0.8, abs=0.2)
-    assert "ended early" in torn_one.failed and "429" in busy.failed
-
-
-def test_a_server_that_was_stopped_meanwhile_is_no_slow_server() -> None:
-    """Whatever was measured then is thrown away, with a word on why."""
-    healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
-
-    async def run() -> None:
-        server, url = await _serve(lambda sent: (9.0 if sent else 0.2, healthy))
-        async with server:
-            await offer(url, [(0.0, {})], 5.0)
-
-    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit, match="nothing moved"):
-        patched.setattr("bench.serving.load.STILL", 0.1)
-        asyncio.run(run())
-
-
 def test_all_systems_are_asked_the_same() -> None:
     """The date is the only difference of an edited policy, near its beginning; the prompt that is not edited begins
     with the very policy; every request has a day of its own."""
@@ -163,30 +106,6 @@ def test_all_systems_are_asked_the_same() -> None:
     assert said["messages"][0]["content"].startswith(f"{SYSTEM}\n\n{first}\n\nCorrection: the date is now 2026-06-10.")
     assert erratum["notes"]["errata"] == {"date": "2026-06-10"}
     assert all(one["messages"][1]["content"] == asked[39].question for one in (erratum, edited, said))
-
-
-def test_prompts_fit_into_the_context_of_the_model_that_ships() -> None:
-    """The policy, a correction, the longest question and an answer."""
-    with Model(shipped_model()) as model:
-        longest = max((body(one, "said", 8)["messages"] for one in questions(148, 7)), key=lambda one: len(str(one)))
-        text = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in longest)
-        assert 3900 < len(model.tokenize(text, special=True)) + RACE.tokens + 8 < 4096
-
-
-def test_a_random_model_may_have_the_words_of_another(tmp_path: Path) -> None:
-    """Texts have the tokens that they have there, and what it writes has the tokens that it wrote: peers are asked by
-    text."""
-    small = Shape(layers=1, width=64, heads=2, kv_heads=1, head=32, feed_forward=64)
-    path = random_model(tmp_path / "random.gguf", small, tokenizer=shipped_model())
-    with Model(path) as model, Model(shipped_model()) as other:
-        text = policy()
-        assert model.tokenize(text).tolist() == other.tokenize(text).tolist()
-        assert model.chat_template == other.chat_template
-        with Context(model, ContextOptions(n_ctx=64, n_threads=1)) as context, KVSequence(context) as seq:
-            seq.append(model.tokenize("<|im_start|>assistant\n", special=True))
-            said = list(seq.generate(Sampler(SamplerOptions()), 16))
-        again = b"".join(map(model.token_bytes, said)).decode()
-        assert len(said) == 16 and model.tokenize(again).tolist() == said
 
 
 @pytest.fixture
@@ -211,16 +130,6 @@ def test_phases_of_other_settings_are_not_reported_together(pieces: Path) -> Non
     unit.path.write_text(json.dumps(kept))
     assert {phase.rate for phase in measured()} == {None}
     assert load(Phase(RACE, SYSTEMS["ours"], 2)) is None and load(Phase(RACE, SYSTEMS["ours"], 16)) is None
-
-
-def test_phases_are_named() -> None:
-    """By a model, a system of it, or one load; no other name is taken; the one that scales the others is first."""
-    assert len(phases([])) == 2 * len(SYSTEMS) * len(RATES)
-    assert {one.race.name for one in phases(["shipped"])} == {"shipped"} and len(phases(["random/ours"])) == len(RATES)
-    assert [one.name for one in phases(["random/ours/all"])] == ["random/ours/all"]
-    assert phases([])[0].name == "random/unedited/all"
-    with pytest.raises(SystemExit, match="no phase shippe"):
-        phases(["shippe"])
 
 
 def test_the_report_is_put_between_its_marks(pieces: Path, tmp_path: Path) -> None:

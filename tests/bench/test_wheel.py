@@ -43,7 +43,6 @@ def test_what_does_not_belong_there_is_named(name: str) -> None:
 
 
 def test_without_a_compiler_means_that_none_can_be_found(tmp_path: Path) -> None:
-    """The check of an installation does not begin where one is on the path."""
     assert wheel.bare(tmp_path)["PATH"] == str(tmp_path)
     shutil.copy("/bin/sh", tmp_path / "cmake")
     with pytest.raises(AssertionError, match="cmake can be found"):

@@ -27,23 +27,26 @@ EACH = 7  # every so-manieth allocation: there are some hundreds
 def main(what: str, path: str, shim: str) -> int:
     malloc = ctypes.CDLL(shim)
     malloc.arm.argtypes, malloc.disarm.restype = [ctypes.c_long], ctypes.c_long
+    sizes = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "n_threads": 1}
     options = ContextOptions(
-        n_ctx=512,
-        n_batch=64,
-        n_ubatch=64,
-        n_threads=1,
+        **sizes,
         type_k="f32",
         type_v="f32",
         flash_attention="off",
-        swa_full=what != "window",
+        swa_full=what != "window",  # type: ignore[arg-type]
     )
     model = Model(Path(path))
+
+    def begun() -> Context:
+        context = Context(model, options)
+        if what != "restore":
+            context.append({0: TEXT})
+        return context
+
     with Context(model, options) as other:
         other.append({0: SKILL})
         rows = other.read(0, 0, len(SKILL), base=0, dtype="f32")
-    context = Context(model, options)
-    if what != "restore":
-        context.append({0: TEXT})
+    context = begun()
     length = context.length(0)
 
     def act(context: Context) -> None:
@@ -53,19 +56,14 @@ def main(what: str, path: str, shim: str) -> int:
             context.splice(0, length, SKILL, rows, 0)
 
     def looked_at(context: Context) -> np.ndarray:
-        """Decode a few tokens and return their logits."""
         context.append({0: TEXT[:5]})
         return context.logits()
 
-    with Context(model, options) as fresh:
-        if length:
-            fresh.append({0: TEXT})
+    with begun() as fresh:
         untouched = length, looked_at(fresh)
         fresh.clear()
         empty = 0, looked_at(fresh)
-        fresh.clear()
-        if length:
-            fresh.append({0: TEXT})
+    with begun() as fresh:
         act(fresh)
         done = fresh.length(0), looked_at(fresh)
 

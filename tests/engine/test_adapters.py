@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from tiny import finish
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
@@ -23,20 +24,16 @@ from notes_cli.text.skill import Skill
 TOKENS = np.arange(20, 40, dtype=np.int32)
 
 
-def write_lora(path: Path, arch: str = "llama", embd: int = 64, out: int = 32) -> Path:
-    """An adapter of rank 2 that changes the keys of the first layer."""
+def write_lora(path: Path) -> Path:
+    """An adapter of rank 2 that changes the keys of the first layer of a tiny llama."""
     random = np.random.default_rng(5)
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 2.0)
-    writer.add_tensor("blk.0.attn_k.weight.lora_a", random.standard_normal((2, embd)).astype(np.float32))
-    writer.add_tensor("blk.0.attn_k.weight.lora_b", random.standard_normal((out, 2)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    writer.add_tensor("blk.0.attn_k.weight.lora_a", random.standard_normal((2, 64)).astype(np.float32))
+    writer.add_tensor("blk.0.attn_k.weight.lora_b", random.standard_normal((32, 2)).astype(np.float32))
+    return finish(writer, path)
 
 
 def apply_lora(context: Context, path: Path, scale: float = 0.5) -> None:
@@ -44,12 +41,6 @@ def apply_lora(context: Context, path: Path, scale: float = 0.5) -> None:
     assert adapter
     adapters = (ctypes.POINTER(ctypes.c_void_p) * 1)(ctypes.cast(adapter, ctypes.POINTER(ctypes.c_void_p)))
     llama.llama_set_adapters_lora(context.handle, adapters, 1, (ctypes.c_float * 1)(scale))
-
-
-def apply_control_vector(context: Context, first: int = 1) -> None:
-    data = np.ones(64 * 2, np.float32)
-    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-    assert llama.llama_set_adapter_cvec(context.handle, pointer, data.size, 64, first, 2) == 0
 
 
 @pytest.fixture
@@ -75,8 +66,9 @@ def test_a_lora_is_seen(context: Context, tmp_path: Path) -> None:
 
 
 def test_a_control_vector_is_seen(context: Context) -> None:
-    """Likewise; one that was switched off again changes nothing."""
-    apply_control_vector(context)
+    data = np.ones(64 * 2, np.float32)
+    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    assert llama.llama_set_adapter_cvec(context.handle, pointer, data.size, 64, 1, 2) == 0
     assert "a control vector" in (context.supports("splice") or "")
     assert "a control vector" in (context.can_move(0, 5, 8) or "")
     llama.llama_set_adapter_cvec(context.handle, None, 0, 64, 0, 0)

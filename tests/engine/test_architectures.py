@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
 from notes_cli.engine.architectures import ARCHITECTURES, ollama_evidence, skills_of
 from notes_cli.engine.context import Context
@@ -23,7 +24,6 @@ KINDS = ["llama", "qwen2", "smollm3", "gemma3", "mistral3", "lfm2", "mamba", "gp
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_head_says_what_the_context_says(make_model: MakeModel, kind: str) -> None:
-    """With the same reason."""
     path = make_model(kind)
     with Model(path) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
         splice, restore = context.supports("splice"), context.supports("restore")
@@ -63,8 +63,6 @@ def test_no_more_is_promised_than_has_been_verified() -> None:
 
 def test_an_architecture_that_there_is_not(make_model: MakeModel, tmp_path: Path) -> None:
     """And a model whose attention looks ahead, whatever its architecture."""
-    import tiny
-
     assert skills_of(Header({"general.architecture": "mllama"}, {"a": ()}, 1)).why.endswith("'mllama'")
     path = tiny.alter_model(tmp_path / "a.gguf", make_model("llama"), keys={"llama.attention.causal": False})
     assert skills_of(read_header(path)).how == "refused"
@@ -89,8 +87,6 @@ def test_signs_of_ollamas_own_form(
 ) -> None:
     """Each is found, and is why llama.cpp refuses the file, or misreads it: without the change it loads, without a
     sign."""
-    import tiny
-
     path = tiny.alter_model(tmp_path / "ollama.gguf", make_model(kind), **changes)
     assert ollama_evidence(read_header(path))
     assert "Ollama" in skills_of(read_header(path)).why and skills_of(read_header(path)).how == "refused"

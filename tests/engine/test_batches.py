@@ -64,9 +64,7 @@ def test_each_sequence_is_as_alone(physical: int) -> None:
     if not paths:
         pytest.fail(f"there are no models in {MODELS}. Run: make test")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        errors = dict(
-            zip((path.stem for path in paths), pool.map(lambda path: error(path, physical), paths), strict=True)
-        )
+        errors = dict(pool.map(lambda path: (path.stem, error(path, physical)), paths))
     wrong = {name: found for name, found in errors.items() if found is not None and found > BOUND}
     assert wrong == {}
     assert sum(found is not None for found in errors.values()) >= 100 + len(zoo_more.RECURRENT)

@@ -7,7 +7,9 @@ tokens, so that state and logits after a segment must equal those of a recompute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -70,16 +72,8 @@ def made(name: str, folder: Path, whole: bool) -> Path:
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Model]]:
     folder = tmp_path_factory.mktemp("carry")
-    models: dict[tuple[str, bool], Model] = {}
-
-    def load(name: str, whole: bool = False) -> Model:
-        if (name, whole) not in models:
-            models[name, whole] = Model(made(name, folder, whole))
-        return models[name, whole]
-
-    yield load
-    for model in models.values():
-        model.close()
+    with ExitStack() as loaded:
+        yield cache(lambda name, whole=False: loaded.enter_context(Model(made(name, folder, whole))))
     for path in folder.iterdir():
         path.unlink()
 
@@ -120,7 +114,6 @@ def compiled(
 
 
 def carry(context: Context, found: Compiled, seq_id: int = 0) -> None:
-    """Carry the segment at the end of the sequence."""
     decode(context, found.tokens[: found.seam], seq_id)
     middle = found.tokens[found.seam : len(found.tokens) - found.tail]
     first = found.base + found.seam
@@ -129,10 +122,15 @@ def carry(context: Context, found: Compiled, seq_id: int = 0) -> None:
     decode(context, found.tokens[len(found.tokens) - found.tail :], seq_id)
 
 
-def logits(context: Context, seq_id: int = 0) -> np.ndarray:
+def after_seam(found: Compiled) -> Compiled:
+    """What is left of a segment whose first tokens have been decoded."""
+    return replace(found, seam=0, tokens=found.tokens[found.seam :], base=found.base + found.seam)
+
+
+def logits(context: Context) -> np.ndarray:
     """After each token of a question."""
     question = text(context.model, 99, 6)
-    context.append({seq_id: question}, "all")
+    context.append({0: question}, "all")
     return np.stack([context.logits(index) for index in range(len(question))])
 
 
@@ -238,7 +236,7 @@ def test_keys_turn_with_their_positions(load: Callable[..., Model], name: str) -
         wanted = logits(context)
     with open_context(model) as context:
         context.decode_at(0, 40, tokens[: found.seam])
-        carry(context, replace(found, seam=0, tokens=tokens[found.seam :], base=found.seam))
+        carry(context, after_seam(found))
         assert nmse(logits(context), wanted) < 1e-8
 
 
@@ -254,10 +252,8 @@ def test_who_shares_a_state_keeps_it(load: Callable[..., Model]) -> None:
     with open_context(model, n_sequences=2, unified=True) as context:
         decode(context, text(model, 3, 9))
         with context.share(0, 9) as other:
-            middle = tokens[found.seam :]
-            rows = [one if one.part == "state" else one.cut(slice(found.base + found.seam, None)) for one in found.rows]
-            recurrent.carry(context, other.id, 9, middle, rows, found.transitions, found.base + found.seam)
-            assert context.length(other.id) == 9 + len(middle) and context.length(0) == 9
+            carry(context, after_seam(found), other.id)
+            assert context.length(other.id) == 9 + len(tokens) - found.seam and context.length(0) == 9
             assert nmse(logits(context), wanted) < BOUND
 
 
@@ -279,9 +275,7 @@ def test_what_is_no_number_is_refused_and_nothing_has_changed(load: Callable[...
         with pytest.raises(EngineError, match="NaN"):
             k = np.full_like(rows.k, np.nan)
             worse = tuple(replace(one, k=k) if one is rows else one for one in found.rows)
-            carry(
-                context, replace(found, seam=0, tokens=tokens[found.seam :], rows=worse, base=found.base + found.seam)
-            )
+            carry(context, replace(after_seam(found), rows=worse))
         assert context.length(0) == 9 + found.seam
         assert nmse(logits(context), wanted) < BOUND
 
@@ -324,7 +318,6 @@ def test_what_is_not_decoded_alone_is_not_captured(load: Callable[..., Model]) -
 
 
 def test_attention_alone_has_nothing_to_carry() -> None:
-    """A model without recurrent layers is refused by name."""
     with Model(zoo.zoo_model("llama-dense")) as model, open_context(model) as context:
         assert "no recurrent layers" in str(context.supports("carry"))
         with pytest.raises(UnsupportedError, match="no recurrent layers"), recurrent.capturing(context, 0):
@@ -332,7 +325,6 @@ def test_attention_alone_has_nothing_to_carry() -> None:
 
 
 def test_a_context_computes_as_before_once_nothing_is_captured(load: Callable[..., Model]) -> None:
-    """The graphs that capture are not used again."""
     model = load("qwen35")
     tokens = text(model, 1, 64)
     with open_context(model) as context:

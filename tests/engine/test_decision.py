@@ -64,16 +64,7 @@ def test_probabilities_are_those_of_plain_appends(context: Context, choices: lis
     assert decision.margin == pytest.approx(ranked[-1] - ranked[-2], rel=1e-2, abs=1e-4)
 
 
-def test_the_order_of_choices_does_not_matter(context: Context) -> None:
-    """Neither choice nor probabilities depend on which answer is named first."""
-    one, two = (decide(sequence(context), order) for order in (["yes", "no", "perhaps"], ["perhaps", "no", "yes"]))
-    assert one.choice == two.choice
-    for answer, probability in one.probabilities.items():
-        assert two.probabilities[answer] == pytest.approx(probability, rel=1e-4)
-
-
 def test_the_notebook_is_usable_afterwards(context: Context) -> None:
-    """Same tokens, same length, same logits; deciding again gives the same, and so does generating."""
     with Sampler(SamplerOptions()) as sampler:
         undisturbed = list(sequence(context).generate(sampler, 5))
         seq = sequence(context)
@@ -88,13 +79,11 @@ def test_the_notebook_is_usable_afterwards(context: Context) -> None:
 
 @pytest.mark.parametrize("choices", [[], ["yes"], ["yes", "yes"], ["yes", ""]])
 def test_choices_that_leave_nothing_to_decide(context: Context, choices: list[str]) -> None:
-    """Fewer than two different answers are an error that shows them."""
     with pytest.raises(NotesError, match="two or more different answers"):
         decide(sequence(context), choices)
 
 
 def test_a_choice_longer_than_the_context(context: Context) -> None:
-    """It is refused, and the sequence remains usable."""
     seq = sequence(context)
     with pytest.raises(NotesError, match="too small"):
         decide(seq, ["x" * 500, "y"])

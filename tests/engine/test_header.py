@@ -14,6 +14,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tiny
 
 from notes_cli.engine.header import BLOCKS, MAX_HEAD, read_header
 from notes_cli.engine.model import Model
@@ -47,7 +48,6 @@ def test_blocks_are_those_of_ggml() -> None:
 
 
 def test_a_file_that_was_cut_anywhere(make_model: MakeModel, tmp_path: Path) -> None:
-    """Truncated, also by the last byte: the error has the size, or says that the head ends."""
     data = make_model("llama").read_bytes()
     path = tmp_path / "cut.gguf"
     sizes = random.Random(0).sample(range(1, len(data)), 40)
@@ -61,7 +61,7 @@ def test_a_file_that_was_cut_anywhere(make_model: MakeModel, tmp_path: Path) -> 
 
 def test_a_file_that_was_damaged_anywhere(make_model: MakeModel, tmp_path: Path) -> None:
     """Any bytes in the head: facts, or a ModelError in a moment."""
-    data, choose, path = bytearray(make_model("llama").read_bytes()), random.Random(1), tmp_path / "damaged.gguf"
+    data, choose, path = make_model("llama").read_bytes(), random.Random(1), tmp_path / "damaged.gguf"
     head = data.index(b"token_embd.weight")
     for _ in range(300):
         spoiled = bytearray(data)
@@ -105,7 +105,6 @@ def test_a_hostile_head(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 def test_a_large_file_of_nothing(tmp_path: Path) -> None:
-    """A vocabulary of empty words as long as a disk is given up in a moment."""
     path = tmp_path / "long.gguf"
     path.write_bytes(value(ARRAY, struct.pack("<IQ", STRING, 2**33)))
     os.truncate(path, 2**37)  # sparse
@@ -114,7 +113,6 @@ def test_a_large_file_of_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
-    """A pipe without a writer, a folder and a missing file fail without waiting."""
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "folder.gguf").mkdir()
     for name in ("pipe.gguf", "folder.gguf", "none.gguf"):
@@ -125,8 +123,6 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 def test_a_split_model_is_read_as_one(make_model: MakeModel, tmp_path: Path) -> None:
     """Its sizes add up, and a part that is missing or cut is named; llama.cpp loads the same parts."""
-    import tiny
-
     parts = [tmp_path / f"m-{number + 1:05d}-of-00003.gguf" for number in range(3)]
     for number, part in enumerate(parts):
         tiny.alter_model(part, make_model("llama"), part=(number, 3))
@@ -145,26 +141,14 @@ def test_a_split_model_is_read_as_one(make_model: MakeModel, tmp_path: Path) -> 
 
 def test_what_is_no_language_model(make_model: MakeModel, tmp_path: Path) -> None:
     """A projector of pictures, a LoRA, a vocabulary alone."""
-    import tiny
-
     lora = tiny.alter_model(tmp_path / "lora.gguf", make_model("llama"), keys={"general.type": "adapter"})
     assert not read_header(lora).model
     writer = gguf.GGUFWriter(tmp_path / "sees.gguf", "clip")
     writer.add_tensor("v.patch_embd.weight", np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert not read_header(tmp_path / "sees.gguf").model
+    assert not read_header(tiny.finish(writer, tmp_path / "sees.gguf")).model
     writer = gguf.GGUFWriter(tmp_path / "words.gguf", "llama")
     tiny.write_tokenizer(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    assert not read_header(tmp_path / "words.gguf").model
-
-
-MakeModel = Callable[..., Path]
+    assert not read_header(tiny.finish(writer, tmp_path / "words.gguf")).model
 
 
 @pytest.fixture
@@ -177,17 +161,16 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def rewrite(path: Path) -> None:
+def rewrite(path: Path, byte: bytes = b"\x01") -> None:
     """Write another byte into the last tensor, and set the modification time back."""
     times = path.stat()
     with path.open("r+b") as file:
         file.seek(-8, os.SEEK_END)
-        file.write(b"\x01")
+        file.write(byte)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def test_a_model_that_is_replaced_after_it_was_loaded_keeps_its_identity(path: Path, make_model: MakeModel) -> None:
-    """Its rows are computed from the loaded bytes."""
     expected, other = sha256(path), make_model(seed=1)
     with Workspace(path) as workspace:
         shutil.copy(other, path.with_suffix(".new"))
@@ -216,19 +199,18 @@ def test_a_model_that_is_swapped_while_it_is_loaded(
             away.rename(path.parent)
 
     monkeypatch.setattr(llama, "llama_model_load_from_splits", swapped)
-    with Workspace(path, ContextOptions(n_ctx=256)) as workspace:
-        monkeypatch.undo()
-        assert workspace.weights == expected
-        logits = workspace.sequence()
-        logits.append([30, 31, 32])
-        with Workspace(path, ContextOptions(n_ctx=256)) as again:
-            same = again.sequence()
-            same.append([30, 31, 32])
-            assert (logits.logits() == same.logits()).all()
+    logits = []
+    for _ in range(2):  # swapped, and not
+        with Workspace(path, ContextOptions(n_ctx=256)) as workspace:
+            monkeypatch.undo()
+            assert workspace.weights == expected
+            sequence = workspace.sequence()
+            sequence.append([30, 31, 32])
+            logits.append(sequence.logits())
+    assert (logits[0] == logits[1]).all()
 
 
 def test_a_model_that_is_written_into_while_it_is_loaded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that is still being downloaded."""
     load = llama.llama_model_load_from_splits
 
     def written(*arguments: Any) -> Any:
@@ -249,9 +231,7 @@ def test_a_model_that_is_written_into_while_it_is_in_use(path: Path) -> None:
             _ = workspace.weights
     with Workspace(path) as workspace:
         before = workspace.weights
-        with path.open("r+b") as file:
-            file.seek(-8, os.SEEK_END)
-            file.write(b"\x02")
+        rewrite(path, b"\x02")
         with pytest.raises(ModelError, match="changed after it was loaded"):
             _ = workspace.identity
     with Workspace(path) as workspace:
@@ -259,19 +239,14 @@ def test_a_model_that_is_written_into_while_it_is_in_use(path: Path) -> None:
 
 
 def test_a_model_that_is_moved_or_touched_while_it_is_in_use(path: Path) -> None:
-    """It is the same model."""
     with Workspace(path) as workspace:
-        before = workspace.weights
-        path.rename(path.with_name("other.gguf"))
-        assert workspace.weights == before
-        os.utime(path.with_name("other.gguf"))
-        assert workspace.weights == before
-        path.with_name("other.gguf").unlink()
-        assert workspace.weights == before
+        before, other = workspace.weights, path.with_name("other.gguf")
+        for act in (lambda: path.rename(other), lambda: os.utime(other), other.unlink):
+            act()
+            assert workspace.weights == before
 
 
 def test_descriptors_are_closed(path: Path) -> None:
-    """Those of models that load and of those that do not."""
     broken = path.with_name("broken.gguf")
     broken.write_bytes(path.read_bytes()[:5000])
     Model(path).close()

@@ -45,24 +45,17 @@ class Told(Exception):
     """Raised by a signal handler."""
 
 
+def told(*_: Any) -> None:
+    raise Told
+
+
 @pytest.fixture
-def heard() -> Iterator[list[int]]:
-    """Handle SIGUSR1 without raising; returns the received signals."""
+def heard(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+    """Handle SIGUSR1 without raising, or by this parameter; returns the received signals."""
     came: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
-    yield came
-    signal.signal(signal.SIGUSR1, before)
-
-
-@pytest.fixture
-def raising() -> Iterator[None]:
-    """Handle SIGUSR1 by raising Told."""
-
-    def handler(*_: Any) -> None:
-        raise Told
-
+    handler = getattr(request, "param", lambda number, _: came.append(number))
     before = signal.signal(signal.SIGUSR1, handler)
-    yield
+    yield came
     signal.signal(signal.SIGUSR1, before)
 
 
@@ -103,7 +96,8 @@ def goes_on(seq: KVSequence) -> None:
     assert np.allclose(found, wanted, atol=2e-2 * np.abs(wanted).max())
 
 
-def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("heard", [told], indirect=True)
+def test_a_handler_that_raises_stops_it(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are as before the call, pending tokens stay pending, and it continues to the same logits."""
     before = seq.context.read(seq.seq_id, 0, len(TEXT), base=0)
     seq.append(LONG)
@@ -117,35 +111,26 @@ def test_a_handler_that_raises_stops_it(seq: KVSequence, raising: None, monkeypa
     goes_on(seq)
 
 
-def test_a_handler_that_does_not_raise(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call is repeated, with nothing lost and nothing twice."""
+@pytest.mark.parametrize("times", [1, 10**6])
+def test_a_handler_that_does_not_raise(
+    seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """The call is repeated. A timer faster than a batch is ignored after some signals, and the batch completes."""
     seq.append(LONG)
     with monkeypatch.context() as patch:
-        calls = in_the_middle(patch)
+        calls = in_the_middle(patch, times)
         seq.flush()
-    assert heard and len(calls) >= 1 and seq.context.length(seq.seq_id) == len(seq) == 640
-    goes_on(seq)
-
-
-def test_signals_that_keep_coming(seq: KVSequence, heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer faster than a batch: after some signals it is ignored, and the batch completes."""
-    seq.append(LONG)
-    with monkeypatch.context() as patch:
-        calls = in_the_middle(patch, times=10**6)
-        seq.flush()
-    assert 1 <= len(calls) <= 4 and seq.context.length(seq.seq_id) == len(seq)
+    assert heard and 1 <= len(calls) <= 4 and seq.context.length(seq.seq_id) == len(seq) == 640
     goes_on(seq)
 
 
 def test_what_a_handler_raises_in_a_callback_is_not_lost(seq: KVSequence, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped computation is logged, and a handler runs there first, where Python can raise nothing."""
-    hook = native._hook
+    hook, none = native._hook, {"err_msg": None, "exc_traceback": None}
 
     def stopped(name: str, arguments: tuple[Any, ...]) -> Any:
         if name == "notes_append":
-            lost = SimpleNamespace(
-                object=process._on_log, exc_value=Told(), err_msg=None, exc_type=Told, exc_traceback=None
-            )
+            lost = SimpleNamespace(object=process._on_log, exc_value=Told(), exc_type=Told, **none)
             sys.unraisablehook(lost)
             raise native.StoppedError("stopped")
         return hook(name, arguments)
@@ -208,7 +193,6 @@ def test_what_is_left_of_an_interrupt_stops_nothing(seq: KVSequence, heard: list
 
 
 def test_in_a_child(seq: KVSequence) -> None:
-    """A forked child has a pipe of its own: signals of the parent stop nothing in the child."""
     assert interrupts._pipe is not None
     child = os.fork()
     if child == 0:

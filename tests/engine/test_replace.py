@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from reference import distance, nmse, same
+from reference import distance, nmse, same, stopping
 
-from notes_cli.engine import native
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
@@ -36,23 +37,17 @@ LONGER, SHORTER = Patch(20, 22, (1, 2, 3, 4)), Patch(30, 34, (5, 6))
 @pytest.fixture(scope="module")
 def load(make_model: Callable[..., Path]) -> Iterator[Callable[..., Context]]:
     """One context for each kind of model and cache; empty when it is handed out."""
-    models: dict[str, Model] = {}
-    contexts: dict[tuple[object, ...], Context] = {}
+    with ExitStack() as opened:
+        load = cache(lambda kind: opened.enter_context(Model(make_model(kind))))
+        make = cache(lambda kind, options: opened.enter_context(Context(load(kind), options)))
 
-    def get(kind: str = "llama", type_k: str = "f16", type_v: str = "f16", flash: str = "off") -> Context:
-        models[kind] = models.get(kind) or Model(make_model(kind))
-        key = (kind, type_k, type_v, flash)
-        if key not in contexts:
-            options = ContextOptions(n_ctx=512, n_threads=1, type_k=type_k, type_v=type_v, flash_attention=flash)  # type: ignore[arg-type]
-            contexts[key] = Context(models[kind], options)
-        contexts[key].clear()
-        return contexts[key]
+        def get(kind: str = "llama", type_k: str = "f16", type_v: str = "f16", flash: Any = "off") -> Context:
+            options = ContextOptions(n_ctx=512, n_threads=1, type_k=type_k, type_v=type_v, flash_attention=flash)
+            context: Context = make(kind, options)
+            context.clear()
+            return context
 
-    yield get
-    for context in contexts.values():
-        context.close()
-    for model in models.values():
-        model.close()
+        yield get
 
 
 Load = Callable[..., Context]
@@ -97,12 +92,10 @@ def test_what_stands_behind_is_turned_to_its_new_place(load: Load, kind: str, kv
     assert same(read(context, 0, patch.first), head)
     moved, own = read(context, now, len(seq)), read(context, patch.first, now)
 
-    context.clear()
-    context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last)
-    assert same(moved, read(context, now, len(seq)))
-    context.clear()
-    context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=False)
-    assert not same(moved, read(context, now, len(seq)))  # the control: not turned
+    for rotate in (True, False):  # the control: not turned
+        context.clear()
+        context.splice(0, now, np.array(TEXT[patch.last :], np.int32), tail, patch.last, rotate=rotate)
+        assert same(moved, read(context, now, len(seq))) is rotate
     context.clear()
     written(context, seq.tokens[:now].tolist())  # new tokens attend to the rows before them
     assert distance(own, read(context, patch.first, now)) < BOUND[kv]
@@ -207,31 +200,20 @@ def test_the_ledger_adds_up(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        [],
-        [Patch(-1, 2, (1,))],
-        [Patch(47, 49, (1,))],
-        [Patch(48, 49, (1,))],
-        [Patch(5, 5, (1,))],
-        [Patch(6, 5, (1,))],
-        [Patch(9, 10, (1,)), Patch(8, 9, (2,))],
-        [Patch(8, 10, (1,)), Patch(9, 11, (2,))],
-    ],
+    "spans", [[], [(-1, 2)], [(47, 49)], [(48, 49)], [(5, 5)], [(6, 5)], [(9, 10), (8, 9)], [(8, 10), (9, 11)]], ids=str
 )
 @pytest.mark.parametrize("dry", [False, True])
-def test_changes_that_are_none(load: Load, changes: list[Patch], dry: bool) -> None:
+def test_changes_that_are_none(load: Load, spans: list[tuple[int, int]], dry: bool) -> None:
     """None, outside of the sequence, of nothing, out of order, over each other: refused, and nothing changed."""
     seq = KVSequence(load(), dry=dry)
     seq.append(TEXT)
     seq.flush()
     with pytest.raises(EngineError, match="must ascend inside of the sequence, which has 48 tokens"):
-        seq.replace(changes)
+        seq.replace([Patch(*span, (1,)) for span in spans])
     assert seq.tokens.tolist() == TEXT and [piece.tokens for piece in seq.pieces] == [48]
 
 
 def test_no_room_for_a_longer_value(load: Load) -> None:
-    """Refused before anything is moved, with a sufficient size."""
     seq = written(load(), [*TEXT, *[9] * 463])
     rows = read(seq.context, 0, 511)
     with refused(EngineError, r"do not fit 512\. Give it -c 1024"):
@@ -264,13 +246,8 @@ CHANGES = {
 def test_an_aborted_change(load: Load, changes: list[Patch]) -> None:
     """The abort callback: as it was, or back at the first change; either way rows and tokens agree."""
     seq = written(load())
-    stop = native.llama.ggml_abort_callback(lambda _: True)
-    native.llama.llama_set_abort_callback(seq.context.handle, stop, None)
-    try:
-        with pytest.raises(EngineError, match="the computation was stopped"):
-            seq.replace(changes)
-    finally:
-        native.llama.llama_set_abort_callback(seq.context.handle, type(stop)(), None)
+    with stopping(seq.context), pytest.raises(EngineError, match="the computation was stopped"):
+        seq.replace(changes)
     kept = 48 if changes == CHANGES["in place"] else changes[0].first
     assert seq.tokens.tolist() == TEXT[:kept] and seq.context.length(0) == kept
     assert goes_on_right(seq, "f16")
@@ -315,11 +292,3 @@ def test_a_failed_move(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
             seq.replace([LONGER])
     assert seq.tokens.tolist() == TEXT[:20]
     assert goes_on_right(seq, "f16")
-
-
-def test_changed_behind_its_back(load: Load) -> None:
-    """A sequence that other code has changed is refused."""
-    seq = written(load())
-    seq.context.truncate(0, 30)
-    with pytest.raises(EngineError, match="changed by other code"):
-        seq.replace([Patch(3, 4, (1,))])

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import LoadZoo
+from zoo import zoo_model
 
 import notes_cli.runtime.contexts as work
 from notes_cli.engine import native
@@ -30,39 +30,31 @@ MakeModel = Callable[..., Path]
 Read = Callable[..., tuple[LayerRows, ...]]
 
 
-def measured(model: Path | Model, n_ctx: int = 1024, **options: Any) -> RotationCheck | None:
-    loaded = model if isinstance(model, Model) else Model(model)
-    try:
-        with Context(loaded, ContextOptions(n_ctx=n_ctx, n_threads=1, **options)) as context:
-            turned = measure_rotation(context, 0)
-            assert context.length(0) == 0
-            return turned
-    finally:
-        if not isinstance(model, Model):
-            loaded.close()
+def measured(path: Path, n_ctx: int = 1024, **options: Any) -> RotationCheck | None:
+    with Model(path) as model, Context(model, ContextOptions(n_ctx=n_ctx, n_threads=1, **options)) as context:
+        turned = measure_rotation(context, 0)
+        assert context.length(0) == 0
+        return turned
 
 
-@pytest.mark.parametrize(
-    "kind", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "phi3", "gemma3", "mistral3"]
-)
-def test_what_is_right_is_found_right(make_model: MakeModel, kind: str) -> None:
-    """Norms and biases on K, layers without rotation, windows with a base of their own, stretches."""
-    turned = measured(make_model(kind, name="tiny"))  # llama.cpp knows "phi3" in a name
-    assert turned and turned.right and turned.distance == (128 if kind == "mistral3" else 512)
+RIGHT: list[tuple[dict[str, Any], int, int]] = [  # a model, the size of its context, how far it is moved
+    # Norms and biases on K, layers without rotation, windows with a base of their own, stretches.
+    *(({"kind": kind}, 1024, 512) for kind in ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "phi3")),
+    *(({"kind": kind}, 1024, distance) for kind, distance in (("gemma3", 512), ("mistral3", 128))),
+    # Scaled, also by a magnitude, and by factors that go by the size of the context (LongRoPE).
+    *(({"scaling": kind}, 8192, 4096) for kind in ("yarn", "linear")),
+    ({"kind": "phi3"}, 8192, 4096),
+    # ALiBi, MLA, M-RoPE, chunks of positions, YaRN in every layer.
+    *(({"zoo": f"{name}-dense"}, 1024, 0) for name in ("bloom", "qwen2vl")),
+    *(({"zoo": f"{name}-moe"}, 1024, 0) for name in ("deepseek2", "llama4", "gpt-oss")),
+]
 
 
-@pytest.mark.parametrize("name", ["bloom-dense", "deepseek2-moe", "qwen2vl-dense", "llama4-moe", "gpt-oss-moe"])
-def test_other_ways_to_hold_positions(load_zoo: LoadZoo, name: str) -> None:
-    """ALiBi, MLA, M-RoPE, chunks of positions, YaRN in every layer: right."""
-    turned = measured(load_zoo(name))
-    assert turned and turned.right
-
-
-@pytest.mark.parametrize("options", [{"scaling": "yarn"}, {"scaling": "linear"}, {"kind": "phi3", "name": "long"}])
-def test_scaled_rotations(make_model: MakeModel, options: dict[str, str]) -> None:
-    """Also by a magnitude, and by factors that go by the size of the context (LongRoPE)."""
-    turned = measured(make_model(**options), n_ctx=8192)
-    assert turned and turned.right and turned.distance == 4096
+@pytest.mark.parametrize(("model", "n_ctx", "distance"), RIGHT, ids=str)
+def test_what_is_right_is_found_right(make_model: MakeModel, model: dict[str, Any], n_ctx: int, distance: int) -> None:
+    # llama.cpp knows "phi3" in a name
+    turned = measured(zoo_model(model["zoo"]) if "zoo" in model else make_model(name="tiny", **model), n_ctx)
+    assert turned and turned.right and turned.distance == (distance or turned.distance)
 
 
 def test_small_windows_and_small_contexts(make_model: MakeModel) -> None:
@@ -71,6 +63,7 @@ def test_small_windows_and_small_contexts(make_model: MakeModel) -> None:
     assert turned and turned.right
     turned = measured(make_model(), n_ctx=16)
     assert turned and turned.right and turned.distance >= 8
+    assert not RotationCheck(512, 0, float("nan"), 1e-5).right
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba", "gpt2", "llama-embed"])
@@ -118,15 +111,10 @@ def wrong(read: Read, what: str, layer_of: int | None = None) -> Read:
 def test_a_wrong_turn_is_caught(
     make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, what: str, layer: int | None
 ) -> None:
-    """In all layers or in one, and the layer is named."""
     monkeypatch.setattr(Context, "read", wrong(Context.read, what, layer))
     turned = measured(make_model())
     assert turned and not turned.right
     assert layer is None or turned.layer == layer
-
-
-def test_nan_is_not_right() -> None:
-    assert not RotationCheck(512, 0, float("nan"), 1e-5).right
 
 
 @pytest.fixture
@@ -176,7 +164,6 @@ def test_the_measurement_is_remembered(
 def test_a_failure_is_remembered_and_holds_for_segments_from_before(
     workspace: Workspace, skill: Skill, make_workspace: Callable[..., Workspace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A segment that was compiled to be moved is not moved any more."""
     segment = compile_skill(workspace, skill)
     (workspace.paths.models / "turns.json").unlink()
     with monkeypatch.context() as patched:

@@ -32,15 +32,6 @@ def test_the_likeliest_is_what_the_chain_takes() -> None:
             assert plain.next(logits) == chain.next(logits)
 
 
-def test_a_penalty_turns_away_from_what_was_said() -> None:
-    """The second time the other one is taken; without the penalty it is not."""
-    logits = np.zeros(100, np.float32)
-    logits[[7, 8]] = 2.0, 1.9
-    for penalty, second in ((1.2, 8), (1.0, 7)):
-        with Sampler(SamplerOptions(repeat_penalty=penalty)) as sampler:
-            assert [sampler.next(logits), sampler.next(logits)] == [7, second]
-
-
 VALIDATOR = jsonschema.Draft202012Validator
 
 
@@ -158,10 +149,8 @@ def test_bytes_that_are_no_text(make_model: MakeModel) -> None:
         constraint, logits = Constraint(model, gbnf_grammar("root ::= [a-z]* [^a-z]*")), np.zeros(model.n_vocab)
         assert token[b"\xc1"] not in constraint.allowed(logits)
         constraint.accept(token[b"\xc3"])
-        allowed = constraint.allowed(logits)
-        assert (
-            token[b"\xa9"] in allowed and token[b"a"] not in allowed and not {*model.end_tokens} & {*allowed.tolist()}
-        )
+        allowed = {*constraint.allowed(logits).tolist()}
+        assert token[b"\xa9"] in allowed and not allowed & {token[b"a"], *model.end_tokens}
         constraint.accept(token[b"\xa9"])
         assert {*model.end_tokens} <= {*constraint.allowed(logits).tolist()}
 
@@ -188,9 +177,7 @@ def test_too_many_ways_to_read_a_text(model: Model, text: str, monkeypatch: pyte
     monkeypatch.setattr(guidance, "LIMITS", {**guidance.LIMITS, "max_items_in_row": 100, "step_max_items": 2000})
     constraint, logits = Constraint(model, gbnf_grammar(text)), np.zeros(model.n_vocab)
     token = int(model.tokenize("a")[0])
-    with pytest.raises(
-        GrammarError, match=r"the grammar cannot be used: .*[Tt]oo many items|row has .* items"
-    ) as caught:
+    with pytest.raises(GrammarError, match=r"cannot be used: .*[Tt]oo many items|row has .* items") as caught:
         for _ in range(200):
             assert token in constraint.allowed(logits)
             constraint.accept(token)
@@ -233,23 +220,17 @@ def test_grammars_of_llama_cpp(model: Model, name: str) -> None:
     ],
 )
 def test_gbnf(model: Model, grammar: str, valid: list[str], invalid: list[str]) -> None:
-    """The texts of a grammar, all of them and no others."""
     made = gbnf_grammar(grammar)
     assert [text for text in valid if not fits(model, made, text)] == []
     assert [text for text in invalid if fits(model, made, text)] == []
 
 
 def test_calls(model: Model) -> None:
-    """One of the tools by its name, with its arguments."""
     numbers = {"$defs": {"N": {"type": "integer"}}, "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
     grammar = calls_grammar({"add": numbers, "now": {}, "say": {"properties": {"text": {"type": "string"}}}})
     assert fits(model, grammar, '{"name": "add", "arguments": {"n": 3}}')
     assert fits(model, grammar, '{"name": "now", "arguments": {}}')
-    for wrong in (
-        '{"name": "add", "arguments": {}}',
-        '{"name": "no", "arguments": {}}',
-        '{"name": "now", "arguments": {"n": 3}}',
-    ):
-        assert not fits(model, grammar, wrong)
+    for name, arguments in (("add", "{}"), ("no", "{}"), ("now", '{"n": 3}')):
+        assert not fits(model, grammar, f'{{"name": "{name}", "arguments": {arguments}}}')
     names = {json.loads(written(model, grammar, seed))["name"] for seed in range(12)}
     assert names == {"add", "now", "say"}

@@ -15,7 +15,6 @@ from notes_cli.engine.native import llama
 from notes_cli.engine.sampler import RANGES, Sampler, SamplerOptions
 from notes_cli.errors import EngineError
 
-DRAWS = 4000
 OPEN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}  # excludes no token
 Probabilities = NDArray[np.float64]
 
@@ -26,18 +25,9 @@ def model() -> Iterator[Model]:
         yield opened
 
 
-def some_logits(size: int = 30) -> NDArray[np.float32]:
-    return np.random.default_rng(3).normal(0, 1.5, size).astype(np.float32)
-
-
 def softmax(logits: NDArray[Any]) -> Probabilities:
     p = np.exp(logits.astype(np.float64) - logits.max())
     return p / p.sum()
-
-
-def drawn(options: SamplerOptions, logits: NDArray[np.float32], count: int = DRAWS) -> list[int]:
-    with Sampler(options) as sampler:
-        return [sampler.next(logits) for _ in range(count)]
 
 
 def agrees(tokens: list[int], expected: Probabilities) -> bool:
@@ -63,69 +53,55 @@ def top_n_sigma(logits: NDArray[np.float32], n: float) -> Probabilities:
     return kept(softmax(logits), logits >= logits.max() - n * logits.std())
 
 
-def xtc(logits: NDArray[np.float32], threshold: float, chance: float) -> Probabilities:
-    p = softmax(logits)
-    last = p[p >= threshold].min()
-    return (1 - chance) * p + chance * kept(p, p <= last)
+LOGITS = np.random.default_rng(3).normal(0, 1.5, 30).astype(np.float32)
 
 
-def dynatemp(logits: NDArray[np.float32], temperature: float, reach: float, exponent: float) -> Probabilities:
-    p = softmax(logits)
-    entropy = -(p * np.log(p)).sum() / np.log(len(p))
-    low, high = max(0, temperature - reach), temperature + reach
-    return softmax(logits / (low + (high - low) * entropy**exponent))
-
-
-LOGITS = some_logits()
-DEFINED = [
-    ({"typical_p": 0.5}, typical(LOGITS, 0.5)),
-    ({"typical_p": 0.9}, typical(LOGITS, 0.9)),
-    ({"top_n_sigma": 1.0}, top_n_sigma(LOGITS, 1.0)),
-    ({"top_n_sigma": 2.0}, top_n_sigma(LOGITS, 2.0)),
-    ({"xtc_probability": 1.0, "xtc_threshold": 0.06}, xtc(LOGITS, 0.06, 1.0)),
-    ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, xtc(LOGITS, 0.05, 0.5)),
-    ({"dynatemp_range": 0.8}, dynatemp(LOGITS, 1.0, 0.8, 1.0)),
-    ({"dynatemp_range": 2.0, "dynatemp_exponent": 3.0}, dynatemp(LOGITS, 1.0, 2.0, 3.0)),
+TEMPERATURE, DRAW = ("temp", 1.0), ("dist", 5)
+CHAINS: list[tuple[dict[str, Any], list[tuple[Any, ...]]]] = [  # samplers of llama.cpp by name, with their arguments
+    ({"top_k": 3}, [("top_k", 3), TEMPERATURE, DRAW]),
+    ({"top_p": 0.5}, [("top_p", 0.5, 1), TEMPERATURE, DRAW]),
+    ({"min_p": 0.3}, [("min_p", 0.3, 1), TEMPERATURE, DRAW]),
+    ({"typical_p": 0.5}, [("typical", 0.5, 1), TEMPERATURE, DRAW]),
+    ({"top_n_sigma": 1.0}, [("top_n_sigma", 1.0), TEMPERATURE, DRAW]),
+    ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, [("xtc", 0.5, 0.05, 1, 5), TEMPERATURE, DRAW]),
+    ({"dynatemp_range": 0.8, "dynatemp_exponent": 3.0}, [("temp_ext", 1.0, 0.8, 3.0), DRAW]),
+    ({"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, [TEMPERATURE, ("mirostat", 30, 5, 3.0, 0.2, 100)]),
+    ({"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2}, [TEMPERATURE, ("mirostat_v2", 5, 3.0, 0.2)]),
+    (
+        {"repeat_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty": 0.2, "repeat_last_n": 50},
+        [("penalties", 30, 50, 1.5, 0.3, 0.2), TEMPERATURE, DRAW],
+    ),
+    (
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8, "seed": 9},  # the defaults
+        [("top_k", 40), ("top_p", 0.95, 1), ("min_p", 0.05, 1), ("temp", 0.8), ("dist", 9)],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("options", "expected"), DEFINED, ids=lambda value: str(value)[:50])
-def test_a_sampler_draws_by_its_definition(options: dict[str, Any], expected: Probabilities) -> None:
-    """And the distribution without it is another."""
-    tokens = drawn(SamplerOptions(**OPEN, **options), LOGITS)
-    assert agrees(tokens, expected)
-    assert agrees(drawn(SamplerOptions(**OPEN), LOGITS), softmax(LOGITS))
-    assert not agrees(tokens, softmax(LOGITS))
+@pytest.mark.parametrize(("options", "parts"), CHAINS, ids=str)
+def test_an_option_is_a_sampler_of_llama_cpp(options: dict[str, Any], parts: list[tuple[Any, ...]]) -> None:
+    """The same tokens are drawn as by a chain made by hand, and others than without the option."""
+    logits = np.random.default_rng(0).normal(0, 2, (300, 30)).astype(np.float32)
+    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+    for name, *arguments in parts:
+        llama.llama_sampler_chain_add(chain, getattr(llama, f"llama_sampler_init_{name}")(*arguments))
+    with Sampler(SamplerOptions(**{**OPEN, **options})) as sampler, Sampler(SamplerOptions(**OPEN)) as by_hand:
+        by_hand._chain = chain
+        tokens = [sampler.next(row) for row in logits]
+        assert tokens == [by_hand.next(row) for row in logits]
+    with Sampler(SamplerOptions(**OPEN)) as plain:
+        assert tokens != [plain.next(row) for row in logits]
 
 
 def test_samplers_apply_in_the_order_of_llama_cpp() -> None:
     """typical_p gets the tokens that top_n_sigma leaves, of which it takes no logarithm of 0."""
-    logits = some_logits(200)
+    logits = np.random.default_rng(3).normal(0, 1.5, 200).astype(np.float32)
     left = np.flatnonzero(top_n_sigma(logits, 1.5))
     expected = np.zeros(len(logits))
     expected[left] = typical(logits[left], 0.6)
     assert 1 < np.count_nonzero(expected) < len(left)
-    assert agrees(drawn(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6), logits), expected)
-
-
-def test_defaults_draw_as_without_these_samplers() -> None:
-    """The tokens are those of top-k, top-p, min-p, temperature and draw alone."""
-    logits = np.random.default_rng(0).normal(0, 2, (200, 500)).astype(np.float32)
-    options = SamplerOptions(temperature=0.8, seed=9)
-    chain = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
-    for part in (
-        llama.llama_sampler_init_top_k(40),
-        llama.llama_sampler_init_top_p(0.95, 1),
-        llama.llama_sampler_init_min_p(0.05, 1),
-        llama.llama_sampler_init_temp(0.8),
-        llama.llama_sampler_init_dist(9),
-    ):
-        llama.llama_sampler_chain_add(chain, part)
-    with Sampler(options) as sampler, Sampler(options) as plain:
-        plain._chain = chain
-        tokens = [sampler.next(row) for row in logits]
-        assert tokens == [plain.next(row) for row in logits]
-    assert tokens != logits.argmax(1).tolist()
+    with Sampler(SamplerOptions(**OPEN, top_n_sigma=1.5, typical_p=0.6)) as sampler:
+        assert agrees([sampler.next(logits) for _ in range(4000)], expected)
 
 
 EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probability": 1.0, "xtc_threshold": 0.0}
@@ -134,7 +110,6 @@ EXCLUDING: dict[str, Any] = {"typical_p": 0.1, "top_n_sigma": 0.1, "xtc_probabil
 @pytest.mark.parametrize("more", [{}, EXCLUDING, {"dynatemp_range": 9.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str)
 @pytest.mark.parametrize("penalty", [1.0, 1.0 + 1e-12])
 def test_at_temperature_0_no_sampler_is_used(more: dict[str, Any], penalty: float) -> None:
-    """The likeliest token is taken, also by the chain."""
     with Sampler(SamplerOptions(repeat_penalty=penalty, **more)) as sampler:
         assert sampler.next(LOGITS) == LOGITS.argmax()
 
@@ -202,21 +177,6 @@ def test_breakers_of_any_text_are_used(model: Model) -> None:
         assert continued(model, 0.8 * 1.75 - 0.01, history="abcdabc", **options) == "e"
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_mirostat_keeps_to_its_target(version: int) -> None:
-    """The mean surprise approaches tau, from any; the same seed draws the same, another seed not."""
-    logits = np.random.default_rng(1).normal(0, 2, 400).astype(np.float32)
-    surprise, means = -np.log2(softmax(logits)), []
-    for tau in (1.5, 3.0, 5.0):
-        options: dict[str, Any] = {**OPEN, "mirostat": version, "mirostat_tau": tau}
-        tokens = drawn(SamplerOptions(**options), logits, 1000)
-        assert tokens == drawn(SamplerOptions(**options), logits, 1000)
-        assert tokens != drawn(SamplerOptions(**{**options, "seed": 6}), logits, 1000)
-        assert tokens != drawn(SamplerOptions(**{**options, "mirostat_eta": 0.01}), logits, 1000)
-        means.append(surprise[tokens[300:]].mean())
-    assert means == sorted(means)
-
-
 UNUSABLE: list[tuple[str, Any]] = [
     *((key, bound) for key, (low, high) in RANGES.items() for bound in (low - 1, high + 1)),
     *(("mirostat", 1.0), ("xtc_threshold", "0.1"), ("top_n_sigma", float("nan")), ("dry_sequence_breakers", "abc")),
@@ -232,3 +192,8 @@ def test_values_that_llama_cpp_cannot_use_are_refused(key: str, value: Any) -> N
     """It would replace some by others, and abort for some."""
     with pytest.raises(EngineError, match=f"^{key} "):
         SamplerOptions(**{key: value})
+
+
+def test_top_k_does_not_wrap() -> None:
+    with pytest.raises(EngineError, match="top_k is 4294967297"):
+        Sampler(SamplerOptions(temperature=1.0, top_k=2**32 + 1))

@@ -58,13 +58,11 @@ def test_rows_that_cannot_be_moved_are_cut_at_their_end_only() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (0, 6), (3, 2)])
 def test_no_part_beyond_the_segment(first: int, last: int) -> None:
-    """A range outside of the segment is refused, not clipped."""
     with pytest.raises(EngineError, match=r"is not a part of them"):
         segment().slice(first, last)
 
 
 def test_blocks_cover_all_tokens() -> None:
-    """One after the other; without any the segment is one."""
     assert segment().spans == [(0, 3), (3, 5)] and segment(blocks=()).spans == [(0, 5)]
 
 

@@ -1,18 +1,20 @@
-"""Tests of the sequence pool: leases, shared cells, and a context that grows meanwhile."""
+"""Tests of several sequences in a context: leases, shared cells, operations on one alone, and a context that grows."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from reference import LoadZoo, nmse, same
+from reference import LoadZoo, nmse, open_context, same
 
 from notes_cli.engine.context import Context
 from notes_cli.engine.model import Model
+from notes_cli.engine.native import llama
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.patches import Patch
 from notes_cli.engine.segment import LayerRows
@@ -29,16 +31,14 @@ Load = Callable[..., Context]
 @pytest.fixture
 def load(make_model: Callable[..., Path]) -> Iterator[Load]:
     """Contexts of tiny models, open as long as a test needs them."""
-    opened: list[Any] = []
+    with ExitStack() as opened:
 
-    def make(kind: str = "llama", **options: Any) -> Context:
-        opened.append(Model(make_model(kind, name="tiny")))  # llama.cpp knows "phi3" in a name
-        opened.append(Context(opened[-1], ContextOptions(**{"n_ctx": 512, "n_threads": 1, **options})))
-        return opened[-1]  # type: ignore[no-any-return]
+        def make(kind: str = "llama", **options: Any) -> Context:
+            model = opened.enter_context(Model(make_model(kind, name="tiny")))  # llama.cpp knows "phi3" in a name
+            settings = ContextOptions(**{"n_ctx": 512, "n_threads": 1, **options})
+            return opened.enter_context(Context(model, settings))
 
-    yield make
-    for one in reversed(opened):
-        one.close()
+        yield make
 
 
 def written(context: Context, tokens: Sequence[int] = TEXT) -> KVSequence:
@@ -61,14 +61,10 @@ def close(found: np.ndarray, wanted: np.ndarray) -> bool:
 # Leases, without llama.cpp.
 
 
-def pool(size: int = 3) -> tuple[Pool, list[int]]:
-    emptied: list[int] = []
-    return Pool(size, emptied.append), emptied
-
-
 def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
     """Closed again, or collected, after the same id was leased again."""
-    held, emptied = pool()
+    emptied: list[int] = []
+    held = Pool(3, emptied.append)
     old = held.lease(0)
     old.close()
     new = held.lease(0)
@@ -81,7 +77,8 @@ def test_a_closed_lease_does_not_take_the_next_ones_sequence() -> None:
 
 def test_a_dropped_lease_is_taken_back_when_somebody_asks() -> None:
     """Not where it is dropped: that may be in any thread, and while the context computes."""
-    held, emptied = pool()
+    emptied: list[int] = []
+    held = Pool(3, emptied.append)
     lease = held.lease(2)
     del lease
     gc.collect()
@@ -103,13 +100,7 @@ def test_a_notebook_that_is_gone_gives_its_sequence_back(load: Load) -> None:
             assert again.seq_id == 0 and context.used == len(TEXT)
     again.close()
     assert context.used == 0 and context.options.n_sequences == 2
-    for use in (
-        again.flush,
-        again.logits,
-        again.share,
-        lambda: again.truncate(3),
-        lambda: again.rewrite([3], MORE[:1]),
-    ):
+    for use in (again.flush, again.logits, again.share, lambda: again.truncate(3), lambda: again.rewrite([3], [7])):
         with pytest.raises(EngineError, match=r"given back|closed, or changed"):
             use()
     assert not again.intact
@@ -170,13 +161,12 @@ def test_a_rewrite_of_shared_rows_is_nobody_elses(load: Load, kind: str) -> None
     context = load(kind, n_sequences=2, unified=True)
     with written(context) as one:
         before = rows(one)
-        changes: list[Callable[[KVSequence], object]] = [
+        for change in (
             lambda seq: seq.rewrite([3, 4, 20], MORE),
             lambda seq: seq.replace([Patch(5, 7, (1, 2, 3, 4))]),
             lambda seq: seq.truncate(10),
             lambda seq: (seq.truncate(10), seq.append(MORE * 4), seq.flush()),
-        ]
-        for change in changes:
+        ):
             with one.share() as two:
                 change(two)
                 assert same(rows(one), before) and (len(two) < 40 or not same(rows(two), before))
@@ -242,7 +232,6 @@ def test_caches_of_their_own_share_nothing(load: Load) -> None:
 
 
 def test_a_failed_share_holds_no_sequence(load: Load) -> None:
-    """More rows than there are, of a sequence that is not there."""
     context = load(n_sequences=2, unified=True)
     with written(context) as one:
         for seq_id, length in ((one.seq_id, 41), (one.seq_id, -1), (7, 3)):
@@ -357,7 +346,6 @@ def test_states_that_have_parted_are_not_lost(load: Load) -> None:
 
 
 def test_streams_keep_their_cells(load: Load) -> None:
-    """More sequences with caches of their own: each has as many tokens as before."""
     context = load(n_ctx=512, n_sequences=2)
     seqs = [written(context, TEXT * 6) for _ in range(2)]
     before = [rows(seq) for seq in seqs]
@@ -426,8 +414,127 @@ def test_a_context_that_cannot_grow(
 
 
 def test_a_context_of_the_models_own_size_does_not_shrink(load: Load) -> None:
-    """n_ctx 0 is the trained context: growing to less leaves it unchanged."""
     context = load(n_ctx=0)
     size = context.n_ctx
     context.resize(n_ctx=512, n_sequences=3)
     assert context.n_ctx >= size > 512
+
+
+# Every kind of memory: an operation on one sequence leaves the others bit-identical.
+
+MEMORIES = ["llama-dense", "gemma3-dense", "deepseek32-moe", "dots3note-moe", "minimax-m3-moe", "qwen2vl-dense"]
+BOUND = 1e-6  # nmse of f32 rows and logits
+FLASH = {"minimax-m3-moe": "on"}  # its indexer needs it
+
+random = np.random.default_rng(5)
+TEXTS = [random.integers(0, 128, n).astype(np.int32) for n in (7, 19, 40)]
+SKILL = random.integers(0, 128, 24).astype(np.int32)
+QUESTION = random.integers(0, 128, 12).astype(np.int32)
+NEW = random.integers(0, 128, 3).astype(np.int32)
+
+
+def streams(model: Model, name: str, sequences: int = 1, **options: object) -> Context:
+    settings = {"n_ctx": 256 * sequences, "n_sequences": sequences, **options}
+    return open_context(model, flash=FLASH.get(name, "off"), **settings)
+
+
+def everything(ctx: Context, seq_id: int) -> tuple[LayerRows, ...]:
+    return ctx.read(seq_id, 0, ctx.length(seq_id), base=0, dtype="f32")
+
+
+def ask(ctx: Context, *sequences: int) -> list[np.ndarray]:
+    """Logits of every token of a question put to each sequence."""
+    ctx.append(dict.fromkeys(sequences, QUESTION), "all")
+    logits = np.stack([ctx.logits(i) for i in range(len(sequences) * len(QUESTION))])
+    return np.split(logits, len(sequences))
+
+
+def bound(name: str) -> float:
+    return BOUND if name not in FLASH else 1e-5  # the kernel works in f16 inside
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_splice_into_each_sequence(load_zoo: LoadZoo, name: str, unified: bool) -> None:
+    """Three sequences of different lengths: a splice into each is as into one that is alone, the others do not move."""
+    model = load_zoo(name)
+    with streams(model, name, 3, unified=unified) as ctx, streams(model, name, 3, unified=unified) as alone:
+        alone.append({0: SKILL})
+        rows = everything(alone, 0)
+        ctx.append(dict(enumerate(TEXTS)))
+        for seq_id, text in enumerate(TEXTS):
+            others = {other: everything(ctx, other) for other in range(3) if other != seq_id}
+            ctx.splice(seq_id, len(text), SKILL, rows, 0)
+            assert all(same(everything(ctx, other), before) for other, before in others.items())
+        found = ask(ctx, *range(3))
+        for seq_id, text in enumerate(TEXTS):
+            alone.clear()
+            alone.append({0: text})
+            alone.splice(0, len(text), SKILL, rows, 0)
+            (wanted,) = ask(alone, 0)
+            assert nmse(found[seq_id], wanted) < bound(name)
+            assert nmse(found[seq_id - 1], wanted) > 100 * bound(name)  # of another text
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_rewrite_copies_on_write(load_zoo: LoadZoo, name: str) -> None:
+    """Two sequences share their cells: a rewrite, a splice and an append in one leave the other bit for bit."""
+    model = load_zoo(name)
+    where = [3, 4, 20]
+    with streams(model, name, 2, unified=True) as ctx, streams(model, name, 2, unified=True) as fresh:
+        ctx.append({0: TEXTS[2]})
+        llama.llama_memory_seq_cp(llama.llama_get_memory(ctx.handle), 0, 1, -1, -1)
+        before = everything(ctx, 1)
+        ctx.rewrite(0, where, NEW)
+        assert same(everything(ctx, 1), before) and not same(everything(ctx, 0), before)
+        fresh.append({0: TEXTS[2]})
+        rows = fresh.read(0, 0, 24, base=0, dtype="f32")
+        fresh.rewrite(0, where, NEW)
+        assert same(everything(ctx, 0), everything(fresh, 0))
+        ctx.splice(0, 40, TEXTS[2][:24], rows, 0)
+        ctx.append({0: QUESTION})
+        assert same(everything(ctx, 1), before)
+        fresh.clear()
+        fresh.append({0: TEXTS[2]})
+        assert nmse(ask(ctx, 1)[0], ask(fresh, 0)[0]) < bound(name)
+
+
+@pytest.mark.parametrize("name", ["gemma3-dense", "dots3note-moe"])
+def test_sequences_that_share_a_small_window(load_zoo: LoadZoo, name: str) -> None:
+    """Where only the window is kept, a sequence keeps a shared text, whatever is done to the other one."""
+    model = load_zoo(name)
+    text = random.integers(0, 128, 150).astype(np.int32)
+    with (
+        streams(model, name, 2, unified=True, n_ctx=1024, swa_full=False) as ctx,
+        streams(model, name, n_ctx=1024) as alone,
+    ):
+        alone.append({0: SKILL})
+        rows = everything(alone, 0)
+        alone.clear()
+        alone.append({0: text})
+        (wanted,) = ask(alone, 0)
+        ctx.append({0: text})
+        llama.llama_memory_seq_cp(llama.llama_get_memory(ctx.handle), 0, 1, -1, -1)
+        before = ctx.read(1, 118, 32, base=118, dtype="f32")
+        for _ in range(4):
+            ctx.splice(0, ctx.length(0), SKILL, rows, 0)
+            ctx.append({0: TEXTS[2]})
+            ctx.rewrite(0, [ctx.length(0) - 9], NEW[:1])
+        assert same(ctx.read(1, 118, 32, base=118, dtype="f32"), before)
+        assert nmse(ask(ctx, 1)[0], wanted) < BOUND
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "streams"])
+def test_a_refused_splice_moves_nobody(load_zoo: LoadZoo, unified: bool) -> None:
+    """Rows already there, NaN, no such sequence: neither this sequence nor another one changes."""
+    with streams(load_zoo("deepseek32-moe"), "deepseek32-moe", 2, unified=unified) as ctx:
+        ctx.append({0: TEXTS[2], 1: TEXTS[1]})
+        before = [everything(ctx, seq_id) for seq_id in range(2)]
+        rows = ctx.read(0, 0, 24, base=0, dtype="f32")
+        for seq_id, position, base in ((0, 30, 0), (1, 0, 0), (2, 0, 0), (-1, 0, 0), (0, 500, 0), (0, 40, -1)):
+            with pytest.raises(EngineError):
+                ctx.splice(seq_id, position, TEXTS[2][:24], rows, base)
+        rows[-1].k[5, 5] = np.inf
+        with pytest.raises(EngineError, match="NaN or infinity"):
+            ctx.splice(1, 19, TEXTS[2][:24], rows, 0)
+        assert all(same(everything(ctx, seq_id), before[seq_id]) for seq_id in range(2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from weakref import WeakSet
 
@@ -11,28 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notes_cli.config import shipped_model
 from notes_cli.engine.model import Model
 from notes_cli.engine.native import llama
 from notes_cli.errors import ModelError
 
 VOCABULARIES = sorted((Path(__file__).parents[2] / "build/zoo/llama.cpp/models").glob("ggml-vocab-*.gguf"))
 ENCODERS = ("bert-bge", "nomic-bert-moe")  # they do not give a text back
-ADDED = [
-    "</think>",
-    "<think>",
-    "<tool_call>",
-    "[INST]",
-    "<<SYS>>",
-    "<SYS>",
-    "【x】",
-    '<|"|>',
-    "   ",
-    "\n\n",
-    "word",
-    "C++",
-]
-MARKUP = [text for text in ADDED if text.strip() and text not in ("word", "C++")]
+MARKUP = ["</think>", "<think>", "<tool_call>", "[INST]", "<<SYS>>", "<SYS>", "【x】", '<|"|>']
+WORDS = ["   ", "\n\n", "word", "C++"]
+ADDED = [*MARKUP, *WORDS]
 
 
 class Vocabulary(Model):
@@ -78,7 +66,6 @@ def test_no_vocabulary_gives_structure_for_words(path: Path) -> None:
 
 
 def test_there_are_vocabularies() -> None:
-    """The test above has something to hold."""
     assert len(VOCABULARIES) > 15, "run: make test"
 
 
@@ -110,15 +97,14 @@ def test_marks_are_cut_and_words_are_not(model: Model) -> None:
     for mark in MARKUP:
         assert len(model.tokenize(f"a{mark}b")) == len(f"a{mark}b".encode())
         assert model.tokenize(mark, special=True).tolist() == [259 + ADDED.index(mark)]
-    for word in ("   ", "\n\n", "word", "C++"):
+    for word in WORDS:
         assert model.tokenize(f"a{word}b").tolist() == [97, 259 + ADDED.index(word), 98]
 
 
-@given(
-    st.lists(
-        st.sampled_from([*ADDED, "<", ">", "<|im_end|>", "think>", "</", "é", "a", " ", "[", "]", "x】"]), max_size=9
-    )
-)
+PARTS = [*ADDED, "<", ">", "<|im_end|>", "think>", "</", "é", "a", " ", "[", "]", "x】"]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=9))
 @settings(max_examples=300)
 def test_whatever_is_put_together(model: Model, parts: list[str]) -> None:
     """Marks that overlap, are nested, or are completed by neighbouring text."""
@@ -132,25 +118,12 @@ def test_sentence_pieces(parts: list[str]) -> None:
     check(_phi3(), "".join(parts))
 
 
-_OPEN: list[Vocabulary] = []
-
-
+@cache
 def _phi3() -> Vocabulary:
-    if not _OPEN:
-        (path,) = [path for path in VOCABULARIES if path.stem == "ggml-vocab-phi-3"]
-        _OPEN.append(Vocabulary(path))
-    return _OPEN[0]
+    return Vocabulary(next(path for path in VOCABULARIES if path.stem == "ggml-vocab-phi-3"))
 
 
 def test_what_cannot_be_spelt_otherwise_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control token of one character has no other spelling, and is refused."""
     monkeypatch.setattr(Model, "_is_control", lambda self, token: token == 97)
     with pytest.raises(ModelError, match="'a' in this text is a control token of"):
         model.tokenize("ba")
-
-
-def test_the_shipped_model_reads_as_it_was_trained() -> None:
-    """Its prompts have no marks but those of its template."""
-    with Model(shipped_model()) as loaded:
-        for text in ("The date is 2026-07-01.", "<|im_end|>", "<think>a</think>"):
-            check(loaded, text)

@@ -49,15 +49,11 @@ def bases(model: Model) -> list[float]:
         *((f"{name}-dense", {}) for name in ("plamo3", "gemma3")),
         ("phi3-dense", {"shapes": FACTORS}),
         # here the rotated part is at the end of a head
-        (
-            "minicpm3-dense",
-            {"shapes": {**FACTORS, "attn_kv_a_mqa.weight": (544, 256), "attn_kv_b.weight": (448, 512)}},
-        ),
+        ("minicpm3-dense", {"shapes": {**FACTORS, "attn_kv_a_mqa.weight": (544, 256), "attn_kv_b.weight": (448, 512)}}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_part_of_each_head_rotated(load_zoo: LoadZoo, name: str, changes: dict[str, Any]) -> None:
-    """A quarter of a head turns, and no more."""
     model = load_zoo(name, PARTIAL, **changes)
     with Case(model, ORDINARY).context() as context:
         assert {layer.n_rot for layer in context.layers if layer.part == "attention"} == {32}
@@ -92,16 +88,8 @@ def test_bases(load_zoo: LoadZoo, name: str, expected: list[float]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "granite_swa-dense",
-            "mellum-moe",
-            "olmo2-dense",
-            "gpt-oss-moe",
-            "laguna-moe",
-            "dots3note-moe",
-            "gemma3-dense",
-        ),
-        *("minimax-m3-moe", "mistral3-dense", "mistral4-moe"),
+        *("granite_swa-dense", "mellum-moe", "olmo2-dense", "gpt-oss-moe", "laguna-moe", "dots3note-moe"),
+        *("gemma3-dense", "minimax-m3-moe", "mistral3-dense", "mistral4-moe"),
     ],
 )
 def test_yarn_of_the_file(load_zoo: LoadZoo, name: str) -> None:
@@ -145,7 +133,6 @@ def test_layers_without_positions(load_zoo: LoadZoo, name: str, layers: int, sti
 
 @pytest.mark.parametrize("finetuned", [True, False])
 def test_granite_without_positions(load_zoo: LoadZoo, finetuned: bool) -> None:
-    """Granite may be trained without rotation, as recorded in its file."""
     model = load_zoo("granite-dense", {"rope.scaling.finetuned": finetuned})
     assert bases(model) == ([10000, 10000] if finetuned else [0, 0])
     check(model)

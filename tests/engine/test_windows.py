@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -49,16 +50,16 @@ def question(ctx: Context) -> np.ndarray:
     return np.stack([ctx.logits(i) for i in range(len(QUESTION))])
 
 
-# swa_full: every row is kept.
-
-
 # Only the window is kept.
 
 
 @pytest.mark.parametrize("name", IN_WINDOW)
-def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """A rewrite that needs rows dropped from the small cache is refused; the sequence continues unchanged."""
-    with context(load_zoo(name), swa_full=False) as ctx:
+def test_what_is_refused_costs_no_window(load_zoo: LoadZoo, name: str) -> None:
+    """A rewrite or a cut that needs rows dropped from the small cache, NaN in any layer: the sequence continues
+    unchanged. Truncating less gives the same logits."""
+    model = load_zoo(name)
+    rows = segment(model)
+    with context(model, swa_full=False) as ctx, context(model) as full:
         ctx.append({0: TEXT[:400]})
         before = read(ctx, 368, 400)
         undisturbed = question(ctx)
@@ -66,23 +67,19 @@ def test_a_rewrite_deeper_than_the_window_is_refused(load_zoo: LoadZoo, name: st
         for where in ([100], [160], [100, 399]):  # gone; there, but not all that it looks at; one of each
             with pytest.raises(EngineError, match="deeper than the sliding window"):
                 ctx.rewrite(0, where, SKILL[: len(where)])
+        for length in (1, 100, 150):
+            with pytest.raises(EngineError, match="sliding-window layers no longer hold"):
+                ctx.truncate(0, length)
+        for (i, layer), row in product(enumerate(rows), (0, -1)):
+            k = layer.k.copy()
+            k[row, 3] = np.nan
+            with pytest.raises(EngineError, match="NaN or infinity"):
+                ctx.splice(0, 400, SKILL, [*rows[:i], replace(layer, k=k), *rows[i + 1 :]], 0)
         assert same(read(ctx, 368, 400), before) and ctx.length(0) == 400
         assert nmse(question(ctx), undisturbed) < 1e-9
-
-
-@pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
-@pytest.mark.parametrize("name", IN_WINDOW)
-def test_splice_into_a_small_cache(load_zoo: LoadZoo, name: str, tokens: np.ndarray) -> None:
-    """A segment longer or shorter than the window, and later tokens, equal decoding the same tokens there."""
-    model = load_zoo(name)
-    rows = segment(model, tokens)
-    with context(model, swa_full=False) as ours, context(model, swa_full=False) as stock:
-        ours.splice(0, 100, tokens, rows, 0)
-        decode(stock, tokens, 100)
-        assert nmse(question(ours), question(stock)) < BOUND
-        ours.clear()
-        ours.splice(0, 100, tokens, rows, 1)
-        assert nmse(question(ours), question(stock)) > 1000 * BOUND  # a wrong distance
+        ctx.truncate(0, 390)
+        full.append({0: TEXT[:390]})
+        assert nmse(question(ctx), question(full)) < BOUND
 
 
 @pytest.mark.parametrize("tokens", [SKILL, SHORT], ids=["longer", "shorter"])
@@ -99,43 +96,6 @@ def test_splices_until_cells_are_used_again(load_zoo: LoadZoo, name: str, tokens
             assert nmse(question(small), question(full)) < BOUND
         last = full.length(0)
         assert distance(read(small, last - 20, last), read(full, last - 20, last)) < BOUND
-
-
-@pytest.mark.parametrize("name", IN_WINDOW)
-def test_truncate_beyond_the_window_is_refused(load_zoo: LoadZoo, name: str) -> None:
-    """The next token's window must still be cached; truncating less gives the same logits."""
-    model = load_zoo(name)
-    with context(model, swa_full=False) as small, context(model) as full:
-        small.append({0: TEXT[:400]})
-        before = read(small, 368, 400)
-        for length in (1, 100, 150):
-            with pytest.raises(EngineError, match="sliding-window layers no longer hold"):
-                small.truncate(0, length)
-        assert same(read(small, 368, 400), before) and small.length(0) == 400
-        small.truncate(0, 390)
-        full.append({0: TEXT[:390]})
-        assert nmse(question(small), question(full)) < BOUND
-
-
-@pytest.mark.parametrize("bad", ["first row", "last row"])
-@pytest.mark.parametrize("name", IN_WINDOW)
-def test_rows_that_are_not_numbers_cost_no_window(load_zoo: LoadZoo, name: str, bad: str) -> None:
-    """Whichever layer has the NaN, a small cache keeps its rows and the sequence continues unchanged."""
-    model = load_zoo(name)
-    rows = segment(model)
-    with context(model, swa_full=False) as ctx:
-        ctx.append({0: TEXT[:300]})
-        before = read(ctx, 268, 300)
-        undisturbed = question(ctx)
-        ctx.truncate(0, 300)
-        for i, layer in enumerate(rows):
-            k = layer.k.copy()
-            k[0 if bad == "first row" else -1, 3] = np.nan
-            with pytest.raises(EngineError, match="NaN or infinity"):
-                ctx.splice(0, 300, SKILL, [*rows[:i], replace(layer, k=k), *rows[i + 1 :]], 0)
-        assert ctx.length(0) == 300
-        assert same(read(ctx, 268, 300), before)
-        assert nmse(question(ctx), undisturbed) < 1e-9
 
 
 @pytest.mark.parametrize("name", IN_WINDOW)
@@ -280,9 +240,7 @@ def test_a_rewrite_without_room_costs_no_window(load_zoo: LoadZoo) -> None:
         ctx.copy(1, 2, 0, -1)  # shared cells are not used again
         ctx.append({0: TEXT[:56]})  # the rest of 256
         before = read(ctx, 0, 56)
-        with pytest.raises(
-            EngineError, match="a rewrite of 6 tokens needs as many free cells in the K/V cache, there are 5"
-        ):
+        with pytest.raises(EngineError, match="needs as many free cells in the K/V cache, there are 5"):
             ctx.rewrite(0, list(range(36, 42)), SKILL[:6])
         assert same(read(ctx, 0, 56), before)
         ctx.rewrite(0, list(range(36, 41)), SKILL[:5])
@@ -339,14 +297,14 @@ def test_rows_stay_inside_a_chunk(load_zoo: LoadZoo) -> None:
     with context(load_zoo("llama4-moe"), n_ctx=20480, kv="f16") as ctx:
         for base, position, count in ((0, 40, 48), (0, 8143, 48), (8192, 9000, 48), (8300, 16300, 48)):
             assert ctx.can_move(base, position, count) is None
-        for base, position, count, why in (
-            (0, 8150, 48, "chunks of 8192"),  # the last ones are in the next chunk
-            (8180, 40, 48, "chunks of 8192"),
-            (0, 8192, 48, "stretch of 8192"),  # by a whole chunk
-            (0, 8144, 48, "stretch of 8192"),  # up to the last position of the chunk
-            (8192, 16384, 48, "stretch of 8192"),
+        for base, position, why in (
+            (0, 8150, "chunks of 8192"),  # the last ones are in the next chunk
+            (8180, 40, "chunks of 8192"),
+            (0, 8192, "stretch of 8192"),  # by a whole chunk
+            (0, 8144, "stretch of 8192"),  # up to the last position of the chunk
+            (8192, 16384, "stretch of 8192"),
         ):
-            assert why in (ctx.can_move(base, position, count) or ""), (base, position)
+            assert why in (ctx.can_move(base, position, 48) or ""), (base, position)
         ctx.append({0: SKILL})
         rows = ctx.read(0, 0, 48, base=0)
         with pytest.raises(UnsupportedError, match="chunks of 8192"):

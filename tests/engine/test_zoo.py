@@ -21,7 +21,6 @@ COLUMNS = {
 
 @pytest.fixture(scope="module")
 def lines() -> dict[str, list[zoo.Line]]:
-    """Measurements by kind of context."""
     paths = sorted(MODELS.glob("*.gguf"))
     if not paths:
         pytest.fail(f"there are no models in {MODELS}. Run: make test")
@@ -41,7 +40,6 @@ def names(lines: Iterable[zoo.Line], operation: str, word: str) -> set[str]:
 
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_nothing_is_wrong(lines: dict[str, list[zoo.Line]], kind: str) -> None:
-    """Splice, restore and rewrite equal decoding, or are refused with a reason."""
     assert len(lines[kind]) == 128 + len(zoo_more.ARCHITECTURES) + len(zoo_more.RECURRENT)
     for operation in zoo.OPERATIONS:
         assert names(lines[kind], operation, "wrong") == set()
@@ -66,7 +64,7 @@ def test_how_many(lines: dict[str, list[zoo.Line]]) -> None:
     assert len(names(ordinary, "carry", "exact")) == 19 + len(zoo_more.RECURRENT)  # hybrids, and recurrent layers alone
     assert names(ordinary, "carry", "refused") == {"deepseek4-moe"}  # its memory is of another kind
     assert names(ordinary, "restore", "refused") == {
-        *("deepseek4-moe", "dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe"),
+        *("deepseek4-moe", "dream-dense", "llada-dense", "llada-moe-moe", "rnd1-moe")
     }
 
 

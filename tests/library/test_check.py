@@ -14,7 +14,7 @@ from notes_cli.engine.segment import Identity, Segment
 from notes_cli.errors import NotesError, SegmentError
 from notes_cli.library import segment_files
 from notes_cli.library.check import ASIDE, Finding, check_library, check_memory, check_profiles
-from notes_cli.library.container import peek, write_segment
+from notes_cli.library.container import open_segment, peek, write_segment
 from notes_cli.library.safe_files import locked, replacing
 from notes_cli.library.segment_files import lock_of
 from notes_cli.library.store import Library
@@ -26,7 +26,6 @@ MakeSegment = Callable[..., Segment]
 
 @pytest.fixture
 def library(tmp_path: Path, identity: Identity, make_segment: MakeSegment) -> Library:
-    """A library with `returns`."""
     library = Library(tmp_path / "library")
     write_segment(library.path("returns", identity), make_segment(n=50))
     return library
@@ -81,33 +80,16 @@ def test_a_byte_that_is_wrong_anywhere(library: Library, path: Path, at: int) ->
         assert str(aside) in str(finding.remedy) and peek(aside).text
 
 
-def test_a_file_that_is_there_compiles_it_again(library: Library, path: Path, tmp_path: Path) -> None:
-    """The remedy names it."""
+def test_what_is_compiled_meanwhile_is_not_moved(library: Library, path: Path, tmp_path: Path) -> None:
+    """While the rest is checked, which takes minutes. The remedy names the file of the text, if it is there."""
     (tmp_path / "returns.txt").write_text("x")
-    write_segment(path, replace(library_segment(path), source=str(tmp_path / "returns.txt")))
-    flip(path, -40)
-    assert str(tmp_path / "returns.txt") in str(only(list(check_library(library.folder))).remedy)
-
-
-def library_segment(path: Path) -> Segment:
-    from notes_cli.library.container import open_segment
-
-    return open_segment(path)
-
-
-def test_what_is_being_compiled_is_not_moved(library: Library, path: Path) -> None:
-    flip(path, -40)
-    finding = only(list(check_library(library.folder)))
-    with locked(lock_of(path)), refused(SegmentError, "is being compiled"):
-        mend(finding)
-    assert path.exists()
-
-
-def test_what_was_compiled_again_is_not_moved(library: Library, path: Path) -> None:
-    """While the rest was checked, which takes minutes."""
+    write_segment(path, replace(open_segment(path), source=str(tmp_path / "returns.txt")))
     sound = path.read_bytes()
     flip(path, -40)
     finding = only(list(check_library(library.folder)))
+    assert str(tmp_path / "returns.txt") in str(finding.remedy)
+    with locked(lock_of(path)), refused(SegmentError, "is being compiled"):
+        mend(finding)
     path.write_bytes(sound)
     assert "compiled again" in mend(finding) and path.read_bytes() == sound
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import stat
+import os
 import struct
-import subprocess
-import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tiny import finish
 
-from notes_cli.engine.segment import Q8_0, Carry, FieldSpan, LayerRows, Prefill, Segment, Transition
+from notes_cli.engine.segment import Q8_0, Carry, FieldSpan, ImageFile, LayerRows, Media, Prefill, Segment, Transition
 from notes_cli.errors import SegmentError, UnwritableError
-from notes_cli.library import container, info
+from notes_cli.library import container
 from notes_cli.library.container import FIRST, open_segment, open_stored, peek, write_segment
 from notes_cli.library.info import DTYPES, head_of, read_head
 
@@ -45,45 +46,27 @@ def same(a: Segment, b: Segment) -> bool:
 
 
 @given(
-    n=st.integers(1, 40),
-    layers=st.integers(1, 12),
-    k=st.integers(1, 9),
-    v=st.integers(0, 9),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(1, 9), st.integers(0, 9)),
     dtype=st.sampled_from(["f2", "f4"]),
     text=st.text(st.characters(codec="utf-8"), max_size=80),
     context=st.lists(st.integers(0, 2**31 - 1), max_size=5),
 )
 @settings(max_examples=40)
 def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_segment: MakeSegment,
-    n: int,
-    layers: int,
-    k: int,
-    v: int,
-    dtype: str,
-    text: str,
-    context: list[int],
+    tmp_path_factory: Any, make_segment: MakeSegment, shape: tuple[int, ...], dtype: str, text: str, context: list[int]
 ) -> None:
     """Any shape and any text comes back bit for bit; the info agrees."""
-    segment = make_segment(
-        n, layers, k, v, dtype, text=text, description=text, fields=(), context=np.array(context, np.int32)
-    )
+    parts = {"text": text, "description": text, "fields": (), "context": np.array(context, np.int32)}
+    segment = make_segment(*shape, dtype, **parts)
     path = tmp_path_factory.mktemp("c") / "a.gguf"
     write_segment(path, segment)
     assert same(open_segment(path), segment)
-    seen = peek(path)
-    assert (seen.text, seen.base, seen.layers, seen.dtype) == (
-        text,
-        2,
-        layers,
-        {"f2": "f16", "f4": "f32"}[dtype],
-    )
+    seen, kind = peek(path), {"f2": "f16", "f4": "f32"}[dtype]
+    assert (seen.text, seen.base, seen.layers, seen.dtype) == (text, 2, shape[1], kind)
     assert seen.nbytes == path.stat().st_size
 
 
 def part(layer: int, part: str, n: int, k: int, v: int, dtype: str = "f2") -> LayerRows:
-    """Random rows of one part of a layer."""
     random = np.random.default_rng(n)
     return LayerRows(layer, random.normal(size=(n, k)).astype(dtype), random.normal(size=(n, v)).astype(dtype), part)
 
@@ -113,16 +96,14 @@ def test_a_whole_segment_comes_back(tmp_path: Path, whole: Segment) -> None:
         *("blk.0.k", "blk.0.v", "blk.1.k", "blk.1.indexer.k"),
         *("blk.2.state.r", "blk.4.state.r", "blk.4.state.s", "blk.7.state.s"),
     ]
-
-
-def test_a_whole_segment_without_a_left_context(tmp_path: Path, whole: Segment) -> None:
-    """Compiled at position 0 there are no rows before the skill, and it is kept whole all the same."""
     layers = tuple(replace(rows, k=rows.k[-3:], v=rows.v[-3:]) for rows in whole.layers)
-    segment = replace(whole, base=0, context=np.empty(0, np.int32), layers=layers)
-    write_segment(tmp_path / "a.gguf", segment)
-    assert same(open_segment(tmp_path / "a.gguf"), segment)
-    for other in (replace(segment, prefix_only=False, layers=layers[:3]), replace(whole, layers=whole.layers[3:])):
-        write_segment(tmp_path / "a.gguf", other)  # without states, and states alone
+    alone = replace(whole, base=0, context=np.empty(0, np.int32), layers=layers)  # no rows before the skill
+    for other in (
+        alone,
+        replace(alone, prefix_only=False, layers=layers[:3]),  # without states
+        replace(whole, layers=whole.layers[3:]),  # states alone
+    ):
+        write_segment(tmp_path / "a.gguf", other)
         assert same(open_segment(tmp_path / "a.gguf"), other)
 
 
@@ -306,30 +287,10 @@ def test_influence_comes_back(tmp_path: Path, influenced: Segment) -> None:
 
 
 def test_states_that_do_not_fit_are_not_written(tmp_path: Path, whole: Segment) -> None:
-    """Two states of a layer, or one in f16, are refused as a caller's mistake."""
     for wrong in (part(2, "state", 2, 6, 0, "f4"), part(2, "state", 1, 6, 0)):
         with pytest.raises(SegmentError, match=r"layer 2.* state\.r"):
             write_segment(tmp_path / "a.gguf", replace(whole, layers=(wrong,)))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_file_is_private_and_alone(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """Mode 0600, for it holds the text; no temporary file stays."""
-    write_segment(tmp_path / "new/a.gguf", make_segment())
-    assert stat.S_IMODE((tmp_path / "new/a.gguf").stat().st_mode) == 0o600
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.gguf"]
-
-
-def test_the_gguf_package_reads_it(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """Users can look into the file with gguf-dump."""
-    segment = make_segment(n=5, layers=2)
-    write_segment(tmp_path / "a.gguf", segment, writer="notes 0", created="2026-06-01T00:00:00Z")
-    reader = gguf.GGUFReader(tmp_path / "a.gguf")
-    assert reader.fields["general.architecture"].contents() == "notes"
-    assert reader.fields["notes.text"].contents() == segment.text
-    assert reader.fields["notes.identity.kv_type"].contents() == "f16/f16"
-    assert [tensor.name for tensor in reader.tensors][:3] == ["notes.tokens", "notes.context", "blk.0.k"]
-    assert np.array_equal(reader.tensors[2].data, segment.layers[0].k)
 
 
 @pytest.mark.parametrize("which", ["moved", "whole", "carried", "influenced"])
@@ -367,12 +328,8 @@ def test_every_truncation_is_found(tmp_path: Path, make_segment: MakeSegment) ->
         open_segment(path)
 
 
-@given(
-    data=st.binary(max_size=300),
-    start=st.sampled_from([b"", b"GGUF\x03\0\0\0", b"GGUF\x03\0\0\0\x01" + bytes(7)]),
-)
+@given(data=st.binary(max_size=300), start=st.sampled_from([b"", b"GGUF\x03\0\0\0", b"GGUF\x03\0\0\0\x01" + bytes(7)]))
 def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, start: bytes, data: bytes) -> None:
-    """Garbage of any kind gives one clear error."""
     path = tmp_path_factory.mktemp("g") / "a.gguf"
     path.write_bytes(start + data)
     with pytest.raises(SegmentError):
@@ -392,14 +349,10 @@ def test_a_huge_length_allocates_nothing(tmp_path: Path) -> None:
 
 def test_other_files_are_told_apart(tmp_path: Path) -> None:
     """The message names the kind of file: a model, an empty file, a text, a folder, none."""
-    model = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(model, "llama")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_array("tokenizer.ggml.tokens", ["token"] * 50)
     writer.add_tensor("w", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tmp_path / "model.gguf")
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello there")
     for name, message in [
@@ -411,15 +364,6 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     ]:
         with pytest.raises(SegmentError, match=message):
             open_segment(tmp_path / name)
-
-
-def test_a_newer_format_is_said(tmp_path: Path, make_segment: MakeSegment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older version reports a newer format, not a damaged file."""
-    with monkeypatch.context() as patch:
-        patch.setattr(info, "FORMAT", 3)
-        write_segment(tmp_path / "a.gguf", make_segment())
-    with pytest.raises(SegmentError, match="segment format 3"):
-        open_segment(tmp_path / "a.gguf")
 
 
 @pytest.mark.parametrize(
@@ -434,14 +378,12 @@ def test_a_newer_format_is_said(tmp_path: Path, make_segment: MakeSegment, monke
     ],
 )
 def test_fields_must_fit_the_text(tmp_path: Path, make_segment: MakeSegment, span: FieldSpan) -> None:
-    """A sound checksum does not make a wrong span right."""
     write_segment(tmp_path / "a.gguf", make_segment(fields=(span,)))
     with pytest.raises(SegmentError, match="fields do not fit"):
         peek(tmp_path / "a.gguf")
 
 
 def test_rows_must_fit_the_tokens(tmp_path: Path, make_segment: MakeSegment) -> None:
-    """Neither written nor read otherwise."""
     with pytest.raises(SegmentError, match="rows that do not fit"):
         write_segment(tmp_path / "a.gguf", make_segment(tokens=np.zeros(9, np.int32)))
     assert list(tmp_path.iterdir()) == []
@@ -450,19 +392,19 @@ def test_rows_must_fit_the_tokens(tmp_path: Path, make_segment: MakeSegment) -> 
         open_segment(tmp_path / "b.gguf")
 
 
-def interrupt(_: Path) -> None:
-    raise KeyboardInterrupt
-
-
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, make_segment: MakeSegment) -> None:
     """Wherever the disk ends, or at Ctrl-C: no temporary file, and the old segment; one line has the reason."""
+
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
     path, larger = tmp_path / "a.gguf", make_segment(n=40, k=64, v=64)
     write_segment(path, larger)
     size = path.stat().st_size
     write_segment(path, make_segment())
     before = path.read_bytes()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(container, "_seal", interrupt)
+        patch.setattr(container, "_seal", interrupted)
         write_segment(path, larger)
     assert [*tmp_path.iterdir()] == [path] and path.read_bytes() == before
     for nbytes in (0, 100, 1000, size // 2, size - 5000, size - 4096, size - 33, size - 1):
@@ -475,59 +417,41 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, make_segment: MakeSeg
     assert open_segment(path).tokens.tolist() == larger.tokens.tolist()
 
 
-MEANWHILE = """
-import os, sys, threading
-from pathlib import Path
-from notes_cli.errors import SegmentError
-from notes_cli.library.container import open_segment, peek
-path, how = Path(sys.argv[1]), sys.argv[2]
-before = path.read_bytes()
-
-def bytes_of(segment):
-    return b"".join(layer.k.tobytes() + layer.v.tobytes() for layer in segment.layers)
-
-segment = open_segment(path)
-rows = bytes_of(segment)
-if how == "cut off":
-    os.truncate(path, 100)
-else:
-    with path.open("r+b") as file:
-        file.seek(-len(rows) // 2, os.SEEK_END)
-        file.write(bytes(len(rows) // 2))
-assert bytes_of(segment) == rows  # mapped rows: a bus error, or zeros
-with path.open("r+b") as file:
-    file.write(before)
-
-def disturb():
-    while not done:
-        os.truncate(path, len(before) // 2)
-        with path.open("r+b") as file:
-            file.write(before)
-
-done = False
-other = threading.Thread(target=disturb)
-other.start()
-said = set()
-for _ in range(60):
-    try:
-        assert bytes_of(open_segment(path)) == rows
-        assert len(peek(path).tokens) == len(segment)
-    except SegmentError as error:
-        said.add(str(error).count("\\n"))
-done = True
-other.join()
-print(said or {0})
-"""
-
-
-@pytest.mark.parametrize("how", ["cut off", "written into"])
-def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeSegment, how: str) -> None:
-    """A file truncated or rewritten while it is opened or later: the K/V stays as it was checked, or one line has the
-    error. Runs in a process of its own, which a bus error would end."""
+def test_a_file_that_others_change_meanwhile(tmp_path: Path, make_segment: MakeSegment) -> None:
+    """Truncated or written into while it is opened or later: the K/V stays as it was checked (mapped rows would end the
+    process, or be zeros), or one line has the error."""
     path = tmp_path / "returns.gguf"
     write_segment(path, make_segment(4000, layers=2, k=64, v=64))
-    done = subprocess.run([sys.executable, "-c", MEANWHILE, str(path), how], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "{0}"), done.stderr[-500:]
+    whole, segment, done = path.read_bytes(), open_segment(path), threading.Event()
+
+    def cut_and_mend() -> None:
+        while not done.is_set():
+            os.truncate(path, len(whole) // 2)
+            with path.open("r+b") as file:
+                file.write(whole)
+
+    def bits(found: Segment) -> list[bytes]:
+        return [part.tobytes() for layer in found.layers for part in (layer.k, layer.v)]
+
+    rows = bits(segment)
+    for changed in (whole[:100], whole[: len(whole) // 2] + bytes(len(whole) // 2)):
+        with path.open("r+b") as file:
+            file.write(changed)
+            file.truncate(len(changed))
+        assert bits(segment) == rows
+    path.write_bytes(whole)
+    other = threading.Thread(target=cut_and_mend)
+    other.start()
+    try:
+        for _ in range(60):
+            try:
+                assert bits(open_segment(path)) == rows
+                assert len(peek(path).tokens) == len(segment)
+            except SegmentError as error:
+                assert "\n" not in str(error)
+    finally:
+        done.set()
+        other.join()
 
 
 def test_a_long_head_is_read_whole(tmp_path: Path, make_segment: MakeSegment) -> None:
@@ -608,3 +532,93 @@ def test_a_head_is_as_the_package_writes_it(
     assert [(name, one.shape, one.dtype) for name, one in found.tensors.items()] == [
         (name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()
     ]
+
+
+# Images.
+
+DATA = b"the bytes of a picture, 31 long"
+
+
+@pytest.fixture
+def photo(make_segment: MakeSegment) -> Segment:
+    """One token, four rows of an image that take two positions, one token."""
+    media = (Media(1, 5, 2, sha256(DATA).hexdigest(), 48, 24),)
+    axes = np.array([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], np.int32)
+    text = f"Look: image {sha256(DATA).hexdigest()}."
+    pictures = (ImageFile(6, len(text) - 1, DATA),)
+    return make_segment(6, media=media, axes=axes, projector="ab max=4", pictures=pictures, fields=(), text=text)
+
+
+def test_an_image_comes_back_as_it_was(tmp_path: Path, photo: Segment) -> None:
+    write_segment(tmp_path / "photo.gguf", photo)
+    found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
+    assert found.media == photo.media and (found.axes == photo.axes).all() and found.axes.dtype == np.int32
+    assert (found.projector, found.pictures) == (photo.projector, photo.pictures)
+    assert (info.media, info.projector) == (photo.media, photo.projector)
+    assert [info.text[one.start : one.end] for one in info.pictures] == [f"image {sha256(DATA).hexdigest()}"]
+    assert found.positions == 4 and found.max_seam == 1
+
+
+def test_a_file_may_have_quantized_rows_and_an_image(tmp_path: Path, photo: Segment, make_segment: MakeSegment) -> None:
+    rows = make_segment(6, k=32, v=32, fields=(), text="image").layers
+    write_segment(tmp_path / "photo.gguf", replace(photo, layers=rows, kv="q8_0"))
+    found, info = open_segment(tmp_path / "photo.gguf"), peek(tmp_path / "photo.gguf")
+    assert (found.kv, info.kv, info.dtype) == ("q8_0", "q8_0", "q8_0")
+    assert found.media == info.media == photo.media and found.pictures == photo.pictures
+    assert all(one.k.dtype == one.v.dtype == Q8_0 for one in found.layers)
+
+
+def test_a_text_with_images_keeps_each_file_once(tmp_path: Path, photo: Segment) -> None:
+    """Three places, two files: the same picture is not written twice, and all come back where they were."""
+    files = DATA, b"another picture's", DATA
+    text, pictures, media = "", [], []
+    for number, data in enumerate(files):
+        text += "See "
+        digest = sha256(data).hexdigest()
+        pictures.append(ImageFile(len(text), len(text) + 64, data))
+        text += digest + ". "
+        media.append(Media(2 * number, 2 * number + 1, 1, digest, 8, 8))
+    segment = replace(photo, text=text, pictures=tuple(pictures), media=tuple(media), axes=None)
+    write_segment(tmp_path / "photo.gguf", segment)
+    assert open_segment(tmp_path / "photo.gguf").pictures == segment.pictures
+    data = (tmp_path / "photo.gguf").read_bytes()
+    assert data.count(DATA) == data.count(files[1]) == 1
+    missing = replace(segment, pictures=(pictures[0], pictures[2]))
+    write_segment(tmp_path / "photo.gguf", missing)
+    with pytest.raises(SegmentError, match="the images"):
+        open_segment(tmp_path / "photo.gguf")
+
+
+def other(photo: Segment, place: tuple[int, int], by: int) -> np.ndarray:
+    assert photo.axes is not None
+    axes = photo.axes.copy()
+    axes[place] += by
+    return axes
+
+
+ODD_IMAGES = {
+    "a text that leaps": lambda one: {"axes": other(one, (5, 0), 1)},
+    "a row beyond the image": lambda one: {"axes": other(one, (2, 2), 1)},
+    "a row before it": lambda one: {"axes": other(one, (1, 1), -1)},
+    "a row at another time": lambda one: {"axes": other(one, (2, 0), 1)},
+    "no axes": lambda one: {"axes": None},
+    "too few axes": lambda one: {"axes": one.axes[:-1]},
+    "beyond the end": lambda one: {"media": (replace(one.media[0], last=7),)},
+    "no rows": lambda one: {"media": (replace(one.media[0], last=1),)},
+    "more positions than rows": lambda one: {"media": (replace(one.media[0], positions=5),)},
+    "one inside another": lambda one: {"media": (one.media[0], replace(one.media[0], first=2))},
+    "no digest": lambda one: {"media": (replace(one.media[0], sha256="12"),)},
+    "another image's bytes": lambda one: {"pictures": (one.pictures[0]._replace(data=DATA[:-1] + b"?"),)},
+    "a place beyond the text": lambda one: {"pictures": (one.pictures[0]._replace(end=99),)},
+    "a place of other words": lambda one: {"pictures": (one.pictures[0]._replace(start=0, end=5),)},
+    "two in one place": lambda one: {"pictures": one.pictures * 2},
+    "bytes without an image": lambda one: {"media": (), "axes": None},
+}
+
+
+@pytest.mark.parametrize("what", ODD_IMAGES)
+def test_images_that_do_not_fit_are_refused(tmp_path: Path, photo: Segment, what: str) -> None:
+    """A file that was written with other axes, images or bytes than belong together: never read as good."""
+    write_segment(tmp_path / "photo.gguf", replace(photo, **ODD_IMAGES[what](photo)))
+    with pytest.raises(SegmentError, match="damaged or not a segment"):
+        open_segment(tmp_path / "photo.gguf")

@@ -100,7 +100,6 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
 
 
 def test_a_full_disk_leaves_the_older_profile(tmp_path: Path, profile: Profile) -> None:
-    """One line with the reason."""
     profiles = Profiles(tmp_path / "profiles")
     path = profiles.save(profile, "notes 1")
     before = path.read_bytes()

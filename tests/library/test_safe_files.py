@@ -8,8 +8,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,14 +24,10 @@ from ..limits import belongs_to_another
 from ..refused import refused
 
 
-def test_what_is_not_there_is_fine(tmp_path: Path) -> None:
-    """It will be made when something is written."""
+def test_make_leaves_what_is_there(tmp_path: Path) -> None:
+    """Creating a folder does not change its existing parents; a file in its place is an error, a missing one none."""
     check_private(tmp_path / "home" / "library")
     assert not (tmp_path / "home").exists()
-
-
-def test_make_leaves_what_is_there(tmp_path: Path) -> None:
-    """Creating a folder does not change its existing parents; a file in its place is an error."""
     (tmp_path / "here").mkdir(mode=0o755)
     make_private(tmp_path / "here" / "a" / "b")
     make_private(tmp_path / "here" / "a" / "b")
@@ -64,7 +60,6 @@ def test_the_folder_above_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["home", "home/library"])
 def test_another_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    """Files in another user's folder are refused, whatever its mode."""
     folder = tmp_path / "home" / "library"
     make_private(folder)
     belongs_to_another(tmp_path / which, monkeypatch)
@@ -159,13 +154,13 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_another_thread_may_give_it_back(tmp_path: Path) -> None:
     """As a server does, which opens a session in one thread and ends its turn in another."""
-    path, held = tmp_path / "a.lock", ExitStack()
-    held.enter_context(locked(path))
+    path, held = tmp_path / "locks" / "a.lock", ExitStack()
+    held.enter_context(locked(path, on_wait=pytest.fail))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
     with pytest.raises(HeldError), locked(path, wait=0):
         pass
-    other = threading.Thread(target=held.close)
-    other.start()
-    other.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(held.close).result()
     with locked(path, wait=0):
         pass
 
@@ -188,9 +183,3 @@ def test_a_wait_is_told(tmp_path: Path, holder: subprocess.Popen[bytes], monkeyp
     with locked(path, on_wait=go_on):
         pass
     assert told[1:] == [f"process {holder.pid} (stopped, goes on with: kill -CONT {holder.pid})"]
-
-
-def test_a_free_lock_is_not_told_of(tmp_path: Path) -> None:
-    """No notice, and the folder is private."""
-    with locked(tmp_path / "locks" / "a.lock", on_wait=pytest.fail):
-        assert (tmp_path / "locks").stat().st_mode & 0o777 == 0o700

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,9 +57,8 @@ def test_the_least_recently_used_is_first(folder: Path, put: Callable[..., Path]
         Library(folder).used(old)
     assert names(folder) == ["middle", "young", "old"]
     assert (old.read_bytes(), old.stat().st_mtime_ns) == before
-    assert [one.uses for one in tidy.library_files(folder)] == [0, 0, 3] and segment_files.uses_of(
-        young
-    ) == segment_files.Uses()
+    assert [one.uses for one in tidy.library_files(folder)] == [0, 0, 3]
+    assert segment_files.uses_of(young) == segment_files.Uses()
 
 
 def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[..., Path]) -> None:
@@ -68,11 +67,8 @@ def test_uses_of_many_processes_are_all_counted(folder: Path, put: Callable[...,
     code = f"""from pathlib import Path; from notes_cli.library.segment_files import mark_use
 for _ in range(50): mark_use(Path({str(path)!r}), 100, 0.5)"""
     others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    threads = [threading.Thread(target=lambda: [segment_files.mark_use(path, 10) for _ in range(50)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: segment_files.mark_use(path, 10), range(200)))
     assert [other.wait() for other in others] == [0, 0]
     assert segment_files.uses_of(path).count == 300
     # Unknown times count as 0.
@@ -122,14 +118,18 @@ def test_one_that_is_larger_than_the_budget_empties_no_library(folder: Path, put
 
 
 def test_a_segment_that_is_open_stays(folder: Path, put: Callable[..., Path]) -> None:
-    """Held by this process or another until its rows are read or it is closed: then it goes."""
+    """Held by this process or another until its rows are read or it is closed: then it goes, with its uses. So does one
+    that is being compiled."""
     path = put("returns", 100)
+    Library(folder).used(path)
+    with locked(segment_files.lock_of(path)):
+        assert not tidy.remove(path) and path.exists()
     held = open_stored(path)
     assert not tidy.remove(path)
     done = tidy.shrink(folder, 0)
     assert [(one.name, why) for one, why in done.spared] == [("returns", "it is in use")] and path.exists()
     assert held.layers[0].k.shape[0] == 8  # all is read, and the file is closed
-    assert tidy.remove(path) and not path.exists()
+    assert tidy.remove(path) and not path.exists() and not list((folder / segment_files.USES).iterdir())
     path = put("returns", 100)
     code = f"""from pathlib import Path; from notes_cli.library.container import open_stored
 held = open_stored(Path({str(path)!r})); print("open", flush=True); input()"""
@@ -141,19 +141,13 @@ held = open_stored(Path({str(path)!r})); print("open", flush=True); input()"""
     assert tidy.remove(path)
 
 
-def test_a_segment_that_is_being_compiled_stays(folder: Path, put: Callable[..., Path]) -> None:
-    """Also the file that a compile is about to replace."""
-    path = put("returns")
-    with locked(segment_files.lock_of(path)):
-        assert not tidy.remove(path) and path.exists()
-
-
-@pytest.mark.parametrize("source", ["-", "", "/nowhere/at/all.txt"])
+@pytest.mark.parametrize("source", ["-", "", "/nowhere/at/all.txt", "{other}\n/nowhere/at/all.txt"])
 def test_a_text_that_is_nowhere_else_is_not_removed_by_itself(
-    folder: Path, put: Callable[..., Path], source: str, identity: Identity
+    folder: Path, put: Callable[..., Path], source: str, tmp_path: Path
 ) -> None:
-    """From standard input, or its file is gone: a budget does not lose it; a second segment of the text is enough."""
-    path = put("piped", 300, source=source)
+    """From standard input, or a file of it is gone: a budget does not lose it; a second segment of the text is
+    enough."""
+    path = put("piped", 300, source=source.format(other=tmp_path / "other.txt"))
     put("other", 100)
     done = tidy.shrink(folder, 0)
     assert [(one.name, why) for one, why in done.spared] == [("piped", "its text is nowhere else")]
@@ -178,37 +172,33 @@ def test_what_has_changed_since_it_was_chosen_stays(folder: Path, put: Callable[
         ("alone", "its text is nowhere else"),
     ]
     assert not done.removed and alone.exists()
-    assert (
-        len(
-            tidy.remove_files(tidy.library_files(folder), folder, [one for one in there if one.name == "alone"]).removed
-        )
-        == 3
-    )
+    asked = [one for one in there if one.name == "alone"]
+    assert len(tidy.remove_files(tidy.library_files(folder), folder, asked).removed) == 3
 
 
 def test_one_that_cannot_be_removed_keeps_no_others(folder: Path, put: Callable[..., Path], tmp_path: Path) -> None:
-    """Removed files are reported, and the reason to spare one."""
+    """Removed files are reported, and the reason to spare one. A damaged file is left to fsck and rm."""
     path = put("linked", 300)
     path.rename(tmp_path / "elsewhere.gguf")
     path.symlink_to(tmp_path / "elsewhere.gguf")
     put("other", 100)
+    damaged = put("damaged", 200)
+    damaged.write_bytes(b"GGUF" + bytes(100))
     done = tidy.shrink(folder, 0)
-    assert [one.name for one in done.removed] == ["other"] and names(folder) == ["linked"]
-    [(one, why)] = done.spared
-    assert one.name == "linked" and why.startswith(f"cannot remove {path}")
-
-
-def test_damage_is_no_reason_to_remove_of_itself(folder: Path, put: Callable[..., Path]) -> None:
-    """An unreadable file is spared, and left to fsck and rm."""
-    path = put("returns", 100)
-    path.write_bytes(b"GGUF" + bytes(100))
-    assert not tidy.shrink(folder, 0).removed and path.exists()
+    assert [one.name for one in done.removed] == ["other"] and damaged.exists()
+    found = {one.name: why for one, why in done.spared}
+    assert found["linked"].startswith(f"cannot remove {path}")
 
 
 def test_a_compile_keeps_the_budget_and_says_what_went(
-    folder: Path, put: Callable[..., Path], identity: Identity, make_segment: MakeSegment
+    folder: Path,
+    put: Callable[..., Path],
+    identity: Identity,
+    make_segment: MakeSegment,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One notice with the names; a failed compile removes nothing; exceeding the budget is reported."""
+    """One notice with the names; a failed compile removes nothing; exceeding the budget is reported, and a failure to
+    remove spoils no compile."""
     size = put("a", 300).stat().st_size
     put("b", 200)
     said: list[Notice] = []
@@ -225,55 +215,18 @@ def test_a_compile_keeps_the_budget_and_says_what_went(
         write_segment(path, make_segment(n=8, name="d", source="-"))
     assert "more than the 1 B it may (c: its text is nowhere else)" in said[-1].what
 
-
-def test_tidying_that_fails_spoils_no_compile(
-    folder: Path,
-    put: Callable[..., Path],
-    identity: Identity,
-    make_segment: MakeSegment,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The compiled file is kept if eviction fails, and the reason is reported."""
-    put("a", 300)
-
     def full(path: Path) -> bool:
         raise UnwritableError(f"cannot remove {path}: Input/output error")
 
     monkeypatch.setattr(tidy, "remove", full)
-    said: list[Notice] = []
-    with Library(folder, max_size=1).compiling("b", identity, say=said.append) as path:
-        write_segment(path, make_segment(n=8, name="b"))
-    assert open_segment(path).name == "b" and "was not kept within 1 B: cannot remove" in said[0].what
+    put("f", 300)
+    with Library(folder, max_size=1).compiling("e", identity, say=said.append) as path:
+        write_segment(path, make_segment(n=8, name="e"))
+    assert open_segment(path).name == "e" and "was not kept within 1 B: cannot remove" in said[-1].what
 
 
 def test_many_that_tidy_at_once_remove_no_more_than_one_would(folder: Path, put: Callable[..., Path]) -> None:
-    """Two compiles that end together do not both make room for the same bytes."""
     size = min(put(f"s{number}", 1000 - number).stat().st_size for number in range(8))
-    done: list[tidy.Tidied] = []
-    threads = [threading.Thread(target=lambda: done.append(tidy.shrink(folder, 4 * size))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: tidy.shrink(folder, 4 * size), range(4)))
     assert sum(len(one.removed) for one in done) == 4 and names(folder) == ["s4", "s5", "s6", "s7"]
-
-
-def test_removing_forgets_the_uses(folder: Path, put: Callable[..., Path]) -> None:
-    """Nothing is left over, neither by rm nor by tidying."""
-    library = Library(folder)
-    for remove in (lambda path: tidy.remove(path), lambda path: library.remove("returns")):
-        path = put("returns")
-        library.used(path)
-        remove(path)
-        assert not list((folder / segment_files.USES).iterdir())
-
-
-def test_a_text_of_several_files_is_somewhere_else(tmp_path: Path, put: Callable[..., Path]) -> None:
-    """A segment of several sources may be evicted if all of them exist, and not if one is gone."""
-    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    for file in files:
-        file.write_text("words")
-    (one,) = tidy.library_files(put("both", source="\n".join(map(str, files))).parent)
-    assert not tidy.is_only_copy(one, [])
-    files[1].unlink()
-    assert tidy.is_only_copy(one, [])

@@ -24,7 +24,6 @@ VERSION = (ROOT / "native" / "LLAMA_CPP_PYTHON").read_text().split()[0]
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """native/prepare.py."""
     monkeypatch.syspath_prepend(str(ROOT / "native"))
     return importlib.import_module("prepare")
 
@@ -37,7 +36,6 @@ def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess
 
 
 def sdist(path: Path, files: dict[str, str]) -> Path:
-    """A file like an sdist of llama-cpp-python."""
     with tarfile.open(path, "w:gz") as archive:
         for name, text in files.items():
             member = tarfile.TarInfo(f"llama_cpp_python-{VERSION}/{name}")

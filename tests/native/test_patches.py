@@ -26,7 +26,6 @@ MOST = 60  # lines that the hooks may add to llama.cpp
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """native/prepare.py."""
     monkeypatch.syspath_prepend(str(ROOT / "native"))
     return importlib.import_module("prepare")
 
@@ -67,15 +66,13 @@ def test_groups_are_chosen_by_name(prepare: ModuleType) -> None:
 def test_a_file_is_new_where_its_text_is(prepare: ModuleType, tmp_path: Path) -> None:
     """Ninja compares times: a file that loses its patch must be newer than its object file."""
     made, before = tmp_path / "made", tmp_path / "before"
-    for folder, text in ((made, "plain"), (before, "patched")):
+    texts = {"same.cpp": ("same", "same"), "other.cpp": ("plain", "patched"), "new.cpp": ("new", None)}
+    for folder, at, time in ((made, 0, 1), (before, 1, 1000)):  # 1: as the archive has them
         (folder / "src").mkdir(parents=True)
-        (folder / "src" / "same.cpp").write_text("same")
-        (folder / "src" / "other.cpp").write_text(text)
-    (made / "src" / "new.cpp").write_text("new")
-    for path in made.rglob("*.cpp"):
-        os.utime(path, (1, 1))  # as the archive has them
-    for path in before.rglob("*.cpp"):
-        os.utime(path, (1000, 1000))
+        for name, versions in texts.items():
+            if versions[at] is not None:
+                (folder / "src" / name).write_text(versions[at])
+                os.utime(folder / "src" / name, (time, time))
     prepare.set_times(made, before)
     times = {path.name: path.stat().st_mtime for path in made.rglob("*.cpp")}
     assert times["same.cpp"] == 1000 < min(times["other.cpp"], times["new.cpp"])

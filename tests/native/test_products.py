@@ -28,7 +28,6 @@ def columns(rng: np.random.Generator, count: int, width: int) -> Array:
 
 
 def product(data: NDArray[np.uint8], shape: tuple[int, int], right: Array, threads: int) -> NDArray[np.float32]:
-    """[columns, rows]"""
     with Operation() as operation:
         left = operation.put_bytes(data, Q8_0, (1, 1, *shape))
         out = operation.base.ggml_mul_mat(operation.context, left, operation.put(right[None, None], F32))
@@ -50,7 +49,6 @@ def test_any_number_of_rows_and_columns(rows: int, threads: int) -> None:
 
 @pytest.mark.patches("speed")
 def test_a_column_does_not_depend_on_the_others() -> None:
-    """Products do not depend on the other columns, and so not on the batch."""
     rng = np.random.default_rng(0)
     rows, width = 50, 1056
     data, left = matrix(rng, rows, width)

@@ -59,25 +59,6 @@ def test_a_held_out_word_in_training() -> None:
             assert {policies.is_held_out(word) for word in said - pool} == {held}
 
 
-def test_two_roles_with_one_word() -> None:
-    """Within a prompt fields, topics, values and outcomes are different words, so that a look-up has one answer."""
-    rng = random.Random("roles")
-    for _ in range(100):
-        for draft in world.make_drafts(rng, world.Level(skills=(2, 2), rules=(2, 2))):
-            names = [*draft.values, *(r.topic for r in draft.rules)]
-            assert len(names) == len(set(names))
-            assert not {v for r in draft.rules for v, _ in r.table} & {o for r in draft.rules for _, o in r.table}
-
-
-def test_fields_on_the_wrong_side() -> None:
-    """The negative control is the same text with its fields after its rules."""
-    case = world.cases(1, EVERY, "sides", held=True)[0]
-    above, below = (case.draft.text(below=side) for side in (False, True))
-    assert sorted(above.split("\n")) == sorted(below.split("\n"))
-    assert above.index(f"{case.rule.field}: ") < above.index("- If")
-    assert below.index(f"{case.rule.field}: {case.old}") > below.rindex("- If")
-
-
 def test_an_outcome_inside_another_word() -> None:
     """The outcome of a chain of thought is the last whole word of the choices."""
     assert outcome("The tier is gold. So the shipping is free.", ["gold", "free", "freed"]) == "free"
