@@ -15,7 +15,6 @@ from samples import SAMPLES
 from notes_cli import config
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
-from notes_cli.library.container import peek
 from notes_cli.library.profiles import Profile, Profiles
 from notes_cli.runtime.workspace import Workspace
 
@@ -24,14 +23,6 @@ from .test_batch import answers, lines
 
 CUT = "the answer was cut after {} tokens. Let it have more: -n {}\n"
 SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
-
-
-def test_question_from_the_argument(notes: Notes) -> None:
-    """stdout has the answer of the JSON and nothing else; stderr only that it was cut."""
-    plain, js = notes("ask", "Why?", "-n", 8), notes("ask", "Why?", "-n", 8, "--json")
-    assert (plain.code, plain.err) == (0, js.err) and plain.err == CUT.format(8, 16)
-    assert plain.out.strip() == js.json["answer"] != ""
-    assert plain.out.endswith("\n")
 
 
 def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
@@ -55,44 +46,6 @@ def test_a_dash_is_standard_input(notes: Notes, dash: list[str]) -> None:
     assert (dashed["answer"], dashed["tokens"]) == (plain["answer"], plain["tokens"])
     empty = notes("ask", *dash, "-n", 2)
     assert empty.code == 2 and "the question is empty" in empty.err
-
-
-def test_no_stream_prints_the_same_answer(notes: Notes) -> None:
-    """Streamed or at once, the answer is the same."""
-    assert notes("ask", "Why?", "-n", 20, "--no-stream").out.strip() == notes("ask", "Why?", "-n", 20).out.strip()
-
-
-def test_a_spliced_skill_is_not_decoded_but_for_the_seam(notes: Notes, compiled: Path) -> None:
-    """Spliced and seam tokens add up to the skill; everything else and the seam is decoded."""
-    n = len(peek(compiled).tokens)
-    for extra, seam in (((), 0), (("-s", "Be kind."), 1), (("-s", "Be kind.", "--seam", "7"), 7)):
-        tokens = notes("ask", "Why?", "--splice", "returns", "-n", 1, "--json", *extra).json["tokens"]
-        assert (tokens["spliced"], tokens["seam"]) == (n - seam, seam)
-        assert tokens["decoded"] == tokens["total"] - tokens["spliced"]
-
-
-def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
-    """Pieces are contiguous from position 0, each with the origin of its KV entries."""
-    result = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 3, "--json").json
-    pieces = result["pieces"]
-    assert [piece["kind"] for piece in pieces] == ["text", "splice", "erratum", "question", "answer"]
-    assert [piece["how"] for piece in pieces] == ["decoded", "spliced", *["decoded"] * 3]
-    at = 0
-    for piece in pieces:
-        assert piece["position"] == at
-        at += piece["tokens"]
-    assert at == result["tokens"]["total"] + result["tokens"]["answer"]
-    assert pieces[2]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
-
-
-def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Path) -> None:
-    """Skills are where the first turn put them; a later turn cannot move them."""
-    ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
-    begun = notes(*ask, "--splice", "returns", "--place", "late").json
-    later = notes(*ask).json
-    assert later["place"] is None and later["pieces"][1]["position"] == begun["pieces"][1]["position"]
-    refused = notes(*ask, "--place", "early")
-    assert refused.code == 1 and "--exact and --decode belong" in refused.err and refused.err.count("\n") == 1
 
 
 def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
@@ -237,19 +190,11 @@ def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
     assert notes(*ask).json["tokens"]["spliced"] == 1
 
 
-def test_special_tokens_in_a_question_are_text(notes: Notes) -> None:
-    """`<|im_end|>` in a question is ten characters, never the token that ends a message."""
-    plain = notes("ask", "x" * len("<|im_end|>"), "-n", 1, "--json").json
-    special = notes("ask", "<|im_end|>", "-n", 1, "--json").json
-    assert special["tokens"]["total"] == plain["tokens"]["total"]
-
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
     "required": ["name", "age"],
 }
-WORDS = 'root ::= "accepted" | "refused"'
 
 
 @pytest.fixture

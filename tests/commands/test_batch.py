@@ -212,16 +212,6 @@ def test_an_answer_is_there_before_the_last_question_is_read(model: Path) -> Non
     assert process.wait() == 0
 
 
-def test_a_reader_who_has_enough_ends_it(model: Path, tmp_path: Path) -> None:
-    source = tmp_path / "questions.jsonl"
-    source.write_text('"Why?"\n' * 400)
-    script = '"$@" | head -n 1; exit ${PIPESTATUS[0]}'
-    done = subprocess.run(
-        ["bash", "-c", script, "-", *command_line("ask", "-n", 2, "--batch", source)], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (141, "") and json.loads(done.stdout)["line"] == 1
-
-
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.15])
 def test_an_interrupt_leaves_whole_lines(model: Path, tmp_path: Path, after: float) -> None:
     source = tmp_path / "questions.jsonl"

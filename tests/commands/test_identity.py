@@ -248,10 +248,3 @@ def test_compiling_again_from_a_segment(notes: Notes, skill: Path, compiled: Pat
     assert "up to date" in notes("compile", "--from", "returns").err
     named = notes("compile", "--from", "returns", "--name", "copy").out.strip()
     assert peek(Path(named)).name == "copy" and peek(Path(named)).text == before.text
-
-
-def test_compiling_again_keeps_blocks(notes: Notes, skill: Path) -> None:
-    """For another model, too."""
-    blocks = peek(Path(notes("compile", skill, "--blocks", 3).out.strip())).blocks
-    again = notes("compile", "--from", "returns", "--rope-freq-base", 20000)
-    assert again.code == 0 and len(peek(Path(again.out.strip())).blocks) == len(blocks) > 1

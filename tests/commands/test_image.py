@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -154,18 +153,6 @@ def test_a_model_without_vision_says_so(notes: Notes, photo: Path, tmp_path: Pat
     for no_projector, message in ((blind, "is no projector (mmproj): its architecture is llama"), (photo, "photo.png")):
         outcome = notes("compile", photo, *SEES, "--mmproj", no_projector)
         assert outcome.code == 1 and message in outcome.err and "Traceback" not in outcome.err
-
-
-def test_texts_do_not_pay_for_images() -> None:
-    """Help, and a question about a text, load neither libmtmd nor Pillow."""
-    script = (
-        "import sys; from notes_cli.cli import run; code = run(sys.argv[1:]);"
-        "heavy = [name for name in sys.modules if name.startswith('PIL') or name.endswith('mtmd_cpp')];"
-        "sys.exit(f'loaded: {heavy}' if heavy else code)"
-    )
-    for words in (["ask", "--help"], ["ask", "May I return this?", "--choices", "yes,no"]):
-        done = subprocess.run([sys.executable, "-c", script, *words], stdin=subprocess.DEVNULL, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()
 
 
 def test_an_image_is_not_quantized(notes: Notes, photo: Path) -> None:

@@ -20,7 +20,7 @@ from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
 from . import conftest
-from .conftest import TEXT, Notes, Outcome, command_line, run_here, snapshot
+from .conftest import TEXT, Notes, Outcome, command_line, snapshot
 
 
 @pytest.fixture
@@ -72,14 +72,6 @@ def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
     for arguments in (("ask", "x", "--image", "no.png"), ("ask", "x", "--splice", "./no"), ("inspect", "no.gguf")):
         outcome = notes(*arguments)
         assert outcome.code == 1 and "no such file" in outcome.err and "Compile it" not in outcome.err, outcome.err
-
-
-def test_a_name_of_two_skills_is_refused(notes: Notes, project: Path) -> None:
-    """Both are listed, none is compiled; a path is unambiguous."""
-    put(project / ".claude" / "skills", "pdf", "Other words.")
-    outcome = notes("compile", "pdf")
-    assert outcome.code == 1 and outcome.err.count("/skills/pdf") == 2 and "Name the folder" in outcome.err
-    assert notes("compile", project / ".claude" / "skills" / "pdf").code == 0
 
 
 def test_every_agent_skill(notes: Notes, project: Path) -> None:
@@ -389,12 +381,6 @@ def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, hom
     assert snapshot(home) == before
 
 
-def test_rm_dry_run(notes: Notes, compiled: Path) -> None:
-    """--dry-run lists files and removes nothing, without asking."""
-    outcome = notes("rm", "--dry-run", "returns")
-    assert (outcome.code, outcome.out) == (0, f"{compiled}\n") and compiled.exists()
-
-
 def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> None:
     """--text is the text as compiled, --tokens its ids one a line; both alone on stdout, by name or by path."""
     with Model(model) as loaded:
@@ -429,12 +415,3 @@ def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
         assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1) and "chmod 700" in refused.err
     compiled.parent.chmod(0o700)
     assert notes("doctor").code == 0
-
-
-def test_doctor_says_what_is_missing(notes: Notes, tmp_path: Path) -> None:
-    """A model that is not there: exit 1, the problem last, the rest still shown."""
-    outcome = notes("doctor", "-m", tmp_path / "no.gguf")
-    assert outcome.code == 1 and "llama-cpp-python" in outcome.out
-    assert outcome.out.splitlines()[-1].startswith("PROBLEM") and "no such model" in outcome.out
-    found = json.loads(run_here("doctor", "-m", tmp_path / "no.gguf", "--json").out)
-    assert "no such model" in found["problems"][0] and "model" not in found

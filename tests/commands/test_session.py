@@ -14,7 +14,6 @@ from notes_cli.config import paths
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.state import fold
 
-from ..limits import small_files
 from ..sessions.ledgers import forge, turn
 from .conftest import Notes, command_line, snapshot
 
@@ -57,28 +56,13 @@ def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path) -> None:
     assert snapshot(begun) == before
 
 
-def test_a_skill_comes_later(notes: Notes, begun: Path, home: Path, tmp_path: Path) -> None:
-    """In its turn's message; its fields are then the session's. Not twice, and not by a setting for first turns."""
-    (tmp_path / "more.txt").write_text("floor: third")
-    assert notes("compile", tmp_path / "more.txt").code == 0
-    (home / "config.yaml").write_text("ask: {splice: returns}\n")
-    assert notes(*GO_ON, "--splice", "more").code == 0
-    shown = notes("session", "show", "mine", "--json").json
-    spliced = dict.fromkeys(piece["name"] for piece in shown["pieces"] if piece["kind"] == "splice")
-    assert list(spliced) == ["returns", "more"]
-    assert shown["fields"]["floor"] == "third"
-    again = notes(*GO_ON, "--splice", "more")
-    assert again.code == 1 and "more is in session mine already" in again.err
-    assert notes(*GO_ON).code == 0
-
-
 @pytest.mark.parametrize("way", ["config", "variables"])
 def test_settings_are_for_first_turns(
     notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A later turn ignores options of first turns and errata of config.yaml and variables: values from edits stay."""
     settings = {"erratum": "date=2026-08-01", "system": "Be brief.", "field": "tier=basic", "decode": "returns"}
-    settings["place"] = "late"
+    settings |= {"place": "late", "splice": "returns"}
     if way == "config":
         said = "".join(f"  {name}: '{value}'\n" for name, value in settings.items())
         (home / "config.yaml").write_text(f"ask:\n{said}  recompute: true\n")
@@ -93,38 +77,6 @@ def test_settings_are_for_first_turns(
     assert len(errata) == 1 and "2026-07-01" in errata[0] and shown["fields"]["date"] == "2026-07-01"
     assert notes(*GO_ON, "--erratum", "date=2026-09-01").code == 0
     assert notes("session", "show", "mine", "--json").json["fields"]["date"] == "2026-09-01"
-
-
-def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
-    """An erratum waits for the next question, a field is changed at once; undo takes back one after the other."""
-    ledger = [snapshot(begun)["0001.gguf"]]
-    assert "erratum before" in notes("edit", "mine", "--field", "date=2026-07-01", "--method", "erratum").out
-    assert "rows recomputed" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
-    shown = notes("session", "show", "mine")
-    assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out
-    assert "correction before the next question: " in shown.out
-    assert notes(*GO_ON).code == 0
-    pieces = notes("session", "show", "mine", "--json").json["pieces"]
-    assert ["2026-07-01" in piece["text"] for piece in pieces if piece["kind"] == "erratum"] == [True]
-    undone = [notes("session", "undo", "mine").out for _ in range(4)]
-    assert undone == [
-        *("undid the turn: And then?\n", "undid the edit: tier=basic\n"),
-        *("undid the edit: date=2026-07-01\n", "undid the turn: Why?\n"),
-    ]
-    outcome = notes("session", "undo", "mine")
-    assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
-    assert notes(*BEGIN).code == 0 and snapshot(begun)["0009.gguf"][-4096:] == ledger[0][-4096:]
-
-
-def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Path) -> None:
-    """As the message promises: fsck finds nothing to mend, and with free space the session begins."""
-    ask = ("ask", "Why?", "--splice", "returns", "--session", "new", "-n", 1)
-    with small_files(10 << 10):
-        outcome = notes(*ask)
-    assert outcome.code == 1 and "File too large. Nothing was changed" in outcome.err
-    checked = notes("fsck")
-    assert checked.code == 0, checked
-    assert notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
 @pytest.mark.parametrize("bad", [259, 2**31 - 1])
@@ -297,13 +249,6 @@ def test_settings_reach_the_commands_of_the_group(notes: Notes, begun: Path, hom
     (home / "config.yaml").write_text("ctx-size: 1000000\n")
     outcome = notes("session", "compact", "mine")
     assert outcome.code == 1 and "a context of 1,000,000 tokens was asked for" in outcome.err
-
-
-def test_rm_refuses_where_nobody_can_answer(notes: Notes, begun: Path) -> None:
-    """A conversation cannot be had again: without -y and without a terminal nothing is removed, exit 2."""
-    outcome = notes("session", "rm", "mine", stdin="y\n")
-    assert (outcome.code, outcome.out) == (2, "") and "Repeat with -y" in outcome.err and begun.exists()
-    assert notes("session", "rm", "mine", "-y").code == 0 and not begun.exists()
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("\n", 1, True)])

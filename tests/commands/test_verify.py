@@ -13,15 +13,6 @@ from notes_cli.measure import verify
 from .conftest import Notes, on_a_terminal
 
 
-def test_pass_is_exit_0(notes: Notes, compiled: Path) -> None:
-    """Decisions and logits as in a full recompute: one line a question, the verdict last, exit 0."""
-    outcome = notes("verify", "returns", "--choices", "a,b", "--question", "Why?", "--question", "When?")
-    assert (outcome.code, outcome.err) == (0, "")
-    lines = outcome.out.splitlines()
-    assert lines[1].startswith("Why?") and lines[2].startswith("When?")
-    assert lines[-1].startswith("pass: 2 of 2 decisions")
-
-
 def test_a_narrow_terminal_has_no_figures(notes: Notes, compiled: Path) -> None:
     """At 80 columns the decisions have room, without words cut into pieces."""
     asked = ["verify", "returns", "--choices", "a,b", "--question", "Why?"]
