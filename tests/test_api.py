@@ -386,18 +386,6 @@ def test_sessions(model: notes.Model, skill: Skill) -> None:
     assert model.workspace.paths.sessions.is_dir()
 
 
-def test_verify(model: notes.Model, skill: Skill) -> None:
-    """By keywords or by an examination; edits against the corrected text."""
-    segment = model.compile(skill)
-    report = model.verify([segment], questions=["Why?"], errata=["date=2026-07-01"], choices=CHOICES)
-    wanted = Examination([segment], ["Why?"], ["date=2026-07-01"], choices=CHOICES)
-    assert report.passed and len(report.cases) == 2
-    assert [case.decision for case in model.verify(wanted).cases] == [case.decision for case in report.cases]
-    edits = model.verify_edits([segment], {"date": "2026-07-01"}, ["suffix", "stale"], questions=["Why?"])
-    assert [one.method for one in edits.tried] == ["suffix", "stale"] and edits.tried[0].passed
-    assert model.workspace.context.used == 0
-
-
 @pytest.mark.parametrize("number", range(len(readme.examples())))
 def test_the_examples_of_the_readme(number: int, tmp_path: Path) -> None:
     """In their own process and folder they print the output in README."""

@@ -335,6 +335,7 @@ def test_skills_that_are_compiled_together(notes: Notes, skill: Path, two: Path)
         assert both.text == f"{skill.read_text().strip()}\n\n{two.read_text().strip()}"
         assert Profiles(workspace.paths.profiles).names() == []
     assert [one["stale"] for one in notes("ls", "--json").json if one["name"] == "shop"] == [[]]
+    assert notes("watch", "shop").code == 1  # it has no file of its own to look at
     two.write_text(two.read_text().replace("five", "six"))
     (stale,) = [one["stale"] for one in notes("ls", "--json").json if one["name"] == "shop"]
     assert stale == ["text"]
@@ -343,10 +344,3 @@ def test_skills_that_are_compiled_together(notes: Notes, skill: Path, two: Path)
     two.unlink()
     assert [one["stale"] for one in notes("ls", "--json").json if one["name"] == "shop"] == [["gone"]]
     assert "pay six" in notes("inspect", "shop", "--text").out
-
-
-def test_together_is_not_watched(notes: Notes, skill: Path, two: Path) -> None:
-    """It has no file of its own to look at, so a watch that names it would never see a change."""
-    assert notes("compile", skill, "fees", "--together", "shop").code == 0
-    outcome = notes("watch", "shop")
-    assert outcome.code == 1 and "notes compile --stale" in outcome.err

@@ -182,34 +182,3 @@ def test_ls_fits_80_columns(
     assert re.search(r"(ready|other model) +Window ab=11 days, (Window \w\w=\d\d days, )*…$", cut)
     long = lines_of(on_a_terminal(["ls", "--long"], COLUMNS="80"))
     assert "uses" in long[0] and "text of api: standard input" in long
-
-
-@pytest.mark.parametrize(
-    ("stale", "state"),
-    [("text", "text changed"), ("gone", "text gone"), ("damaged", "damaged"), ("model", "other model")],
-)
-def test_states_in_words(
-    notes: Notes, skill: Path, compiled: Path, stale: str, state: str, make_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    """A newcomer's words in the table, the reason below it; scripts have the same word as ever in the document."""
-    arguments = ["ls"]
-    if stale == "text":
-        skill.write_text("date: 2026-06-02\n")
-    elif stale == "gone":
-        skill.unlink()
-    elif stale == "damaged":
-        compiled.write_bytes(b"broken")
-    else:
-        other = tmp_path / "other.gguf"
-        other.write_bytes(make_model("qwen2").read_bytes())
-        os.utime(other, (1, 1))  # a digest is remembered of files that were left alone
-        assert notes("compile", "-", "--name", "more", "-m", other, stdin="x").code == 0
-        arguments += ["-m", str(other)]
-    (line,) = [line for line in lines_of(on_a_terminal(arguments)) if line.startswith("returns  ")]
-    assert line.endswith(state)
-    (line,) = [line for line in notes(*arguments).out.splitlines() if line.startswith("returns  ")]
-    assert f"  {state}" in line
-    (entry,) = [one for one in notes(*arguments, "--json").json if one["name"] == "returns"]
-    assert entry["stale"] == [stale] if stale != "damaged" else entry["problem"]
-    shown = on_a_terminal(arguments)
-    assert any(line.startswith("returns:") for line in lines_of(shown)[2:]), shown

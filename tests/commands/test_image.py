@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -24,19 +23,6 @@ def photo(tmp_path: Path) -> Path:
 
 
 SEES = ("-m", "notes-eye", "-t", "1")
-
-
-def test_compile_and_splice_an_image(notes: Notes, photo: Path) -> None:
-    """Prints the path on stdout, and a line on stderr; spliced by name, without a projector, it decides as decoded."""
-    outcome = notes("compile", photo, *SEES)
-    assert outcome.code == 0 and Path(outcome.out.strip()).is_file()
-    assert re.match(r"photo: 18 tokens in .* kB, an image of 48 x 48 pixels\n", outcome.err)
-    question = "What shape is at the top left?"
-    spliced = notes("ask", question, "--splice", "photo", "--json", *SEES).json
-    decoded = notes("ask", question, "--splice", "photo", "--recompute", "--json", *SEES).json
-    assert spliced["answer"] == decoded["answer"] != ""
-    assert spliced["tokens"]["spliced"] == 18 and decoded["tokens"]["spliced"] == 0
-    assert spliced["tokens"]["total"] == decoded["tokens"]["total"]
 
 
 def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path: Path) -> None:
@@ -62,35 +48,6 @@ def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path:
     assert third.code == 0 and "as photo-" in third.err
     plan = notes("ask", "What?", "--image", photo, "--image", other, "--explain", *SEES)
     assert plan.code == 0 and plan.out.count("spliced") >= 2
-
-
-def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """`notes compile` encodes the images of a text and lists marks that stay text; `notes ls` shows when a picture has
-    changed; it decides as decoded; a model without vision takes the text."""
-    text = tmp_path / "report.md"
-    text.write_text("Read this.\n\n![a photo](photo.png)\n\nday: four\n\n![gone](gone.png)")
-    outcome = notes("compile", text, *SEES)
-    assert outcome.code == 0 and "report: " in outcome.err and ", an image in it, 1 field" in outcome.err
-    assert "report.md shows gone.png" in outcome.err
-    question = "What shape is at the top left?"
-    spliced = notes("ask", question, "--splice", "report", "--json", *SEES).json
-    decoded = notes("ask", question, "--splice", "report", "--recompute", "--json", *SEES).json
-    assert spliced["answer"] == decoded["answer"] != "" and spliced["tokens"]["total"] == decoded["tokens"]["total"]
-    assert spliced["tokens"]["spliced"] > 18 and decoded["tokens"]["spliced"] == 0
-    corrected = notes(
-        "ask", question, "--splice", "report", "--erratum", "day=five", "--explain", "-s", "Brief.", *SEES
-    )
-    assert corrected.code == 0 and "seam" in corrected.out and "erratum" in corrected.out
-    assert notes("ls", "--json").json[0]["stale"] == []
-    photo.write_bytes(image_bytes(48, 48, seed=2))
-    assert notes("ls", "--json").json[0]["stale"] != []
-    assert notes("compile", "--stale", *SEES).out.strip() and "stale" not in notes("ls").out
-    blind = notes("compile", text, "--name", "words", "-m", config.shipped_model(), "-t", "1")
-    assert blind.code == 0 and "shows photo.png, gone.png" in blind.err
-    assert "--mmproj FILE" in blind.err
-    photo.write_bytes(b"no picture")
-    broken = notes("compile", text, *SEES)
-    assert broken.code == 1 and "photo.png is no image that can be read" in broken.err and broken.out == ""
 
 
 def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> None:

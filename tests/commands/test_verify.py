@@ -44,30 +44,6 @@ def test_keys_that_are_not_turned_fail(notes: Notes, compiled: Path, monkeypatch
     assert any(line.startswith("missed: returns has wrong rows: layer 0, K") for line in lines)
 
 
-EDIT = ("verify", "returns", "--field", "date=2026-07-01", "--choices", "a,b", "--question", "Why?")
-
-
-def test_a_line_a_method(notes: Notes, compiled: Path) -> None:
-    """All of them against a recompute of the corrected text, the refused with the reason; then auto and the verdict."""
-    outcome = notes(*EDIT, "--method", "all")
-    lines = outcome.out.splitlines()
-    assert [line.split()[0] for line in lines[1:-2]] == list(METHODS_ALL)
-    block = next(line for line in lines if line.startswith("block"))
-    assert "refused" in block and "notes compile --from returns" in block and "--blocks 8" in block
-    assert lines[-2] == "auto is field+erratum: the default for a model that calibrate has not measured"
-    found = {one["method"]: one for one in notes(*EDIT, "--method", "all", "--json").json["methods"]}
-    for name in ("suffix", "recompute"):
-        assert found[name]["cosine"] > 0.999 and found[name]["pass"]
-    assert found["recompute"]["kl"] == 0 and found["stale"]["cosine"] < found["suffix"]["cosine"]
-    assert found["field"]["decoded"] < found["suffix"]["decoded"] < found["recompute"]["decoded"]
-    assert outcome.code == (0 if found["field+erratum"]["pass"] else 1)
-
-
-METHODS_ALL = (
-    *("stale", "field", "selective@16", "blend@16", "erratum", "field+erratum", "suffix", "block", "recompute"),
-)
-
-
 def test_what_a_method_leaves_stale_fails(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the shipped model: without an edit the old value decides, which is exit 1; with one the new value does."""
     monkeypatch.delenv("NOTES_MODEL")
