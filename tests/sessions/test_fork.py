@@ -59,6 +59,24 @@ def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, 
     assert Sessions(paths().sessions).names() == ["fork0", "fork1", "fork2", "mine"]
 
 
+def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
+    """Refused forks, of a name that exists or a session without turns, keep no sequence; consecutive ones use a single
+    one, also after errors."""
+    with held(workspace) as session:
+        with pytest.raises(SessionError, match="nothing to fork in session mine"), session.fork("other"):
+            pass
+        turn(session, skill, "Why?")
+        context = session.workspace.context
+        used, sequences = context.used, context.options.n_sequences
+        for number in range(2 * sequences):
+            with pytest.raises(SessionError, match="there is a session mine already"), session.fork("mine"):
+                pass
+            with pytest.raises(RuntimeError, match="on purpose"), session.fork(f"fork{number}") as fork:
+                turn(fork, skill, "And then?")
+                raise RuntimeError("on purpose")
+        assert (context.used, context.options.n_sequences) == (used, sequences)
+
+
 def test_more_forks_than_there_were_sequences(make: Open, skill: Skill, unread: None) -> None:
     """The context grows, and all sessions keep their K/V."""
     with held(make()) as session, ExitStack() as forks:
@@ -101,34 +119,3 @@ def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: Non
                 assert not same(rows(one.sequence), before)
                 assert same(rows(session.sequence), before) and same(rows(two.sequence), before)
                 assert (one.state.fields["date"], two.state.fields["date"]) == (value, session.state.fields["date"])
-
-
-def test_a_fork_that_cannot_be(workspace: Workspace, skill: Skill) -> None:
-    """An existing name, or a session without turns: refused, and no sequence is kept."""
-    with held(workspace) as session:
-        with pytest.raises(SessionError, match="nothing to fork in session mine"), session.fork("other"):
-            pass
-        turn(session, skill, "Why?")
-        context = session.workspace.context
-        used, sequences = context.used, context.options.n_sequences
-        with pytest.raises(SessionError, match="there is a session mine already"), session.fork("mine"):
-            pass
-        with session.fork("other"):
-            for _ in range(2 * sequences):
-                with pytest.raises(SessionError, match="there is a session other already"), session.fork("other"):
-                    pass
-        assert (context.used, context.options.n_sequences) == (used, sequences)
-    assert Sessions(paths().sessions).names() == ["mine", "other"]
-
-
-def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
-    """Consecutive forks use a single sequence, also after errors."""
-    with held(workspace) as session:
-        turn(session, skill, "Why?")
-        context = session.workspace.context
-        used, sequences = context.used, context.options.n_sequences
-        for number in range(2 * sequences):
-            with pytest.raises(RuntimeError, match="on purpose"), session.fork(f"fork{number}") as fork:
-                turn(fork, skill, "And then?")
-                raise RuntimeError("on purpose")
-        assert (context.used, context.options.n_sequences) == (used, sequences)
