@@ -29,8 +29,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
-    """In an empty folder: compile and ask, with a line that names the text; a file or a skill of that name has
-    precedence."""
+    """Compiled and asked in an empty folder, with a line that names the text; a file of that name has precedence."""
     done = run_here("compile", "store-handbook")
     assert done.code == 0
     assert str(config.resource("skills")) in done.err
@@ -119,8 +118,7 @@ def opened() -> Path:
 def test_the_order_of_defaults(
     install: Install, home: Path, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From lowest to highest: the tiny model, the package, the downloaded model, config.yaml, NOTES_MODEL, -m; for
-    commands, Python and the list of models."""
+    """The tiny model, the package, the download, config.yaml, NOTES_MODEL, -m; for commands, Python and the list."""
     kinds = {name: make_model(name) for name in ("qwen3", "gemma3", "mistral", "smollm3")}
 
     def chosen() -> tuple[Path, str]:
@@ -145,8 +143,7 @@ def test_the_order_of_defaults(
 
 
 def test_every_command_uses_it_and_is_quiet_about_it(install: Install, skill: Path) -> None:
-    """Compiled and asked without -m, in processes of their own; the demonstration alone is announced, with the ways to
-    a real model."""
+    """In processes of their own; the demonstration alone is announced, with the ways to a real model."""
     first = run_apart("compile", skill)
     assert first.code == 0 and first.err.startswith(TELLS) and WAYS in first.err.splitlines()[0]
     installed = install()
@@ -157,8 +154,7 @@ def test_every_command_uses_it_and_is_quiet_about_it(install: Install, skill: Pa
 
 
 def test_our_own_names(install: Install, home: Path, make_model: Callable[..., Path]) -> None:
-    """Each means its file from -m, from Python and from an alias; without SmolLM2 its name is refused in one line that
-    has both ways to get it."""
+    """Each means its file, by -m, Python and aliases; without SmolLM2 its name is refused with both ways to get it."""
     home.mkdir()
     (home / "config.yaml").write_text("models:\n  small: smollm2\n  demo: notes-tiny\n")
     for word in ("smollm2", "small"):

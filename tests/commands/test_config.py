@@ -125,8 +125,7 @@ def test_a_text_is_never_looked_for_in_the_working_folder(project: Path, monkeyp
 
 
 def test_precedence(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables before the project, the project before the user's file, also by another flag of the same option; and
-    only for the commands that it is for."""
+    """Variables before the project, the project before the user's file, also by another flag of the same option."""
     assert run_here("config", "allow").code == 0
     home.mkdir(exist_ok=True)
     (home / "config.yaml").write_text("predict: 5\ntemp: 0.5\nserve: {splice: mine}\n")
@@ -188,8 +187,7 @@ def test_what_a_project_cannot_set(project: Path, text: str, message: str) -> No
 
 @pytest.mark.model
 def test_an_answer_has_the_skills_of_the_project(notes: Notes, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its JSON is that of the options, in any folder of the project; an option replaces the setting. A session and a
-    chat that have begun keep their skills and corrections."""
+    """In any folder of it, unless an option replaces them; a session and a chat that have begun keep theirs."""
     handbook = project.parents[1] / "docs" / "handbook.md"
     options = ("--splice", handbook, "--erratum", "date=2026-07-01")
     given = notes("ask", "Why?", "--json", "-n", 2, *options).json

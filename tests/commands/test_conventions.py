@@ -102,8 +102,7 @@ def test_quiet(home: Path, skill: Path) -> None:
 
 
 def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag, then the variable that is called as it, then the command's own setting, then that of all, the default;
-    `json: true` is --json, for errors, too, and `color: always` is --color."""
+    """A flag, the variable that is called as it, the command's own setting, that of all; flags may be settings."""
 
     def tokens(*arguments: object) -> int:
         return int(notes("ask", "Why?", "--json", *arguments).json["tokens"]["answer"])
