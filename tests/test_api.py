@@ -176,8 +176,7 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
 
 
 def test_importing_loads_nothing() -> None:
-    """Neither llama.cpp nor numpy, nor anything of ours; each name is there when it is asked for. Without a running
-    loop asyncio, which takes long, is not loaded."""
+    """Neither llama.cpp nor numpy, nor anything of ours, nor asyncio; each name is there when it is asked for."""
     script = "import sys, notes_cli; print(sorted(name for name in sys.modules if name[:5] in ('notes', 'numpy')))"
     script += "; notes_cli.Model; print('asyncio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -81,8 +81,7 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.parametrize("question", CASES)
 def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
-    """`stale` keeps the old decision, and so does the field edited in place, as later entries noted the old value.
-    Erratum, field+erratum, suffix and recompute correct it, also after a system text. The model is at most 10 MB."""
+    """`stale`, and the field in place, keep the old decision, which later entries noted; others correct it."""
     assert shipped_model().stat().st_size <= 10_000_000
     field, old, new = CASES[question]
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
@@ -96,8 +95,7 @@ def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, questio
 
 
 def test_a_correction_for_all_reaches_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`notes edit --all` applies to a single question, a batch, a session and a recompute; errata and edits of the
-    question override it; the text's value withdraws it."""
+    """A question's own errata and edits override `notes edit --all`; the text's value withdraws it."""
     monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
     assert run_here("compile", SAMPLES / "returns").code == 0
     ask = ("ask", "May I return this?", "--splice", "returns")

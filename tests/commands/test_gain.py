@@ -31,8 +31,7 @@ def slowed(compiled: Path, seconds: float | None = 103.0) -> Path:
 
 
 def test_compile_tells_its_speed(notes: Notes, skill: Path) -> None:
-    """Tokens, seconds, tokens per second and bytes in one line of 80 columns, as in the JSON. The file has the time;
-    nothing computed, no time."""
+    """Tokens, seconds, tokens per second and bytes, as in the JSON and the file; nothing computed, no time."""
     outcome = notes("compile", skill)
     found = re.fullmatch(r"returns: 103 tokens in ([\d.]+) s \(([\d,]+) tokens/s\), (.*) kB, fields .*\n", outcome.err)
     assert found and len(outcome.err) <= 81
@@ -51,8 +50,7 @@ def test_compile_tells_its_speed(notes: Notes, skill: Path) -> None:
 
 
 def test_ask_ends_with_what_was_saved(compiled: Path) -> None:
-    """On a terminal, dim, after the answer: tokens, the time to the first one, and that of a prefill by the compile's
-    own; the first token of a chain of thought is no measure of the wait."""
+    """On a terminal, dim, after the answer; the first token of a chain of thought is no measure of the wait."""
     slowed(compiled)
     shown = on_a_terminal([*ASK])
     (line,) = LINE.findall(shown)

@@ -26,8 +26,7 @@ SEES = ("-m", "notes-eye", "-t", "1")
 
 
 def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """The image is in the question's message, after skills, before errata; later it is spliced from disk. Another image
-    of that name is kept separately."""
+    """After skills, before errata; later it is spliced from disk, and another image of that name is kept separately."""
     (tmp_path / "note.txt").write_text("Answer in one word.")
     words = ("What is the total?", "--splice", tmp_path / "note.txt", "--erratum", "the receipt is void.")
     first = notes("ask", *words, "--image", photo, *SEES)
@@ -51,8 +50,7 @@ def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path:
 
 
 def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> None:
-    """When one changes both texts that show it are compiled again, also where one of them changes at the same time; a
-    text may show another one later."""
+    """Both texts that show one are compiled again, also where one changes at the same time or shows another."""
     texts = [tmp_path / name for name in ("a.md", "b.md")]
     for text in texts:
         text.write_text("Read this: ![a photo](photo.png)")

@@ -75,8 +75,7 @@ def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
 
 
 def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """--all: those of the project and the user's, each name once; one that is broken stops no other, status 1. Without
-    any, a line."""
+    """--all: each name once; one that is broken stops no other, status 1. Without any, a line."""
     outcome = notes("compile", "--all", "--json")
     assert outcome.code == 0
     assert sorted(one["name"] for one in outcome.json["compiled"]) == ["mail", "pdf"]
@@ -122,8 +121,7 @@ def test_stale_compiles_what_has_changed_and_nothing_else(
 
 
 def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, skill: Path, compiled: Path) -> None:
-    """The compiled text is spliced, with a warning and a command: by ask, --explain, a batch, and a new session. A file
-    that was only touched, or is gone, causes none."""
+    """A warning and a command, once; none for a file that was only touched, or is gone."""
     ask = ("ask", "x", "-n", 1, "--splice", "returns")
     assert "changed" not in notes(*ask).err
     os.utime(skill)
@@ -350,8 +348,7 @@ def test_watch_means_the_skills_of_the_library(
 def test_rm_removes_all_files_of_a_name(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
 ) -> None:
-    """-y removes without asking, for all models, prints the paths, and leaves the text and other skills; with an
-    unknown name among several nothing is removed."""
+    """For all models, without asking; with an unknown name among several nothing is removed."""
     other = notes("compile", skill, "-m", make_model("qwen2")).out.strip()
     kept = Path(notes("compile", skill, "--name", "kept").out.strip())
     wrong = notes("rm", "-y", "returns", "retruns")

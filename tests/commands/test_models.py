@@ -59,8 +59,7 @@ def read_only(user: Path) -> Iterator[Path]:
 
 
 def test_models_of_all_stores(user: Path) -> None:
-    """Sorted by name, with size, quantization, context and support of skills; a damaged model is a row with its
-    problem."""
+    """Sorted by name, with size, quantization, context and support of skills; a damaged model has its problem."""
     rows = run_here("models", "--json").json
     assert [row["name"] for row in rows] == [*OURS, *sorted([*NAMES, *BROKEN])]
     found = {row["name"]: row for row in rows}
@@ -119,8 +118,7 @@ def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Callable[..., Ou
 
 
 def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aliases of config.yaml work for -m, NOTES_MODEL and `model:`; -v prints the file. An alias named like a flag is
-    not a setting."""
+    """Aliases work for -m, NOTES_MODEL and `model:`; -v prints the file. One named like a flag is not a setting."""
     home.mkdir()
     (home / "config.yaml").write_text("model: small\nmodels:\n  small: qwen3:0.6b\n  json: lfm2\n")
     assert "model small: " in run_here("ask", "Why?", "-n", 1, "-v").err

@@ -135,8 +135,7 @@ SHAPES: list[tuple[object, ...]] = [
     ],
 )
 def test_a_larger_context_is_right_at_once(notes: Notes, tmp_path: Path, shape: tuple[object, ...], by: str) -> None:
-    """The size in the error suffices for all skills, also for texts that are compiled on the way, pending computation,
-    the whole answer, and the session so far."""
+    """The size in the error suffices for all skills, pending computation, the answer, and the session so far."""
     skills: list[object] = []
     for name in ("one", "two", "three"):
         path = tmp_path / f"{name}.md"
@@ -372,8 +371,7 @@ def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
 def test_what_needs_no_writing_does_not_write(
     model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
 ) -> None:
-    """Everything read-only: compiled skills are up to date and usable, by their texts, too; another text is compiled
-    for one question; sessions can be shown, exported and verified."""
+    """Compiled skills are usable; another text is compiled for one question; sessions can be shown and exported."""
     assert run_apart("compile", skill).code == 0
     assert run_apart("ask", "x", "-n", 1, "--splice", "returns", "--session", "mine").code == 0
     folders = [path for path in (home, *home.rglob("*")) if path.is_dir()]

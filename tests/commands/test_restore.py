@@ -35,8 +35,7 @@ def notes(kind: str, make_model: Callable[..., Path], monkeypatch: pytest.Monkey
 
 @pytest.mark.patches("recurrent")
 def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: str, tmp_path: Path) -> None:
-    """After a system text and after another skill: one sentence that names the place and the model's reason, which a
-    compile gives at once."""
+    """One sentence that names the place and the model's reason, which a compile gives at once."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     why = f"decoded: preceded by a different context than at compile time; {REASONS[kind]}"
@@ -55,8 +54,7 @@ def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: 
 
 
 def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """If the second of two skills is decoded, advice follows; after that both are restored, as one prefill of both
-    computes them."""
+    """Advice follows if the second of two skills is decoded; then both are restored, as a prefill of both."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     both = (*ASK, "--splice", "fees", "--choices", "yes,no,not sure")
@@ -74,8 +72,7 @@ def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, t
 
 @pytest.mark.patches("recurrent")
 def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_path: Path, home: Path) -> None:
-    """Refused before decoding: in the first turn, in a later one, as a setting; a restored skill is accepted, a refused
-    turn is not saved."""
+    """Before decoding, in any turn, or as a setting; a restored skill is accepted, a refused turn is not saved."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     assert notes(*ASK, "--strict", "-n", 2, "--session", "mine").code == 0

@@ -71,8 +71,7 @@ GOOD = Case(
     ],
 )
 def test_what_passes(changes: dict[str, object], passed: bool) -> None:
-    """Every decision as the recompute and the corrected text, and a mean cosine of 0.99. Greedy answers may differ late
-    or within rounding, and count as corrected if they have the new value."""
+    """Decisions as the recompute and the corrected text, a mean cosine of 0.99; greedy answers may part late."""
     assert Report((GOOD, replace(GOOD, **changes))).passed is passed  # type: ignore[arg-type]
 
 

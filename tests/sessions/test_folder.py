@@ -57,8 +57,7 @@ def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Ses
 
 
 def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
-    """After an interrupted write, before the head was written, the session is unchanged, and the next line replaces the
-    incomplete one."""
+    """After an interrupted write the session is unchanged, and the next line replaces the incomplete one."""
     before, head = begun.ledger.read_bytes(), (begun.folder / HEAD).read_bytes()
     begun.commit(turn(4, 5, rows="0002.gguf"))
     line = begun.ledger.read_bytes()[len(before) :]
@@ -108,8 +107,7 @@ WRONG: list[list[dict[str, Any]]] = [
 
 @pytest.mark.parametrize("lines", WRONG)
 def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Sessions, lines: list[dict[str, Any]]) -> None:
-    """With valid checksums, ranges beyond the tokens, invalid ids and wrong types are damage, detected before any
-    allocation; the session can still be listed and removed."""
+    """With valid checksums; detected before any allocation. The session can still be listed and removed."""
     _append(begun, *lines)
     with refused(SessionError, "the ledger of session mine is damaged: its lines contradict each other"):
         sessions.find("mine")
@@ -142,8 +140,7 @@ def test_a_letter_that_was_changed(begun: SessionFolder, sessions: Sessions) -> 
 
 @pytest.mark.parametrize("turns", [1, 2])
 def test_a_ledger_that_was_cut(begun: SessionFolder, sessions: Sessions, turns: int) -> None:
-    """By any number of bytes, to nothing, or deleted: one line of error, and nothing is overwritten. Without the head,
-    the remaining lines are accepted."""
+    """One line of error, and nothing is overwritten. Without the head, the remaining lines are accepted."""
     if turns == 2:
         begun.next_rows.write_bytes(b"second")
         begun.commit(turn(4, rows="0002.gguf"))
@@ -191,8 +188,7 @@ def test_lines_of_another_ledger(begun: SessionFolder, sessions: Sessions) -> No
 
 
 def test_a_head_that_is_behind(begun: SessionFolder, sessions: Sessions) -> None:
-    """After a crash between a line and its head, at the first line, a later one, or a rewrite, the line counts, and the
-    next write repairs the head."""
+    """After a crash between a line and its head the line counts, and the next write repairs the head."""
     head = begun.folder / HEAD
     head.unlink()
     with sessions.locked("mine") as stored:
@@ -290,8 +286,7 @@ def test_a_folder_that_others_can_write_in(begun: SessionFolder, sessions: Sessi
 
 
 def test_names_in_any_script(sessions: Sessions) -> None:
-    """As for skills; an invalid name is refused with a valid one, and so are confusable names. A folder without a
-    ledger is no session."""
+    """An invalid name is refused with a valid one, and so are confusable names; a folder without a ledger is none."""
     (sessions.folder / "half").mkdir(parents=True)
     with sessions.locked("gru\u0308ße", new=True) as stored:
         stored.commit(turn(1, rows=""), HEADER)

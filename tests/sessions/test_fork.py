@@ -60,8 +60,7 @@ def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, 
 
 
 def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
-    """Refused forks, of a name that exists or a session without turns, keep no sequence; consecutive ones use a single
-    one, also after errors."""
+    """Refused forks keep no sequence; consecutive ones use a single one, also after errors."""
     with held(workspace) as session:
         with pytest.raises(SessionError, match="nothing to fork in session mine"), session.fork("other"):
             pass

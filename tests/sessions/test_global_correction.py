@@ -75,8 +75,7 @@ def alone(model: notes.Model, skill: object) -> int:
 def test_another_skill_of_the_name_is_not_corrected(
     model: notes.Model, compiled: notes.Segment, tmp_path: Path
 ) -> None:
-    """A text of another origin under the same name, with any value: in a question, and in sessions from before and
-    after the correction."""
+    """A text of another origin: in a question, and in sessions from before and after it."""
     other = {"same": WAS, "other": OWN}
     for name, date in other.items():
         path = written(tmp_path / name / "returns.md", date, "We have moved to another street.")

@@ -61,8 +61,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]) -> None:
-    """Both sessions have a turn at each step of a calibration, with a compile in between: tokens, pieces, K/V and
-    profile are those of separate runs, and nothing is read from disk."""
+    """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
     cases = shipped_battery()[:2]
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
