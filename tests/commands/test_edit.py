@@ -53,23 +53,6 @@ def test_tokens_are_counted_by_what_was_done(
         assert line[-1].endswith(f"{rewritten} in place of spliced ones)")
 
 
-def test_what_everybody_is_told_is_listed(notes: Notes, compiled: Path, skill: Path) -> None:
-    """`edit --all` lists current global errata without a model, not withdrawn or ended ones."""
-    assert notes("edit", "--all").out == ""
-    assert notes("edit", "--all", *FIELD, "--field", "tier=silver").code == 0
-    assert notes("edit", "--all", "--field", "tier=gold").code == 0, "taken back"
-    listed = notes("edit", "--all", "-m", "nothing.gguf")
-    assert (listed.code, listed.out) == (0, "returns.date=2026-07-01, instead of 2026-06-01\n")
-    (one,) = notes("edit", "--all", "--json").json["errata"]
-    assert one == {"skill": "returns", "field": "date", "was": "2026-06-01", "value": "2026-07-01"}
-    notes("rm", "returns", "-y")
-    assert notes("edit", "--all").out.endswith("when it is compiled again\n")
-    skill.write_text(skill.read_text().replace("date: 2026-06-01", "date: 2026-06-02"))
-    assert "the correction returns.date=2026-07-01 for all sessions ends" in notes("compile", skill).err
-    assert notes("edit", "--all").out == ""
-    assert notes("edit", "mine").code == notes("edit", "--all", "--method", "erratum").code == 2
-
-
 # ---- the model that ships: it must really decide by the new value
 
 CASES: dict[str, Any] = {

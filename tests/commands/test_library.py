@@ -139,22 +139,6 @@ def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, ski
     assert "changed" not in notes(*ask).err
 
 
-def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
-    """Answers count as uses, --explain does not; --long shows uses, --sort orders by them."""
-    notes("compile", "-", "--name", "a-long-one", stdin="A much longer text than that of the other skill. " * 9)
-    for _ in range(2):
-        assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
-    notes("ask", "x", "--splice", "returns", "--explain")
-    notes("inspect", "returns")
-    found = {one["name"]: one for one in notes("ls", "--json").json}
-    assert (found["returns"]["uses"], found["a-long-one"]["uses"]) == (2, 0)
-    assert found["returns"]["used"] >= found["returns"]["created"] and found["a-long-one"]["used"] is None
-    assert "never" in notes("ls", "--long").out and "standard input" in notes("ls", "-l").out
-    orders = {by: notes("ls", "-q", "--sort", by).out.split() for by in ("name", "size", "age", "used", "uses")}
-    assert orders["name"] == orders["size"] == ["a-long-one", "returns"]
-    assert orders["used"] == orders["uses"] == ["returns", "a-long-one"]
-
-
 # the budget, notes prune
 
 
@@ -169,32 +153,6 @@ def test_the_budget_of_the_settings(notes: Notes, skill: Path, compiled: Path, h
     assert notes("ls", "-q").out == "other\n" and " of " in notes("ls").out.splitlines()[-1]
     (home / "config.yaml").write_text("cache:\n  max_size: 1kB\n")
     assert notes("prune", "-y").out == outcome.out
-
-
-def test_prune_asks_and_a_dry_run_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
-    """No rule is wrong usage; without a terminal -y is required; --dry-run and "no" change nothing."""
-    assert "--older-than AGE" in notes("prune").err and notes("prune").code == 2
-    before = snapshot(home)
-    assert notes("prune", "--older-than", "0s").code == 2
-    assert notes("prune", "--older-than", "0s", "--dry-run").out == f"{compiled}\n"
-    assert notes("prune", "--older-than", "1d", "-y").out == ""
-    assert notes("prune", "--max-size", "1TB", "--json").json["would_remove"] == []
-    assert snapshot(home) == before
-    assert notes("prune", "--older-than", "1x").code == 2 and notes("prune", "--max-size", "1x").code == 2
-    outcome = notes("prune", "--max-size", "0", "-y", "--json")
-    assert outcome.json["removed"] == [str(compiled)] and not compiled.exists()
-
-
-def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes, skill: Path, compiled: Path) -> None:
-    """--stale: the text changed or its file is gone. By age or size no text goes that is nowhere else: it is named."""
-    piped = Path(notes("compile", "-", "--name", "piped", stdin="fee: 12").out.strip())
-    assert notes("prune", "--stale", "-y").out == ""
-    outcome = notes("prune", "--older-than", "0s", "--dry-run", "--json")
-    assert outcome.json["would_remove"] == [str(compiled)] and outcome.json["stayed"] == [str(piped)]
-    assert "To remove it: notes rm piped" in outcome.err
-    skill.write_text("date: 1\n")
-    assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
-    assert piped.exists() and not compiled.exists()
 
 
 def test_prune_keeps_what_it_may_not_read(
@@ -248,24 +206,6 @@ def test_fsck(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
 def other_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Switch to another user's empty library."""
     yield lambda: monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other home"))
-
-
-def test_a_skill_goes_to_another_library(
-    notes: Notes, compiled: Path, skill: Path, tmp_path: Path, other_home: Callable[[], None]
-) -> None:
-    """By a file and by a folder; the same rows, checked; asked with there, and no compile is needed."""
-    assert notes("export", "returns", tmp_path / "a.gguf").out == f"{tmp_path}/a.gguf\n"
-    (tmp_path / "share").mkdir()
-    outcome = notes("export", "returns", compiled, tmp_path / "share", "--json")
-    assert [one["path"] for one in outcome.json["exported"]] == [str(tmp_path / "share" / compiled.name)]
-    other_home()
-    outcome = notes("import", tmp_path / "share")
-    assert outcome.code == 0 and "computed again, differ by 0.0% at most" in outcome.err
-    assert notes("import", tmp_path / "a.gguf", "--name", "second", "--json").json["imported"][0]["how"] == "rows"
-    assert "which the library has already" in notes("import", tmp_path / "a.gguf").err
-    assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
-    assert notes("ls", "--json").json[0]["source"] is None
-    assert "(up to date)" in notes("compile", skill).err
 
 
 def test_exports_and_imports_that_cannot_be(

@@ -46,7 +46,7 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
 
 
-def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path) -> None:
+def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path, home: Path) -> None:
     """Later --system, --field, --place and --recompute are refused in one line and change nothing."""
     before = snapshot(begun)
     for extra in (("--place", "late"), ("-s", "x"), ("--field", "tier=b"), ("--recompute",)):
@@ -56,6 +56,8 @@ def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path) -> None:
     outcome = notes(*GO_ON, "--explain")
     assert outcome.code == 2 and "notes session show" in outcome.err
     assert snapshot(begun) == before
+    (home / "config.yaml").write_text("ctx-size: 1000000\n")  # settings reach the commands of the group
+    assert "a context of 1,000,000 tokens was asked for" in notes("session", "compact", "mine").err
 
 
 @pytest.mark.parametrize("way", ["config", "variables"])
@@ -96,20 +98,6 @@ def test_a_ledger_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Pa
     assert notes("session", "undo", "mine").code == 0
 
 
-def test_a_conversation_is_shown_as_one(notes: Notes, compiled: Path) -> None:
-    """Several lines and corrections in their places, without the chat template; --pieces has the table of pieces."""
-    asked = ("ask", "May I\n  return it?", "-s", "Be brief.", "--splice", "returns", "--session", "mine")
-    assert notes(*asked, "--choices", "yes,no").code == 0
-    assert notes("edit", "mine", "--field", "tier=basic", "--method", "erratum").code == 0
-    assert notes("ask", "And now?", "--session", "mine", "--choices", "yes,no").code == 0
-    shown = notes("session", "show", "mine").out
-    assert "system      Be brief.\n" in shown and "user        May I\n              return it?\n" in shown
-    said = "correction  Correction: the tier is now basic. This replaces the earlier tier.\nuser        And now?\n"
-    assert said in shown and "<|" not in shown
-    table = notes("session", "show", "mine", "--pieces").out
-    assert table.splitlines()[0].split() == ["turn", "position", "tokens", "piece", "name", "how", "text", "why"]
-
-
 def test_a_conversation_with_tools_and_thoughts() -> None:
     """Tool results are their own parts, reasoning is separate from the answer, and forgotten parts are named."""
     thought = {"kind": "answer", "name": "", "text": "Hm.", "how": "decoded", "tokens": [1], "reason": "thought"}
@@ -130,26 +118,6 @@ def test_long_lines_are_wrapped_on_a_terminal() -> None:
         *("                nine ten", "                eleven", "", "            end"),
     ]
     assert len(session._lines(said, 0)) == 4
-
-
-def test_compacting(notes: Notes, begun: Path, home: Path) -> None:
-    """Superseded errata are removed, and undo restores them; without any, a line, and no change."""
-    before = snapshot(begun)
-    nothing = notes("session", "compact", "mine")
-    assert (nothing.code, snapshot(begun)) == (0, before) and nothing.out.startswith("nothing to take out: no erratum")
-    notes("edit", "mine", "--field", "tier=b")
-    assert notes(*GO_ON).code == 0
-    notes("edit", "mine", "--field", "tier=c")
-    long = notes("session", "show", "mine", "--json").json
-    out = notes("session", "compact", "mine").out
-    short = notes("session", "show", "mine", "--json").json
-    left = f"{short['tokens']} tokens are left, {long['tokens'] - short['tokens']} fewer"
-    assert out.startswith("took out 1 erratum (tier): ") and left in out
-    assert not [piece["name"] for piece in short["pieces"] if piece["kind"] == "erratum"]
-    assert notes("session", "undo", "mine").out == "undid the compaction: tier\n"
-    assert notes("session", "show", "mine", "--json").json["pieces"] == long["pieces"]
-    (home / "config.yaml").write_text("ctx-size: 1000000\n")  # settings reach the commands of the group
-    assert "a context of 1,000,000 tokens was asked for" in notes("session", "compact", "mine").err
 
 
 def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,30 +194,6 @@ def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signa
     process.communicate()
     assert snapshot(begun) == before
     assert notes(*GO_ON).code == 0 and notes("session", "show", "mine", "--json").json["turns"] == 2
-
-
-def test_forgetting(notes: Notes, begun: Path) -> None:
-    """--dry-run changes nothing; a cut lists what may remember it, and can be undone; suffix asks first."""
-    assert notes(*GO_ON).code == 0 and notes(*GO_ON).code == 0
-    before, shown = snapshot(begun), notes("session", "show", "mine", "--json").json
-    assert [piece["turn"] for piece in shown["pieces"]] == sorted(piece["turn"] for piece in shown["pieces"])
-    dry = notes("session", "forget", "mine", "2", "--dry-run", "--json").json
-    assert (dry["dry_run"], dry["forgotten"]) == (True, ["turn 2"]) and snapshot(begun) == before
-    assert dry["removed"] + dry["tokens"] == shown["tokens"] and dry["moved"] == dry["remembering"] > 0
-    outcome = notes("session", "forget", "mine", "2")
-    assert outcome.code == 0 and outcome.out.startswith("forgot turn 2: ") and "may carry notes of it" in outcome.out
-    assert "what comes after it may carry notes of it" in notes("session", "show", "mine").out
-    assert "(turn 2)" in notes("verify", "--session", "mine", "--choices", "a,b").out
-    assert notes("session", "undo", "mine").out == "undid the cut: turn 2\n"
-    assert notes("session", "show", "mine", "--json").json["pieces"] == shown["pieces"]
-    before = snapshot(begun)
-    outcome = notes("session", "forget", "mine", "2", "--method", "suffix")
-    assert outcome.code == 2 and "Repeat with -y" in outcome.err and snapshot(begun) == before
-    found = notes("session", "forget", "mine", "2", "--method", "suffix", "-y", "--json").json
-    assert (found["remembering"], found["moved"], found["tokens"]) == (0, 0, dry["tokens"])
-    outcome = notes("session", "undo", "mine")
-    assert outcome.code == 1 and outcome.err.count("\n") == 1 and "is gone" in outcome.err
-    assert notes(*GO_ON).code == 0 and notes("fsck").code == 0
 
 
 QUESTION = "May I return this?"
