@@ -22,11 +22,10 @@ from notes_cli.runtime import generate
 from notes_cli.runtime.workspace import Workspace
 
 from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
-from .conftest import TEXT, Notes, run_here, snapshot
+from .conftest import Notes, run_here, snapshot
 from .test_batch import answers, lines
 
 CUT = "the answer was cut after {} tokens. Let it have more: -n {}\n"
-SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
 
 
 def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
@@ -89,41 +88,6 @@ def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path
     assert (mine["method"], mine["wording"], mine["seam"], mine["place"]) == ("stale", "now", 0, "early")
 
 
-def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """Each skill is spliced after the one before; only the first is where it was compiled."""
-    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
-    assert notes("compile", tmp_path / "fees.txt").code == 0
-    pieces = notes("ask", "Why?", "--splice", "returns", "--splice", "fees", "-n", 1, "--json").json["pieces"]
-    spliced = [(piece["name"], piece["how"]) for piece in pieces if piece["kind"] == "splice"]
-    assert spliced == [("returns", "spliced"), ("fees", "seam"), ("fees", "spliced")]
-    assert "rotated by" in pieces[4]["why"] and "where it was compiled" in pieces[1]["why"]
-    twice = notes("ask", "Why?", "--splice", "fees", "--splice", "fees")
-    assert twice.code == 1 and "spliced twice" in twice.err
-
-
-def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled: Path) -> None:
-    """As --field does; --method erratum, --exact and free text leave all entries and state it before the question."""
-    ask = ("ask", "Why?", "--splice", "returns", "-n", 1, "--json")
-    stated = notes(*ask, "--erratum", "date=2026-07-01").json
-    assert stated["method"] == "field+erratum" and stated["tokens"]["rewritten"] > 0 < stated["tokens"]["erratum"]
-    assert [one["kind"] for one in stated["pieces"]][-3:] == ["erratum", "question", "answer"]
-    assert notes(*ask, "--field", "date=2026-07-01").json["tokens"] == stated["tokens"]
-    twice = notes(*ask, "--erratum", "date=2026-06-30", "--erratum", "returns.date=2026-07-01").json
-    assert twice["tokens"] == stated["tokens"], "the last one alone"
-    full = notes(*ask, "--erratum", "date=2026-07-01", "--recompute").json
-    assert full["tokens"]["total"] == stated["tokens"]["total"] and full["tokens"]["spliced"] == 0
-    for more in (("--erratum", "date=2026-07-01", "--method", "erratum"), ("--erratum", "date=2026-07-01", "--exact")):
-        left = notes(*ask, *more).json
-        assert (left["method"], left["tokens"]["rewritten"]) == ("erratum", 0) and left["tokens"]["erratum"] > 0
-        assert [one["kind"] for one in left["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
-    assert "'return limit=5' is added as free text" in notes(*ask, "--erratum", "return limit=5").err
-    free = notes(*ask, "--erratum", "All goods count.").json
-    assert [one["kind"] for one in free["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
-    assert (free["method"], free["tokens"]["rewritten"]) == (None, 0)
-    both = notes(*ask, "--field", "date=2026-07-02", "--erratum", "date=2026-07-01")
-    assert both.code == 2 and "date is given the new value '2026-07-02'" in both.err
-
-
 @pytest.mark.parametrize("choices", ["yes,no", "no,not sure", " no , not sure,no one"])
 def test_choices(notes: Notes, compiled: Path, choices: str) -> None:
     """The likeliest answer is printed and chosen; probabilities are of all answers and sum to 1, prefixes too."""
@@ -178,17 +142,6 @@ def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.Mon
     monkeypatch.delenv("NOTES_MODEL")
     done = notes("ask", "May I return this?", "--splice", SAMPLES / "returns", "--json")
     assert done.json["stopped"] == "end" and "cut" not in done.err
-
-
-def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
-    """As long as the skill, or longer, is no splice: refused, not decoded in silence; one token less is one."""
-    for command in (("ask", "Why?", "--splice", "returns"), ("verify", "returns")):
-        for seam in (SKILL_TOKENS, 10**9):
-            refused = notes(*command, "--seam", seam)
-            assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1)
-            assert f"a seam of {seam} tokens leaves nothing of returns" in refused.err
-    ask = ("ask", "Why?", "--splice", "returns", "-s", "x", "-n", 1, "--json", "--seam", SKILL_TOKENS - 1)
-    assert notes(*ask).json["tokens"]["spliced"] == 1
 
 
 SCHEMA: dict[str, Any] = {

@@ -276,13 +276,6 @@ def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
     assert total("-p", "Why?") == total("Why?") == total(stdin="Why?\n") == total("-f", "-", stdin="Why?")
     assert total("-f", text) == total("A text.")
     assert total("-f", text, "-p", "Why?", stdin="Piped.") == total("Piped.\n\nA text.\n\nWhy?")
-    for arguments, message in (
-        (("Why?", "-p", "How?"), "two questions, 'Why?' and --prompt"),
-        (("-f", tmp_path / "none"), "No such file"),
-        (("-f", tmp_path), "Is a directory"),
-    ):
-        wrong = notes("ask", *arguments)
-        assert wrong.code == 2 and message in wrong.err and wrong.err.count("\n") == 1
 
 
 @pytest.mark.model

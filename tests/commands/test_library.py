@@ -83,8 +83,7 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
     (project / ".claude" / "skills" / "bad" / "SKILL.md").write_text("---\nname: bad\n")
     outcome = notes("compile", "--all")
     assert outcome.code == 1 and outcome.out.count("\n") == 2 and "not closed" in outcome.err
-    for wrong in (["pdf"], ["--name", "x"], ["--from", "pdf"], ["-o", "x.gguf"]):
-        assert notes("compile", "--all", *wrong).code == 2
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NOTES_HOME", str(tmp_path / "empty"))
