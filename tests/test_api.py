@@ -151,19 +151,6 @@ def test_closed_sessions_are_not_kept(model: notes.Model, skill: Skill) -> None:
             _ = one.turns
 
 
-def test_a_stream_whose_session_goes_on_says_so(model: notes.Model, skill: Skill) -> None:
-    """Its sequence is another one's by then; the turn is not kept."""
-    segment = model.compile(skill)
-    with model.session("mine") as session:
-        session.ask(QUESTION, splice=[segment], max_tokens=1)
-        going = session.stream("And then?", max_tokens=30)
-        next(going)
-        session.ask("And now?", max_tokens=1)
-        with pytest.raises(SessionError, match="session mine was continued while this was answered"):
-            list(going)
-        assert session.turns == 2
-
-
 def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
     """Results of tools without the session that has the calls, a field with = in its name."""
     segment = model.compile(skill)
@@ -266,33 +253,25 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
         next(model.ask_many([QUESTION], parallel=0))
 
 
-def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
-    """As mappings, as the server takes them, and with the same meaning."""
-    model.compile(skill)
-    for way in (model.explain, model.ask):
-        texts, pairs = (
-            way(QUESTION, splice=["returns"], errata=errata, max_tokens=3)
-            for errata in (["date=2026-07-01"], {"date": "2026-07-01"})
-        )
-        assert texts.counts == pairs.counts and texts.counts.erratum
-    for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
-        with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
-            model.ask(QUESTION, splice=["returns"], errata={name: "2026-07-01"})
-        with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
-            model.ask(Request(QUESTION, splice=["returns"], errata={name: "2"}))  # type: ignore[arg-type]
-
-
-def test_lists_may_be_gone_through_once(model: notes.Model, skill: Skill) -> None:
-    """Generators and iterators work as lists do, for one question and for many."""
+def test_errata_and_lists_in_any_form(model: notes.Model, skill: Skill) -> None:
+    """Texts, mappings and generators have the same meaning, for one question and for many."""
     segment = model.compile(skill)
-    wanted = model.ask(QUESTION, splice=[segment], errata=["date=2026-07-01"], max_tokens=3)
-    found = model.ask(QUESTION, splice=iter([segment]), errata=(one for one in ["date=2026-07-01"]), max_tokens=3)  # type: ignore[arg-type]
-    assert found.counts == wanted.counts and wanted.counts.erratum and str(found) == str(wanted)
-    how = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "max_tokens": 3}
-    many = list(model.ask_many([QUESTION] * 3, **how))  # type: ignore[arg-type]
-    assert [str(one) for one in many] == [str(wanted)] * 3
+    wanted = model.ask(QUESTION, splice=["returns"], errata=["date=2026-07-01"], max_tokens=3)
+    assert wanted.counts.erratum
+    forms: list[Any] = [{"date": "2026-07-01"}, (one for one in ["date=2026-07-01"])]
+    for errata in forms:
+        found = model.ask(QUESTION, splice=iter([segment]), errata=errata, max_tokens=3)  # type: ignore[arg-type]
+        assert (found.counts, found.text) == (wanted.counts, wanted.text)
+    how: dict[str, Any] = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "max_tokens": 3}
+    assert [str(one) for one in model.ask_many([QUESTION] * 3, **how)] == [str(wanted)] * 3
+    plan = model.explain(QUESTION, splice=["returns"], errata={"date": "2026-07-01"})
+    assert plan.counts.erratum == wanted.counts.erratum
     [_, corrected] = model.verify([segment], questions=[QUESTION], errata=iter(["date=2026-07-01"])).cases  # type: ignore[arg-type]
     assert corrected.errata == ("date=2026-07-01",)
+    for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
+        for wrong in ({name: "2026-07-01"}, {name: "2"}):
+            with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
+                model.ask(Request(QUESTION, splice=["returns"], errata=wrong))  # type: ignore[arg-type]
     with pytest.raises(SkillError, match="no erratum wording 'nope'"):
         model.ask(QUESTION, splice=[segment], wording="nope")
 
