@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -759,28 +758,6 @@ def test_two_skills_with_one_field(make: Open, skill: Skill) -> None:
     with held(make()) as session:
         assert len(session.sequence) == len(session.state.tokens)
         assert session.state.fields["returns.date"] == "10 May" and session.state.fields["fees.date"] == "9 May"
-
-
-def test_a_ledger_from_before_fields_were_told_apart(make: Open, skill: Skill) -> None:
-    """A name that two skills share meant both; such a ledger still opens."""
-    other = parse_skill("date: 2026-07-01", source="fees.txt", default="fees")
-    with held(make()) as session:
-        prompt = Prompt("Why?", [compile_skill(session.workspace, one) for one in (skill, other)])
-        session.begin(prompt, assemble(session.workspace, prompt))
-        session.keep("yes")
-        session.edit("returns.date", "9 May", Method("erratum"))
-
-    def rename(lines: list[Any]) -> None:
-        for line in lines:
-            if line.get("field") == "returns.date":
-                line["field"] = "date"
-
-    forge(session.stored.folder, rename)
-    with held(make()) as session:
-        assert session.state.fields == {"returns.date": "9 May", "fees.date": "9 May", "tier": "gold"}
-        session.follow("And?", room=8)
-        session.keep("x")
-        session.edit("fees.date", "10 May", Method("erratum"))
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral3", "gpt2", "lfm2"])
