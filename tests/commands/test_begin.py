@@ -14,7 +14,6 @@ import notes_cli as notes
 from notes_cli import config
 from notes_cli.commands.setup import SETTINGS
 from notes_cli.library.model_stores import SMOLLM2
-from notes_cli.text.skill import load_skill
 
 from .conftest import run_apart, run_here
 
@@ -28,31 +27,6 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_sample_by_its_name(empty: Path, home: Path) -> None:
-    """Compiled and asked in an empty folder, with a line that names the text; a file of that name has precedence."""
-    done = run_here("compile", "store-handbook")
-    assert done.code == 0
-    assert str(config.resource("skills")) in done.err
-    assert run_here("ask", "Which carrier delivers the parcels?", "--splice", "store-handbook").code == 0
-    assert list(empty.iterdir()) == []
-    Path("style-guide").write_text("Be kind.\n")
-    assert "came with notes" not in run_here("compile", "style-guide").err
-    assert "Did you mean store-handbook?" in run_here("compile", "Store-Handbok").err
-
-
-def test_init_copies_what_ships(empty: Path, home: Path) -> None:
-    """Copies every sample and config.yaml; a second run changes nothing."""
-    done = run_here("init")
-    assert done.code == 0 and "next: notes compile skills/store-handbook" in done.err
-    for sample in config.sample_skills():
-        assert load_skill(empty / "skills" / sample.name).text == load_skill(sample).text
-    assert (home / "config.yaml").read_text() == SETTINGS and home.stat().st_mode & 0o777 == 0o700
-    changed = empty / "skills" / "store-handbook" / "SKILL.md"
-    changed.write_text("Mine.\n")
-    again = run_here("init", "--json").json
-    assert again["written"] == [] and str(home / "config.yaml") in again["kept"] and changed.read_text() == "Mine.\n"
-
-
 def test_every_setting_that_is_explained_is_one(empty: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As written it sets nothing; with each # before a word taken away it is read without complaint."""
     assert run_here("init").code == 0 and config.load_config() == {}
@@ -60,16 +34,6 @@ def test_every_setting_that_is_explained_is_one(empty: Path, home: Path, monkeyp
     (home / "config.yaml").write_text(text)
     assert len(config.load_config()) >= 7
     assert run_here("ls", "-q").code == 0
-
-
-def test_init_where_nothing_can_be_written(empty: Path) -> None:
-    Path("skills").write_text("a file")
-    outcome = run_here("init")
-    assert outcome.code == 1 and outcome.err.startswith("notes: cannot write skills/")
-    Path("skills").unlink()
-    Path("skills").symlink_to("nowhere")
-    outcome = run_here("init")
-    assert outcome.code == 1 and outcome.err.startswith("notes: cannot write skills/")
 
 
 TELLS = "this is the demonstration model"

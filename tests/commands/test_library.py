@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -93,65 +91,10 @@ def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypa
         assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
-def test_stale_compiles_what_has_changed_and_nothing_else(
-    notes: Notes, skill: Path, compiled: Path, tmp_path: Path, make_model: Callable[..., Path]
-) -> None:
-    """A text that changed, another model; in the same blocks as before; a file that is gone leaves its text."""
-    notes("compile", "-", "--name", "piped", stdin="fee: 12\nA text of two lines.")
-    notes("compile", "--from", "piped", "--blocks", "2")
-    assert notes("compile", "--stale").out == ""
-    skill.write_text(skill.read_text() + "More.\n")
-    outcome = notes("compile", "--stale")
-    assert (
-        outcome.out == f"{compiled}\n"
-        and "the text has changed" in outcome.err
-        and "1 of 2 was up to date" in outcome.err
-    )
-    assert peek(compiled).text.endswith("More.")
-    skill.unlink()
-    outcome = notes("compile", "--stale", "-m", make_model("qwen2"))
-    assert outcome.code == 0 and outcome.out.count("qwen2") == 0 and outcome.out.count("\n") == 2
-    texts = {peek(Path(line)).name: peek(Path(line)) for line in outcome.out.splitlines()}
-    assert texts["returns"].text.endswith("More.") and len(texts["piped"].blocks) == 2
-    assert notes("compile", "--stale", "-m", make_model("qwen2")).out == ""
-
-
 # notes ls
 
 
-def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, skill: Path, compiled: Path) -> None:
-    """A warning and a command, once; none for a file that was only touched, or is gone."""
-    ask = ("ask", "x", "-n", 1, "--splice", "returns")
-    assert "changed" not in notes(*ask).err
-    os.utime(skill)
-    assert "changed" not in notes(*ask).err
-    text = skill.read_text()
-    skill.write_text(text.replace("2026-06-01", "2026-09-01"))
-    warning = f"warning: returns: the text has changed: {skill}. Run: notes compile returns"
-    for how in ((), ("--explain",), ("--session", "mine")):
-        assert notes(*ask, *how).err.count(warning) == 1
-    assert notes("ask", "--batch", "-", "--splice", "returns", "-n", 1, stdin='"x"\n"y"\n').err.count(warning) == 1
-    assert "changed" not in notes("ask", "y", "-n", 1, "--session", "mine").err
-    command = next(line for line in notes(*ask).err.splitlines() if warning in line).partition("Run: notes ")[2]
-    assert notes(*shlex.split(command)).code == 0 and "changed" not in notes(*ask).err
-    skill.unlink()
-    assert "changed" not in notes(*ask).err
-
-
 # the budget, notes prune
-
-
-def test_the_budget_of_the_settings(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
-    """A compile above it removes the least recently used, in one line; prune without a rule keeps it, too."""
-    size = compiled.stat().st_size
-    (home / "config.yaml").write_text(f"cache:\n  max_size: {size + 100}\n")
-    other = skill.with_name("other.txt")
-    other.write_text(skill.read_text())
-    outcome = notes("compile", other)
-    assert outcome.code == 0 and outcome.err.count("removed returns (") == 1 and not compiled.exists()
-    assert notes("ls", "-q").out == "other\n" and " of " in notes("ls").out.splitlines()[-1]
-    (home / "config.yaml").write_text("cache:\n  max_size: 1kB\n")
-    assert notes("prune", "-y").out == outcome.out
 
 
 def test_prune_keeps_what_it_may_not_read(

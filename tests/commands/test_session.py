@@ -46,20 +46,6 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
 
 
-def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path, home: Path) -> None:
-    """Later --system, --field, --place and --recompute are refused in one line and change nothing."""
-    before = snapshot(begun)
-    for extra in (("--place", "late"), ("-s", "x"), ("--field", "tier=b"), ("--recompute",)):
-        outcome = notes(*GO_ON, *extra)
-        assert (outcome.code, outcome.out) == (1, "") and "session mine has begun" in outcome.err
-        assert outcome.err.count("\n") == 1
-    outcome = notes(*GO_ON, "--explain")
-    assert outcome.code == 2 and "notes session show" in outcome.err
-    assert snapshot(begun) == before
-    (home / "config.yaml").write_text("ctx-size: 1000000\n")  # settings reach the commands of the group
-    assert "a context of 1,000,000 tokens was asked for" in notes("session", "compact", "mine").err
-
-
 @pytest.mark.parametrize("way", ["config", "variables"])
 def test_settings_are_for_first_turns(
     notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str
