@@ -75,10 +75,8 @@ def test_lines_answer_as_single_questions(notes: Notes, compiled: Path, tmp_path
 
 def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> None:
     """Messages are those of messages.yaml; other lines are answered; the exit status is 1."""
-    entries, long = (
-        KEPT["lines"],
-        {"[" * 100_000: "the line is not JSON", json.dumps("long " * 2000): "was trained for"},
-    )
+    entries = KEPT["lines"]
+    long = {"[" * 100_000: "the line is not JSON", json.dumps("long " * 2000): "was trained for"}
     bad = [*(entry["line"] for entry in entries), *long]
     ask = ("ask", "--splice", "returns", "-n", 2, "--seed", 5, "--batch", "-")
     found = notes(*ask, stdin=lines('"Why?"', *bad, '"Why?"'))
