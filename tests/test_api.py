@@ -268,6 +268,8 @@ def test_errata_and_lists_in_any_form(model: notes.Model, skill: Skill) -> None:
     assert plan.counts.erratum == wanted.counts.erratum
     [_, corrected] = model.verify([segment], questions=[QUESTION], errata=iter(["date=2026-07-01"])).cases  # type: ignore[arg-type]
     assert corrected.errata == ("date=2026-07-01",)
+    examined = model.verify(Examination([segment], [QUESTION], ["date=2026-07-01"]))
+    assert [case.errata for case in examined.cases] == [(), ("date=2026-07-01",)] and model.workspace.context.used == 0
     for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
         for wrong in ({name: "2026-07-01"}, {name: "2"}):
             with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):

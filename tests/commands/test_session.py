@@ -15,6 +15,7 @@ from notes_cli.config import paths
 from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.state import fold
 
+from ..limits import small_files
 from ..sessions.ledgers import forge, turn
 from . import conftest
 from .conftest import Notes, command_line, snapshot
@@ -67,6 +68,15 @@ def test_settings_are_for_first_turns(
     assert len(errata) == 1 and "2026-07-01" in errata[0] and shown["fields"]["date"] == "2026-07-01"
     assert notes(*GO_ON, "--erratum", "date=2026-09-01").code == 0
     assert notes("session", "show", "mine", "--json").json["fields"]["date"] == "2026-09-01"
+
+
+def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Path) -> None:
+    """As the message promises: fsck finds nothing to mend, and with free space the session begins."""
+    ask = ("ask", "Why?", "--splice", "returns", "--session", "new", "-n", 1)
+    with small_files(10 << 10):
+        outcome = notes(*ask)
+    assert outcome.code == 1 and "File too large. Nothing was changed" in outcome.err
+    assert notes("fsck").code == 0 and notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
 @pytest.mark.parametrize("bad", [259, 2**31 - 1])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from notes_cli.config import paths
-from notes_cli.editing.methods import Method
+from notes_cli.editing.methods import METHODS, Method
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError, SessionError, UnsupportedError
 from notes_cli.library.container import open_segment
@@ -26,6 +26,7 @@ from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.archive import load, save
 from notes_cli.sessions.folder import SessionFolder, Sessions
 from notes_cli.sessions.session import Session
+from notes_cli.sessions.state import FROM_CHANGE
 from notes_cli.text.erratum import known_fields, read_errata
 from notes_cli.text.messages import Conversation, Message, SkillPart, TextPart, user_message
 from notes_cli.text.prompt import build
@@ -498,6 +499,11 @@ def test_a_failure_changes_nothing(make: Open, monkeypatch: pytest.MonkeyPatch) 
             assert session.state == state and np.array_equal(rows(session.sequence), before)
         with held(workspace) as session:
             assert session.state.questions == state.questions and np.array_equal(rows(session.sequence), before)
+
+
+def test_methods_that_decode_all_that_follows_are_known() -> None:
+    """The ledger's list of methods that leave no trace of a cut agrees with their records."""
+    assert tuple(name for name, one in METHODS.items() if one.in_session and one.reaches_end) == FROM_CHANGE
 
 
 def test_edits_that_decode_again_remember_nothing(make: Open, skill: Skill) -> None:
