@@ -438,3 +438,20 @@ def test_a_type_that_does_not_fit_the_model(notes: Notes) -> None:
     refused = notes("ask", "Why?", "-ctk", "q4_0")
     assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
     assert "q4_0 with block size 32 does not divide" in refused.err
+
+
+def test_what_is_kept_so_stays_so(wide: Notes, skill: Path, tmp_path: Path) -> None:
+    """By name, with --stale, after an export and an import; a text without the flag is kept as computed."""
+    wide("compile", skill, "--kv", "q8_0")
+    skill.write_text(skill.read_text() + "\nOne more rule.\n")
+    assert wide("compile", "--stale", "--json").json["compiled"][0]["kv"] == "q8_0"
+    skill.write_text(skill.read_text() + "\nAnd another.\n")
+    by_name = wide("compile", "returns", "--json").json["compiled"][0]
+    assert by_name["kv"] == "q8_0" and by_name["decoded"] == by_name["tokens"]
+    assert wide("compile", "--from", "returns", "-f", "--json").json["compiled"][0]["kv"] == "q8_0"
+    assert wide("export", "returns", tmp_path / "out.gguf").code == 0
+    assert wide("rm", "returns").code == 0
+    assert wide("import", tmp_path / "out.gguf").code == 0
+    assert wide("ls", "--json").json[0]["kv"] == "q8_0"
+    again = wide("compile", skill, "--json").json["compiled"][0]
+    assert again["kv"] == "f16" and again["reasons"] == ["its rows are kept as q8_0, not as f16"]

@@ -14,12 +14,13 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Carried, Profile, Profiles
-from notes_cli.measure import composition, significance
+from notes_cli.measure import composition, significance, verify
 from notes_cli.measure.battery import Asked, Pair, pairs, shipped_battery
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, judge_carried, measure_carried, measure_pairs
 from notes_cli.measure.examination import Examination, examine_splice
 from notes_cli.measure.significance import LEAST
+from notes_cli.measure.verify import Answered
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 
@@ -136,6 +137,37 @@ def test_what_cannot_be_moved_is_not_measured(make_workspace: MakeWorkspace, kin
     segments = [compile_skill(workspace, one) for one in (pairs(1)[0].first, pairs(1)[0].second)]
     report = examine_splice(workspace, Examination(segments, ["Why?"], choices=["a", "b"]))
     assert report.composition is None
+
+
+def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose removal changes the decision; repairs are tried for other decisions than the recompute's."""
+    pair = pairs(1)[0]
+    alone, both = (replace(one, choices=("yes", "no")) for one in pair.asked)
+    reader = Reader([replace(pair, asked=(alone, both))])
+
+    def answered(sequence: KVSequence, choices: Sequence[str]) -> Answered:
+        return Answered(reader.decide(sequence, choices).choice, 1.0)
+
+    for module in (verify, composition):
+        monkeypatch.setattr(module, "answered", answered)
+    workspace = make_workspace()
+    segments = [compile_skill(workspace, one) for one in (pair.first, pair.second)]
+    wanted = Examination(segments, [alone.question, both.question], choices=alone.choices)
+    found = examine_splice(workspace, wanted).composition
+    assert found is not None and workspace.context.used == 0
+    assert [(one.needs, one.same) for one in found.questions] == [
+        ((), True),  # the Reader always answers yes
+        ((pair.first.name, pair.second.name), False),
+    ]
+    assert found.counts(several=False) == (1, 1) and found.counts(several=True) == (0, 1)
+    assert {one.name: one.same for one in found.tried} == {
+        **dict.fromkeys(("reversed", "seam@16"), (True, False)),
+        **dict.fromkeys(("together", "suffix"), (True, True)),
+    }
+    assert found.repair == "together"
+    single = examine_splice(workspace, replace(wanted, questions=[alone.question])).composition
+    assert single is not None and single.tried == () and single.repair == ""
+    assert examine_splice(workspace, replace(wanted, splice=segments[:1])).composition is None
 
 
 @pytest.mark.parametrize(
