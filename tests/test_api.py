@@ -151,19 +151,6 @@ def test_closed_sessions_are_not_kept(model: notes.Model, skill: Skill) -> None:
             _ = one.turns
 
 
-def test_a_stream_whose_session_goes_on_says_so(model: notes.Model, skill: Skill) -> None:
-    """Its sequence is another one's by then; the turn is not kept."""
-    segment = model.compile(skill)
-    with model.session("mine") as session:
-        session.ask(QUESTION, splice=[segment], max_tokens=1)
-        going = session.stream("And then?", max_tokens=30)
-        next(going)
-        session.ask("And now?", max_tokens=1)
-        with pytest.raises(SessionError, match="session mine was continued while this was answered"):
-            list(going)
-        assert session.turns == 2
-
-
 def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
     """Results of tools without the session that has the calls, a field with = in its name."""
     segment = model.compile(skill)
@@ -176,8 +163,7 @@ def test_what_a_request_cannot_mean(model: notes.Model, skill: Skill) -> None:
 
 
 def test_importing_loads_nothing() -> None:
-    """Neither llama.cpp nor numpy, nor anything of ours; each name is there when it is asked for. Without a running
-    loop asyncio, which takes long, is not loaded."""
+    """Neither llama.cpp nor numpy, nor anything of ours, nor asyncio; each name is there when it is asked for."""
     script = "import sys, notes_cli; print(sorted(name for name in sys.modules if name[:5] in ('notes', 'numpy')))"
     script += "; notes_cli.Model; print('asyncio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -267,33 +253,27 @@ def test_texts_by_their_paths(model: notes.Model, tmp_path: Path) -> None:
         next(model.ask_many([QUESTION], parallel=0))
 
 
-def test_errata_as_fields_and_values(model: notes.Model, skill: Skill) -> None:
-    """As mappings, as the server takes them, and with the same meaning."""
-    model.compile(skill)
-    for way in (model.explain, model.ask):
-        texts, pairs = (
-            way(QUESTION, splice=["returns"], errata=errata, max_tokens=3)
-            for errata in (["date=2026-07-01"], {"date": "2026-07-01"})
-        )
-        assert texts.counts == pairs.counts and texts.counts.erratum
-    for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
-        with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
-            model.ask(QUESTION, splice=["returns"], errata={name: "2026-07-01"})
-        with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
-            model.ask(Request(QUESTION, splice=["returns"], errata={name: "2"}))  # type: ignore[arg-type]
-
-
-def test_lists_may_be_gone_through_once(model: notes.Model, skill: Skill) -> None:
-    """Generators and iterators work as lists do, for one question and for many."""
+def test_errata_and_lists_in_any_form(model: notes.Model, skill: Skill) -> None:
+    """Texts, mappings and generators have the same meaning, for one question and for many."""
     segment = model.compile(skill)
-    wanted = model.ask(QUESTION, splice=[segment], errata=["date=2026-07-01"], max_tokens=3)
-    found = model.ask(QUESTION, splice=iter([segment]), errata=(one for one in ["date=2026-07-01"]), max_tokens=3)  # type: ignore[arg-type]
-    assert found.counts == wanted.counts and wanted.counts.erratum and str(found) == str(wanted)
-    how = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "max_tokens": 3}
-    many = list(model.ask_many([QUESTION] * 3, **how))  # type: ignore[arg-type]
-    assert [str(one) for one in many] == [str(wanted)] * 3
+    wanted = model.ask(QUESTION, splice=["returns"], errata=["date=2026-07-01"], max_tokens=3)
+    assert wanted.counts.erratum
+    forms: list[Any] = [{"date": "2026-07-01"}, (one for one in ["date=2026-07-01"])]
+    for errata in forms:
+        found = model.ask(QUESTION, splice=iter([segment]), errata=errata, max_tokens=3)  # type: ignore[arg-type]
+        assert (found.counts, found.text) == (wanted.counts, wanted.text)
+    how: dict[str, Any] = {"splice": iter([segment]), "errata": iter(["date=2026-07-01"]), "max_tokens": 3}
+    assert [str(one) for one in model.ask_many([QUESTION] * 3, **how)] == [str(wanted)] * 3
+    plan = model.explain(QUESTION, splice=["returns"], errata={"date": "2026-07-01"})
+    assert plan.counts.erratum == wanted.counts.erratum
     [_, corrected] = model.verify([segment], questions=[QUESTION], errata=iter(["date=2026-07-01"])).cases  # type: ignore[arg-type]
     assert corrected.errata == ("date=2026-07-01",)
+    examined = model.verify(Examination([segment], [QUESTION], ["date=2026-07-01"]))
+    assert [case.errata for case in examined.cases] == [(), ("date=2026-07-01",)] and model.workspace.context.used == 0
+    for name in ("dat", "shipping fee"):  # several words, too: a value of a field is one value
+        for wrong in ({name: "2026-07-01"}, {name: "2"}):
+            with pytest.raises(NotesError, match=f"no spliced skill has a field '{name}'"):
+                model.ask(Request(QUESTION, splice=["returns"], errata=wrong))  # type: ignore[arg-type]
     with pytest.raises(SkillError, match="no erratum wording 'nope'"):
         model.ask(QUESTION, splice=[segment], wording="nope")
 
@@ -359,7 +339,7 @@ def test_many_questions(model: notes.Model, skill: Skill) -> None:
 
 
 def test_sessions(model: notes.Model, skill: Skill) -> None:
-    """Turns, edits, forks and undo are saved; closing the model closes its open sessions."""
+    """Turns, edits, forks and undo are saved; closing the model or a session closes those that depend on it."""
     model.compile(skill)
     with pytest.raises(SessionError, match="no session"):
         model.session("mine", new=False)
@@ -367,12 +347,9 @@ def test_sessions(model: notes.Model, skill: Skill) -> None:
         session.ask("Why?", splice=["returns"], choices=CHOICES)
         (edit,) = session.edit("date", "2026-07-01")
         assert (edit.field, edit.value, edit.method) == ("date", "2026-07-01", "field+erratum")
-        assert (session.name, session.turns, session.fields["date"]) == ("mine", 1, "2026-07-01")
         fork = session.fork("other")
-        with pytest.raises(SessionError, match="session other is open already, here or in another process"):
-            model.session("other")
         fork.ask("And then?", choices=CHOICES)
-        assert (fork.turns, session.turns) == (2, 1)
+        assert (session.name, fork.turns, session.turns) == ("mine", 2, 1)
         assert session.undo()["op"] == "edit" and session.fields["date"] == "2026-06-01"
         assert session.verify(["Why?"], CHOICES).passed
         assert session.tokens == session.entries[-1].position + session.entries[-1].tokens
@@ -383,19 +360,6 @@ def test_sessions(model: notes.Model, skill: Skill) -> None:
         left.ask("Why?", system="Be kind.")
     model.close()
     left.close()  # once more does nothing
-    assert model.workspace.paths.sessions.is_dir()
-
-
-def test_verify(model: notes.Model, skill: Skill) -> None:
-    """By keywords or by an examination; edits against the corrected text."""
-    segment = model.compile(skill)
-    report = model.verify([segment], questions=["Why?"], errata=["date=2026-07-01"], choices=CHOICES)
-    wanted = Examination([segment], ["Why?"], ["date=2026-07-01"], choices=CHOICES)
-    assert report.passed and len(report.cases) == 2
-    assert [case.decision for case in model.verify(wanted).cases] == [case.decision for case in report.cases]
-    edits = model.verify_edits([segment], {"date": "2026-07-01"}, ["suffix", "stale"], questions=["Why?"])
-    assert [one.method for one in edits.tried] == ["suffix", "stale"] and edits.tried[0].passed
-    assert model.workspace.context.used == 0
 
 
 @pytest.mark.parametrize("number", range(len(readme.examples())))

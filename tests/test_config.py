@@ -26,17 +26,6 @@ def test_notes_home_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "home").exists()
 
 
-def test_without_it_the_folders_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments are derivable, so they lie in the cache; conversations do not."""
-    monkeypatch.delenv("NOTES_HOME", raising=False)
-    for kind in ("CACHE", "CONFIG", "STATE"):
-        monkeypatch.setenv(f"XDG_{kind}_HOME", str(tmp_path / kind))
-    monkeypatch.setattr("sys.platform", "linux")
-    found = paths()
-    assert found.library.name == "library" and found.config.name == "config.yaml"
-    assert found.library.parent == found.models.parent != found.sessions.parent == found.profiles.parent
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is platformdirs that answers")
 @pytest.mark.parametrize("home", ["/home/someone", "/home/someone/", "/", "not/absolute", "", None])
 @pytest.mark.parametrize("said", ["/mnt/a place", "/mnt/it/", "not/absolute", "~/it", " ", "", None])

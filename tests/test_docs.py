@@ -1,4 +1,4 @@
-"""Figures in the documents are those that programs have stored, and the package is typed."""
+"""Figures in the documents are those that programs have stored."""
 
 from __future__ import annotations
 
@@ -42,13 +42,5 @@ def measured(kind: str, words: str, figure: str) -> float:
 @pytest.mark.parametrize("name", ROWS)
 def test_the_finding_has_the_figures_that_were_measured(name: str) -> None:
     found = [" / ".join(f"{measured(kind, words, ROWS[name]):.2f}" for words in WORDS) for kind in KINDS]
-    assert rows(FINDINGS, NOTES)[name] == found
-
-
-def test_the_finding_is_whole() -> None:
-    assert list(rows(FINDINGS, NOTES)) == list(ROWS)
-
-
-def test_the_package_says_that_it_is_typed() -> None:
-    """Without the marker type checkers take everything of it for Any."""
-    assert (ROOT / "notes_cli" / "py.typed").is_file()
+    shown = rows(FINDINGS, NOTES)
+    assert list(shown) == list(ROWS) and shown[name] == found

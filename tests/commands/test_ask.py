@@ -1,9 +1,11 @@
-"""`notes ask`: sources of the question, spliced skills, constraints, keys and token counts of the JSON."""
+"""`notes ask`: sources of the question, skills, new values, constraints, reasoning, and the JSON."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,25 +15,19 @@ import pytest
 from samples import SAMPLES
 
 from notes_cli import config
+from notes_cli.config import shipped_model
 from notes_cli.engine.context import Context
+from notes_cli.engine.model import Model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.library.container import peek
 from notes_cli.library.profiles import Profile, Profiles
+from notes_cli.runtime import generate
 from notes_cli.runtime.workspace import Workspace
 
-from .conftest import TEXT, Notes, snapshot
+from ..thinkers import HARMONY, OPENED, SWITCH, UNAWARE, Scripted
+from .conftest import Notes, run_here, snapshot
 from .test_batch import answers, lines
 
 CUT = "the answer was cut after {} tokens. Let it have more: -n {}\n"
-SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
-
-
-def test_question_from_the_argument(notes: Notes) -> None:
-    """stdout has the answer of the JSON and nothing else; stderr only that it was cut."""
-    plain, js = notes("ask", "Why?", "-n", 8), notes("ask", "Why?", "-n", 8, "--json")
-    assert (plain.code, plain.err) == (0, js.err) and plain.err == CUT.format(8, 16)
-    assert plain.out.strip() == js.json["answer"] != ""
-    assert plain.out.endswith("\n")
 
 
 def test_piped_text_comes_before_the_argument(notes: Notes) -> None:
@@ -55,44 +51,6 @@ def test_a_dash_is_standard_input(notes: Notes, dash: list[str]) -> None:
     assert (dashed["answer"], dashed["tokens"]) == (plain["answer"], plain["tokens"])
     empty = notes("ask", *dash, "-n", 2)
     assert empty.code == 2 and "the question is empty" in empty.err
-
-
-def test_no_stream_prints_the_same_answer(notes: Notes) -> None:
-    """Streamed or at once, the answer is the same."""
-    assert notes("ask", "Why?", "-n", 20, "--no-stream").out.strip() == notes("ask", "Why?", "-n", 20).out.strip()
-
-
-def test_a_spliced_skill_is_not_decoded_but_for_the_seam(notes: Notes, compiled: Path) -> None:
-    """Spliced and seam tokens add up to the skill; everything else and the seam is decoded."""
-    n = len(peek(compiled).tokens)
-    for extra, seam in (((), 0), (("-s", "Be kind."), 1), (("-s", "Be kind.", "--seam", "7"), 7)):
-        tokens = notes("ask", "Why?", "--splice", "returns", "-n", 1, "--json", *extra).json["tokens"]
-        assert (tokens["spliced"], tokens["seam"]) == (n - seam, seam)
-        assert tokens["decoded"] == tokens["total"] - tokens["spliced"]
-
-
-def test_pieces_tell_what_was_done(notes: Notes, compiled: Path) -> None:
-    """Pieces are contiguous from position 0, each with the origin of its KV entries."""
-    result = notes("ask", "Why?", "--splice", "returns", "--erratum", "date=2026-07-01", "-n", 3, "--json").json
-    pieces = result["pieces"]
-    assert [piece["kind"] for piece in pieces] == ["text", "splice", "erratum", "question", "answer"]
-    assert [piece["how"] for piece in pieces] == ["decoded", "spliced", *["decoded"] * 3]
-    at = 0
-    for piece in pieces:
-        assert piece["position"] == at
-        at += piece["tokens"]
-    assert at == result["tokens"]["total"] + result["tokens"]["answer"]
-    assert pieces[2]["tokens"] == result["tokens"]["erratum"] > len("date 2026-07-01")
-
-
-def test_a_session_keeps_the_place_it_was_begun_with(notes: Notes, compiled: Path) -> None:
-    """Skills are where the first turn put them; a later turn cannot move them."""
-    ask = ("ask", "Why?", "--session", "mine", "-n", 1, "--json")
-    begun = notes(*ask, "--splice", "returns", "--place", "late").json
-    later = notes(*ask).json
-    assert later["place"] is None and later["pieces"][1]["position"] == begun["pieces"][1]["position"]
-    refused = notes(*ask, "--place", "early")
-    assert refused.code == 1 and "--exact and --decode belong" in refused.err and refused.err.count("\n") == 1
 
 
 def test_without_a_profile_the_default_method_is_used_and_named(notes: Notes, compiled: Path) -> None:
@@ -130,43 +88,6 @@ def test_what_was_measured_is_followed(notes: Notes, compiled: Path, model: Path
     assert said["method"] == "field+erratum" and "an erratum was asked for" in said["method_why"]
     mine = notes(*ask, "--method", "stale", "--seam", 0, "--place", "early", "--wording", "now").json
     assert (mine["method"], mine["wording"], mine["seam"], mine["place"]) == ("stale", "now", 0, "early")
-
-
-def test_several_skills(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """Each skill is spliced after the one before; only the first is where it was compiled."""
-    (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
-    assert notes("compile", tmp_path / "fees.txt").code == 0
-    pieces = notes("ask", "Why?", "--splice", "returns", "--splice", "fees", "-n", 1, "--json").json["pieces"]
-    spliced = [(piece["name"], piece["how"]) for piece in pieces if piece["kind"] == "splice"]
-    assert spliced == [("returns", "spliced"), ("fees", "seam"), ("fees", "spliced")]
-    assert "rotated by" in pieces[4]["why"] and "where it was compiled" in pieces[1]["why"]
-    twice = notes("ask", "Why?", "--splice", "fees", "--splice", "fees")
-    assert twice.code == 1 and "spliced twice" in twice.err
-
-
-def test_an_erratum_of_a_field_refreshes_its_entries_too(notes: Notes, compiled: Path) -> None:
-    """As --field does: the value's own KV entries and a sentence after the skill; the same prompt decoded in full has
-    the same tokens. --method erratum leaves all entries, --exact too, and states it before the question, like free
-    text."""
-    ask = ("ask", "Why?", "--splice", "returns", "-n", 1, "--json")
-    stated = notes(*ask, "--erratum", "date=2026-07-01").json
-    assert stated["method"] == "field+erratum" and stated["tokens"]["rewritten"] > 0 < stated["tokens"]["erratum"]
-    assert [one["kind"] for one in stated["pieces"]][-3:] == ["erratum", "question", "answer"]
-    assert notes(*ask, "--field", "date=2026-07-01").json["tokens"] == stated["tokens"]
-    twice = notes(*ask, "--erratum", "date=2026-06-30", "--erratum", "returns.date=2026-07-01").json
-    assert twice["tokens"] == stated["tokens"], "the last one alone"
-    full = notes(*ask, "--erratum", "date=2026-07-01", "--recompute").json
-    assert full["tokens"]["total"] == stated["tokens"]["total"] and full["tokens"]["spliced"] == 0
-    for more in (("--erratum", "date=2026-07-01", "--method", "erratum"), ("--erratum", "date=2026-07-01", "--exact")):
-        left = notes(*ask, *more).json
-        assert (left["method"], left["tokens"]["rewritten"]) == ("erratum", 0) and left["tokens"]["erratum"] > 0
-        assert [one["kind"] for one in left["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
-    assert "'return limit=5' is added as free text" in notes(*ask, "--erratum", "return limit=5").err
-    free = notes(*ask, "--erratum", "All goods count.").json
-    assert [one["kind"] for one in free["pieces"]][-4:] == ["text", "erratum", "question", "answer"]
-    assert (free["method"], free["tokens"]["rewritten"]) == (None, 0)
-    both = notes(*ask, "--field", "date=2026-07-02", "--erratum", "date=2026-07-01")
-    assert both.code == 2 and "date is given the new value '2026-07-02'" in both.err
 
 
 @pytest.mark.parametrize("choices", ["yes,no", "no,not sure", " no , not sure,no one"])
@@ -210,8 +131,7 @@ def test_a_seed_reproduces(notes: Notes) -> None:
 
 
 def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By -n, by -c, and by the trained length: a line with advice, and in the JSON. Not for complete answers and
-    choices."""
+    """By -n, -c or the trained length: a line with advice, and in the JSON; complete answers and choices are not."""
     limited = notes("ask", "Why?", "-n", 3, "--json")
     assert limited.json["stopped"] == "length" and limited.err == CUT.format(3, 6)
     full = notes("ask", "Why? " * 40, "-n", 500, "-c", 256, "--json")
@@ -226,30 +146,11 @@ def test_an_answer_that_was_cut_is_flagged(notes: Notes, monkeypatch: pytest.Mon
     assert done.json["stopped"] == "end" and "cut" not in done.err
 
 
-def test_a_seam_that_leaves_nothing(notes: Notes, compiled: Path) -> None:
-    """As long as the skill, or longer, is no splice: refused, not decoded in silence; one token less is one."""
-    for command in (("ask", "Why?", "--splice", "returns"), ("verify", "returns")):
-        for seam in (SKILL_TOKENS, 10**9):
-            refused = notes(*command, "--seam", seam)
-            assert (refused.code, refused.out, refused.err.count("\n")) == (1, "", 1)
-            assert f"a seam of {seam} tokens leaves nothing of returns" in refused.err
-    ask = ("ask", "Why?", "--splice", "returns", "-s", "x", "-n", 1, "--json", "--seam", SKILL_TOKENS - 1)
-    assert notes(*ask).json["tokens"]["spliced"] == 1
-
-
-def test_special_tokens_in_a_question_are_text(notes: Notes) -> None:
-    """`<|im_end|>` in a question is ten characters, never the token that ends a message."""
-    plain = notes("ask", "x" * len("<|im_end|>"), "-n", 1, "--json").json
-    special = notes("ask", "<|im_end|>", "-n", 1, "--json").json
-    assert special["tokens"]["total"] == plain["tokens"]["total"]
-
-
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
     "required": ["name", "age"],
 }
-WORDS = 'root ::= "accepted" | "refused"'
 
 
 @pytest.fixture
@@ -296,3 +197,156 @@ def test_lines_of_a_batch(notes: Notes, shipped: None) -> None:
         strict=True,
     ):
         assert says in message
+
+
+Script = Callable[..., None]
+CHAIN = "The date is {}. So the return is {}."
+ACCEPTED, REFUSED = CHAIN.format("2026-05-01", "accepted"), CHAIN.format("2026-07-01", "refused")
+
+
+@pytest.fixture
+def thinker(make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Script]:
+    """`thinker(template)(text)`: a model with that template is the default one, and is going to write that text."""
+
+    def make(template: str) -> Script:
+        path = make_model("llama", template=template)
+        monkeypatch.setenv("NOTES_MODEL", str(path))
+
+        def script(text: str, interrupted: bool = False) -> None:
+            with Model(path) as model:
+                monkeypatch.setattr(generate, "Sampler", Scripted(model, text, interrupted))
+
+        return script
+
+    return make
+
+
+@pytest.fixture
+def returns() -> Notes:
+    """`notes` with the model that ships and its sample skill."""
+    outcome = run_here("compile", SAMPLES / "returns")
+    assert outcome.code == 0, outcome.err
+    return run_here
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (SWITCH, "Hm.\n</think>4"),
+        (OPENED, "Hm.\n</think>4"),
+        (UNAWARE, "Hm.</think>4"),
+        (HARMONY, "Hm.<|end|>4"),
+    ],
+)
+@pytest.mark.parametrize("stream", [(), ("--no-stream",)], ids=len)
+def test_reasoning_goes_to_stderr(
+    thinker: Callable[[str], Script], template: str, text: str, stream: tuple[str, ...]
+) -> None:
+    """Without marks and colours, on lines of its own; stdout has the answer and a newline."""
+    thinker(template)(text)
+    outcome = run_here("ask", "2+2?", "--think", *stream)
+    assert (outcome.code, outcome.out) == (0, "4\n")
+    assert outcome.err.strip() == "Hm." and outcome.err.endswith("\n")
+
+
+def test_the_json_has_all_of_it(thinker: Callable[[str], Script]) -> None:
+    """Reasoning, whether it is complete, its tokens; counts add up to the pieces."""
+    script = thinker(SWITCH)
+    for limit, reasoning, whole in ((50, "Hm.", True), (2, "Hm", False), (0, "", False)):
+        script("Hm.</think>4" if whole else reasoning + "4")
+        outcome = run_here("ask", "2+2?", "--think", "--max-think", limit, "--json")
+        found = outcome.json
+        cut = "the reasoning was cut after 2 tokens. Let it have more: --max-think 4\n"
+        assert outcome.err == (cut if limit == 2 else "") and found["answer"] == "4"
+        assert (found["thought_stopped"], found["stopped"]) == ("end" if whole else "length", "end")
+        assert (found["reasoning"], found["thought_whole"]) == (reasoning, whole)
+        tokens = found["tokens"]
+        assert tokens["reasoning"] == len(reasoning + "</think>\n\n") and tokens["answer"] == 1
+        assert sum(piece["tokens"] for piece in found["pieces"]) == (
+            tokens["total"] + tokens["reasoning"] + tokens["answer"]
+        )
+
+
+def test_reasoning_that_nobody_asked_for_is_hidden(thinker: Callable[[str], Script]) -> None:
+    """It is neither on stdout nor on stderr; the JSON has it."""
+    script = thinker(UNAWARE)
+    script("<think>\nHm.</think>4")
+    outcome = run_here("ask", "2+2?")
+    assert (outcome.out, outcome.err) == ("4\n", "")
+    script("<think>\nHm.</think>4")
+    assert run_here("ask", "2+2?", "--json").json["reasoning"] == "Hm."
+
+
+def test_an_interrupt_ends_both_lines(thinker: Callable[[str], Script]) -> None:
+    """Partial text ends its line, on its stream; the status is that of an interrupt."""
+    script = thinker(SWITCH)
+    for text, out, err in (("Hm", "", "Hm\n"), ("Hm.</think>4", "4\n", "Hm.\n")):
+        script(text, interrupted=True)
+        outcome = run_here("ask", "2+2?", "--think")
+        assert (outcome.code, outcome.out) == (130, out)
+        assert outcome.err.startswith(err) and outcome.err.endswith("\nnotes: interrupted\n")
+
+
+def test_a_session_remembers_its_reasoning(returns: Notes) -> None:
+    """The chain is in the sequence as the model wrote it, is shown by the ledger, and the next turn follows it."""
+    ask = ("ask", "May I return this?", "--session", "mine")
+    assert returns(*ask, "--splice", "returns", "--think").out == "accepted\n"
+    assert returns(*ask, "--erratum", "date=2026-07-01", "--think", "--choices", "accepted,refused").out == "refused\n"
+    assert returns(*ask, "-n", 8).code == 0
+    pieces = returns("session", "show", "mine", "--json").json["pieces"]
+    answers = [piece for piece in pieces if piece["kind"] == "answer"]
+    assert [piece["text"] for piece in answers[:2]] == [ACCEPTED, REFUSED]
+    assert [piece["why"] for piece in answers] == ["chain of thought", "chain of thought", ""]
+    assert sum("Think first." in piece["text"] for piece in pieces) == 2
+    assert returns("session", "undo", "mine").code == 0
+    total = returns("session", "show", "mine", "--json").json["tokens"]
+    assert total == sum(piece["tokens"] for piece in pieces[:-2])
+
+
+def test_no_blanks_at_the_end(thinker: Callable[[str], Script]) -> None:
+    """Streamed or not, reasoning and answer end with one newline, whatever blanks the model generates."""
+    script = thinker(SWITCH)
+    for stream in ((), ("--no-stream",)):
+        script("Hm. \n\nSo 4.\n \n</think>\n4 \n\n5\n\n ")
+        outcome = run_here("ask", "2+2?", "--think", *stream)
+        assert (outcome.out, outcome.err) == ("4 \n\n5\n", "Hm. \n\nSo 4.\n")
+
+
+CASES: dict[str, Any] = {
+    "May I return this?": ("date=2026-07-01", "accepted", "refused"),
+    "What is the shipping?": ("tier=silver", "free", "reduced"),
+    "What is the approval?": ("amount=900", "automatic", "manual"),
+}
+
+
+@pytest.mark.parametrize("question", CASES)
+def test_decisions_of_the_shipped_model(monkeypatch: pytest.MonkeyPatch, question: str) -> None:
+    """`stale`, and the field in place, keep the old decision, which later entries noted; others correct it."""
+    assert shipped_model().stat().st_size <= 10_000_000
+    field, old, new = CASES[question]
+    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
+    assert run_here("compile", SAMPLES / "returns").code == 0
+    ask = ("ask", question, "--splice", "returns", "--field", field, "--choices", f"{old},{new}", "--method")
+    for system in ((), ("-s", "You work for Harbor Books.")):
+        for method in ("stale", "field"):
+            assert run_here(*ask, method, *system).out.strip() == old
+        for method in ("erratum", "field+erratum", "suffix", "recompute"):
+            assert run_here(*ask, method, *system).out.strip() == new
+
+
+def test_a_correction_for_all_reaches_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question's own errata and edits override `notes edit --all`; the text's value withdraws it."""
+    monkeypatch.setenv("NOTES_MODEL", os.fspath(shipped_model()))
+    assert run_here("compile", SAMPLES / "returns").code == 0
+    ask = ("ask", "May I return this?", "--splice", "returns")
+    assert run_here("edit", "--all", "--field", "returns.date=2026-07-01").code == 0
+    for more in ((), ("--recompute",), ("--session", "told")):
+        told = run_here(*ask, *more)
+        assert told.out == "refused\n" and "date is 2026-07-01: a correction for all sessions" in told.err, more
+    batch = run_here("ask", "--batch", "-", "--splice", "returns", stdin='"May I return this?"')
+    assert '"answer": "refused"' in batch.out and "erratum" in run_here(*ask, "--explain").out
+    for own in (("--erratum",), ("--field",), ("--method", "field", "--field")):
+        assert run_here(*ask, *own, "date=2026-05-02").out == "accepted\n", own
+    assert run_here("edit", "--all", "--field", "returns.date=2026-05-01").code == 0
+    last = run_here(*ask)
+    assert last.out == "accepted\n" and "told" not in last.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ from notes_cli.commands.batch import LONGEST, keys_of
 
 from .conftest import Notes, Outcome, command_line, snapshot, without_uses
 from .test_json import documented, flat
+from .test_messages import KEPT, written_at_the_end
 
 SINGLE = {"session", "memory", "server", "identity"}  # keys of `ask --json` that are not of one answer
 
@@ -72,52 +74,24 @@ def test_lines_answer_as_single_questions(notes: Notes, compiled: Path, tmp_path
 
 
 def test_bad_lines_are_errors_in_their_place(notes: Notes, compiled: Path) -> None:
-    """Each error names its key or value; other lines are answered; the exit status is 1."""
-    bad = {
-        "{": "the line is not JSON: Expecting property name",
-        '"No" means what?': '(column 6). A question that begins with " is written as a JSON string',
-        "[1]": "neither a question nor an object",
-        "{}": "the line has no question",
-        '" "': "the line has no question",
-        '{"question": "Why?", "questions": 1}': "there is no key 'questions' in a line. The keys are question, id,",
-        '{"question": 7}': "question must be a string, not 7",
-        '{"question": "a", "question": "b"}': "the key 'question' is there twice",
-        '{"question": "a", "max-think": 1, "max_think": 2}': "the key 'max_think' is there twice",
-        '{"question": "Why?", "max_tokens": NaN}': "NaN is no number",
-        '{"question": "Why?", "max_tokens": 0}': "max_tokens: 0 is not a whole number from 1 to",
-        '{"question": "Why?", "max_tokens": "3"}': 'max_tokens must be a number, not "3"',
-        '{"question": null}': "question must be a string, not null",
-        '{"question": "Why?", "questions": null}': "there is no key 'questions' in a line",
-        '{"question": "Why?", "max_tokens": 1e400}': "max_tokens: inf is not a whole number",
-        '{"question": "Why?", "temperature": -1}': "temperature: -1 is not a number from 0",
-        '{"question": "Why?", "think": 1}': "think must be true or false, not 1",
-        '{"question": "Why?", "choices": "yes,no"}': 'choices must be a list of strings, not "yes,no"',
-        '{"question": "Why?", "choices": ["yes"]}': "choices must be two or more different answers",
-        '{"question": "Why?", "place": "there"}': "place: 'there' is not one of",
-        '{"question": "Why?", "errata": "tier=b"}': 'errata must be a list of strings, not "tier=b"',
-        '{"question": "Why?", "errata": ["colour=red"]}': "colour",
-        '{"question": "Why?", "fields": {"colour": "red"}}': "colour",
-        '{"question": "Why?", "fields": {"tier": 1}}': "fields must be an object of strings",
-        '{"question": "Why?", "fields": {"tier": "b"}, "errata": ["tier=c"]}': "is given the new value 'b', and 'c'",
-        '{"question": "Why?", "fields": {"tier": "b", "returns.tier": "c"}}': "tier is given two new values, 'b' and",
-        '{"question": "Why?", "method": "field"}': "a method is how new values change the cache",
-        '{"question": "Why?", "fields": {"tier": "b"}, "method": "magic"}': "magic",
-        '{"question": "Why?", "wording": "loud"}': "loud",
-        '{"question": "Why?", "splice": ["nothing"]}': "no compiled skill and no file 'nothing'. Compile it first",
-        '{"question": "Why?", "splice": ["-"]}': "standard input",
-        '"\\ud800"': "the line holds half a character",
-        "[" * 100_000: "the line is not JSON",
-        json.dumps("long " * 2000): "but tiny llama was trained for",
-    }
+    """Messages are those of messages.yaml; other lines are answered; the exit status is 1."""
+    entries = KEPT["lines"]
+    long = {"[" * 100_000: "the line is not JSON", json.dumps("long " * 2000): "was trained for"}
+    bad = [*(entry["line"] for entry in entries), *long]
     ask = ("ask", "--splice", "returns", "-n", 2, "--seed", 5, "--batch", "-")
     found = notes(*ask, stdin=lines('"Why?"', *bad, '"Why?"'))
     got = answers(found)
     assert found.code == 1
     assert found.err == f"notes: {len(bad)} of {len(bad) + 2} lines failed. The output says why, line by line\n"
     assert [line["line"] for line in got] == list(range(1, len(bad) + 3))
-    for line, told in zip(got[1:-1], bad.values(), strict=True):
-        assert told in line["error"]["message"] and line["error"]["status"] == 1
-        assert line.keys() == {"version", "line", "id", "error"}
+    assert all(line.keys() == {"version", "line", "id", "error"} for line in got[1:-1])
+    with written_at_the_end():
+        for line, entry in zip(got[1:-3], entries, strict=True):
+            if "MESSAGES" in os.environ:
+                entry["says"] = line["error"]["message"]
+            assert line["error"] == {"message": entry["says"], "status": 1}
+    for line, told in zip(got[-3:-1], long.values(), strict=True):
+        assert told in line["error"]["message"]
     assert same(got[0]) == same(got[-1])
 
 
@@ -210,16 +184,6 @@ def test_an_answer_is_there_before_the_last_question_is_read(model: Path) -> Non
         assert json.loads(process.stdout.readline())["id"] == number
     process.stdin.close()
     assert process.wait() == 0
-
-
-def test_a_reader_who_has_enough_ends_it(model: Path, tmp_path: Path) -> None:
-    source = tmp_path / "questions.jsonl"
-    source.write_text('"Why?"\n' * 400)
-    script = '"$@" | head -n 1; exit ${PIPESTATUS[0]}'
-    done = subprocess.run(
-        ["bash", "-c", script, "-", *command_line("ask", "-n", 2, "--batch", source)], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (141, "") and json.loads(done.stdout)["line"] == 1
 
 
 @pytest.mark.parametrize("after", [0.0, 0.05, 0.15])

@@ -21,8 +21,7 @@ WORK = ("splice", "question", "prefill")
 
 
 def test_the_document(tmp_path: Path) -> None:
-    """Each length has all measures, as often as asked, and their ratios; bytes are those of the rows; progress is not
-    in it, and the file that was spliced is gone."""
+    """Each length has all measures and their ratios; bytes are those of the rows; progress is not in it."""
     outcome = run_here(*SHORT, "--tokens", "96,32", "--json", "--plot", tmp_path / "speed.svg")
     assert outcome.code == 0, outcome.err
     found = outcome.json
@@ -60,8 +59,7 @@ def test_from_which_question_a_compile_pays() -> None:
 
 
 def test_lengths_that_cannot_be_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths beyond the trained length, the context or the memory: a line and a JSON entry each; others are
-    measured."""
+    """Beyond the trained length, the context or the memory: a line and a JSON entry each; others are measured."""
     outcome = run_here(*SHORT, "--tokens", "32,4090", "--json")
     assert outcome.code == 0 and outcome.err.count("4,090 tokens are left out") == 1
     (left,) = outcome.json["left_out"]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,9 +27,10 @@ def shell(tmp_path: Path, compiled: Path, notes: Notes, monkeypatch: pytest.Monk
     return folder
 
 
-def completed(line: str, word: str = "") -> list[str]:
+def completed(line: str, word: str = "", source: str = "<(notes completion bash)") -> list[str]:
     """Return bash's completions of a line for each way of word splitting; `word`: the last word."""
-    script = """source <(notes completion bash); COMP_LINE=$1; COMP_POINT=${#1}; COMP_WORDS=("$2"); COMP_CWORD=0
+    script = f"source {source}; "
+    script += """COMP_LINE=$1; COMP_POINT=${#1}; COMP_WORDS=("$2"); COMP_CWORD=0
     _notes_complete notes
     ((${#COMPREPLY[@]})) && printf '%s\\n' "${COMPREPLY[@]}" || true"""
     done = subprocess.run(["bash", "-c", script, "-", line, word], capture_output=True, text=True, check=True)
@@ -95,33 +93,10 @@ def test_one_command_installs_it(shell: Path, tmp_path: Path) -> None:
     path, start = Path(done.out.strip()), (tmp_path / ".bashrc").read_text()
     assert path.is_file() and str(path) in start and start.startswith("alias ll='ls -l'\n") and start.endswith("\n")
     assert run_here("completion", "bash", "--install", "-q").err == "" and (tmp_path / ".bashrc").read_text() == start
+    assert completed("notes inspect --text ret", source="~/.bashrc") == ["returns"]
     path.unlink()
     gone = subprocess.run(["bash", "-c", "source ~/.bashrc"], capture_output=True)
     assert (gone.returncode, gone.stderr) == (0, b""), "a shell starts without it as well"
-
-
-def test_tab_in_a_real_shell(shell: Path, tmp_path: Path) -> None:
-    """Installed, typed, and the Tab key pressed."""
-    assert run_here("completion", "bash", "--install").code == 0
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execvp("bash", ["bash", "--noprofile", "--rcfile", str(tmp_path / ".bashrc"), "-i"])
-    shown = b""
-
-    def until(wanted: bytes) -> None:
-        nonlocal shown
-        end = time.monotonic() + 60
-        while wanted not in shown and time.monotonic() < end:
-            if select.select([terminal], [], [], 0.1)[0]:
-                shown += os.read(terminal, 4096)
-        assert wanted in shown, shown
-
-    os.write(terminal, b"notes inspect --text ret\t")
-    until(b"--text returns ")
-    os.write(terminal, b"\nexit\n")
-    until(b"Returns before 2026-06-15 are accepted")
-    os.close(terminal)
-    os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("name", ["zsh", "fish"])
@@ -142,15 +117,12 @@ def test_scripts_of_other_shells(shell: Path, tmp_path: Path, name: str, monkeyp
             assert subprocess.run(asked, capture_output=True, text=True).stdout == "returns\n"
 
 
-def test_a_shell_that_is_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("home", ["", "here"])
+def test_a_home_or_a_shell_that_is_none(home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is written into the folder that happens to be the current one."""
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     outcome = run_here("completion")
     assert outcome.code == 2 and "The variable SHELL is 'tcsh'" in outcome.err
-
-
-@pytest.mark.parametrize("home", ["", "here"])
-def test_a_home_that_is_none(home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is written into the folder that happens to be the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", home)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)

@@ -38,38 +38,6 @@ def shown(command: str = "ask") -> dict[str, tuple[object, str]]:
     return {row["setting"]: (row["value"], row["from"]) for row in rows if row["setting"] != "threads"}
 
 
-def test_a_file_must_be_allowed_and_again_after_a_change(project: Path, home: Path) -> None:
-    """Only the content that was read is allowed, until `disallow`."""
-    assert run_here("config", "disallow").code == 1 and list(shown()) == ["model"]
-    assert (
-        run_here("config", "show").err
-        == f"{project} is not allowed, so it is ignored. Read it, then: notes config allow\n"
-    )
-    outcome = run_here("config", "allow")
-    assert (outcome.code, outcome.out, outcome.err) == (
-        0,
-        f"{project}\n",
-        "allowed: model, splice, errata, max-tokens\n",
-    )
-    assert shown()["max-tokens"] == ("9", str(project)) and run_here("config", "show").err == ""
-    project.write_text(PROJECT.replace("9", "8"))
-    assert list(shown()) == ["model"] and "has changed since you allowed it" in run_here("config", "show").err
-    assert run_here("config", "allow").code == 0 and shown()["max-tokens"][0] == "8"
-    assert (home / "allowed").stat().st_mode & 0o777 == 0o700
-    assert run_here("config", "disallow").out == f"{project}\n" and list(shown()) == ["model"]
-    assert list((home / "allowed").iterdir()) == []
-
-
-@pytest.mark.model
-def test_only_commands_that_would_read_it_have_the_line(project: Path) -> None:
-    """One line on stderr; none with -q, with NOTES_NO_PROJECT, and for commands without such options."""
-    line = f"{project} is not allowed, so it is ignored. Read it, then: notes config allow"
-    outcome = run_here("doctor")
-    assert outcome.err.splitlines()[0] == line and f"{project} (not allowed)" in outcome.out
-    for quiet in (("doctor", "-q"), ("paths",), ("session", "ls"), ("config", "disallow")):
-        assert line not in run_here(*quiet).err, quiet
-
-
 def test_no_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable for scripts, which does not keep one from allowing the file."""
     monkeypatch.setenv("NOTES_NO_PROJECT", "1")
@@ -80,7 +48,10 @@ def test_no_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="folders of Windows have no such modes")
 def test_a_record_that_others_could_write_is_refused(project: Path, home: Path) -> None:
-    """Else another user could allow a file for this one."""
+    """Else another user could allow a file for this one. It is private, and gone with `disallow`."""
+    assert run_here("config", "allow").code == 0
+    assert (home / "allowed").stat().st_mode & 0o777 == 0o700
+    assert run_here("config", "disallow").code == 0 and not [*(home / "allowed").iterdir()]
     assert run_here("config", "allow").code == 0
     (home / "allowed").chmod(0o777)
     outcome = run_here("config", "show")
@@ -125,8 +96,7 @@ def test_a_text_is_never_looked_for_in_the_working_folder(project: Path, monkeyp
 
 
 def test_precedence(project: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables before the project, the project before the user's file, also by another flag of the same option; and
-    only for the commands that it is for."""
+    """Variables before the project, the project before the user's file, also by another flag of the same option."""
     assert run_here("config", "allow").code == 0
     home.mkdir(exist_ok=True)
     (home / "config.yaml").write_text("predict: 5\ntemp: 0.5\nserve: {splice: mine}\n")
@@ -188,8 +158,7 @@ def test_what_a_project_cannot_set(project: Path, text: str, message: str) -> No
 
 @pytest.mark.model
 def test_an_answer_has_the_skills_of_the_project(notes: Notes, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its JSON is that of the options, in any folder of the project; an option replaces the setting. A session and a
-    chat that have begun keep their skills and corrections."""
+    """In any folder of it, unless an option replaces them; a session and a chat that have begun keep theirs."""
     handbook = project.parents[1] / "docs" / "handbook.md"
     options = ("--splice", handbook, "--erratum", "date=2026-07-01")
     given = notes("ask", "Why?", "--json", "-n", 2, *options).json

@@ -66,10 +66,10 @@ def test_a_variable_of_several_values_has_a_line_for_each(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_help_has_examples(name: str) -> None:
-    """Help pages have examples; those of groups show examples of subcommands."""
-    command = cli.get_command(click.Context(cli), name)
-    assert command and "Examples:\n" in command.get_help(click.Context(command))
+def test_help(name: str) -> None:
+    """It has examples, those of groups show subcommands, and fits a terminal."""
+    shown = run_here(name, "--help").out
+    assert "Examples:\n" in shown and all(len(line) <= 80 for line in shown.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,7 @@ def test_colour_on_a_terminal(
     """By --color, NOTES_COLOR, then other variables, whose precedence is that of tests/test_output.py."""
     shown = on_a_terminal(["ls", *arguments], **environment)
     assert ("\x1b[1m" in shown) == coloured and "returns" in shown
-
-
-def test_colour_as_a_setting(notes: Notes, compiled: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """config.yaml is asked after the variables, and no file of colour is a typing error."""
-    (home / "config.yaml").write_text("color: always\n")
-    assert "\x1b[1m" in notes("ls").out
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in notes("ls").out and notes("ls", "--color", "red").code == 2
+    assert run_here("ls", "--color", "red").code == 2
 
 
 @pytest.mark.model
@@ -109,7 +102,7 @@ def test_quiet(home: Path, skill: Path) -> None:
 
 
 def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag, then the variable that is called as it, then the command's own setting, then that of all, the default."""
+    """A flag, the variable that is called as it, the command's own setting, that of all; flags may be settings."""
 
     def tokens(*arguments: object) -> int:
         return int(notes("ask", "Why?", "--json", *arguments).json["tokens"]["answer"])
@@ -123,17 +116,20 @@ def test_settings_come_from_the_nearest(notes: Notes, home: Path, monkeypatch: p
     assert tokens() == 4 and tokens("-n", 5) == 5
     monkeypatch.setenv("NOTES_ASK_MAX_TOKENS", "x")
     assert "'x' is not a whole number" in notes("ask", "Why?").err
+    (home / "config.yaml").write_text("json: true\n")
+    assert notes("ls").json == [] and notes("session", "show", "nobody").json["error"]["status"] == 1
+    (home / "config.yaml").write_text("color: always\n")
+    assert "\x1b[1m" in notes("models").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in notes("models").out
 
 
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [("aks", "ask"), ("complie", "compile"), ("run", "ask"), ("remove", "rm"), ("settings", "config")],
-)
-def test_a_mistyped_command(word: str, meant: str) -> None:
-    """A similar command, or the one with another program's name for it, is suggested; status 2."""
+@pytest.mark.parametrize("word", SYNONYMS)
+def test_another_programs_word_for_a_command(word: str) -> None:
+    """The command that means it is suggested; status 2."""
     outcome = run_here(word)
-    assert (outcome.code, outcome.out) == (2, "") and f"Did you mean {meant}?" in outcome.err
-    assert set(SYNONYMS.values()) <= set(COMMANDS) and not set(SYNONYMS) & set(COMMANDS)
+    assert (outcome.code, outcome.out) == (2, "") and f"Did you mean {SYNONYMS[word]}?" in outcome.err
+    assert SYNONYMS[word] in COMMANDS and word not in COMMANDS
 
 
 def test_verbose_tells_of_times_and_twice_of_llama_cpp(notes: Notes, home: Path) -> None:
@@ -197,11 +193,6 @@ def test_help_has_its_options_in_groups() -> None:
     assert "--seam" in shown.partition("\nExpert:")[2] and "--erratum" in shown.partition("\nAnswer:")[0]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_a_terminal(name: str) -> None:
-    assert all(len(line) <= 80 for line in run_here(name, "--help").out.splitlines())
-
-
 ASK = ("ask", "Why?", "-n", 2)
 
 
@@ -212,14 +203,6 @@ def test_settings_of_other_commands_are_no_errors(notes: Notes, home: Path) -> N
     outcome = notes("ask", "Why?", "--json")
     assert (outcome.code, outcome.json["sampling"]["top_k"], outcome.json["tokens"]["answer"]) == (0, 3, 2)
     assert notes("ls", "-q").code == 0
-
-
-def test_json_as_a_setting(notes: Notes, home: Path) -> None:
-    """`json: true` is --json, for errors, too."""
-    home.mkdir()
-    (home / "config.yaml").write_text("json: true\n")
-    assert notes("ls").json == []
-    assert notes("session", "show", "nobody").json["error"]["status"] == 1
 
 
 @pytest.fixture
@@ -293,13 +276,6 @@ def test_a_question_as_llama_cpp_takes_it(notes: Notes, tmp_path: Path) -> None:
     assert total("-p", "Why?") == total("Why?") == total(stdin="Why?\n") == total("-f", "-", stdin="Why?")
     assert total("-f", text) == total("A text.")
     assert total("-f", text, "-p", "Why?", stdin="Piped.") == total("Piped.\n\nA text.\n\nWhy?")
-    for arguments, message in (
-        (("Why?", "-p", "How?"), "two questions, 'Why?' and --prompt"),
-        (("-f", tmp_path / "none"), "No such file"),
-        (("-f", tmp_path), "Is a directory"),
-    ):
-        wrong = notes("ask", *arguments)
-        assert wrong.code == 2 and message in wrong.err and wrong.err.count("\n") == 1
 
 
 @pytest.mark.model
@@ -313,14 +289,9 @@ def test_keys_of_a_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [("correct horse", "battery staple"), ("staple",)]
 
 
-def test_loading_a_large_model_is_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal, before it takes time; a small one is there at once."""
+def test_what_takes_time_is_shown(model: Path, skill: Path) -> None:
+    """On a terminal: loading a large model, and compiling a text on the way."""
     shown = on_a_terminal(["ask", "Why?", "-n", "1"], "import notes_cli.commands.options as o; o.LARGE = 1")
     assert f"loading {model.name}" in shown
-    assert "loading" not in on_a_terminal(["ask", "Why?", "-n", "1"])
-
-
-def test_compiling_on_the_way_is_shown(model: Path, skill: Path) -> None:
-    """`ask --splice TEXT` compiles, with a line before."""
     shown = on_a_terminal(["ask", "Why?", "-n", "1", "--splice", str(skill)])
-    assert "compiling returns" in shown
+    assert "loading" not in shown and "compiling returns" in shown

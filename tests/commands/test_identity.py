@@ -137,8 +137,7 @@ def spliced(asked: Outcome) -> int:
 def test_a_near_miss_is_refused_and_mended(
     notes: Notes, skill: Path, make_model: MakeModel, tmp_path: Path, name: str, by_path: bool
 ) -> None:
-    """One line with both values; the printed command compiles the skill for this model, also from the segment's text if
-    the file is gone."""
+    """One line with both values; the printed command compiles the skill, also from the segment's text alone."""
     miss = MISSES[name]
     first = make_model(**KINDS[miss.kind])
     compiled = notes("compile", skill, "-m", first).out.strip()
@@ -217,8 +216,7 @@ def test_the_same_model_elsewhere_is_the_same(
     ids=" ".join,
 )
 def test_what_does_not_change_rows_is_not_asked_for(notes: Notes, skill: Path, compiled: Path, options: Any) -> None:
-    """Threads, sizes, flash attention, another type of cache, a setting that is the
-    model's own."""
+    """Threads, sizes, flash attention, another type of cache, a setting that is the model's own."""
     assert spliced(notes(*ASK, *options)) > 50
     assert "up to date" in notes("compile", skill, *options).err
 
@@ -226,8 +224,7 @@ def test_what_does_not_change_rows_is_not_asked_for(notes: Notes, skill: Path, c
 def test_a_template_is_part_of_the_model_and_its_opening_is_kept(
     notes: Notes, skill: Path, model: Path, tmp_path: Path
 ) -> None:
-    """The file's digest covers its template, so another one is another model. The text that preceded a skill is
-    in the segment besides: after other words the same rows are spliced with a seam."""
+    """The opening is in the segment: after other words the same rows are spliced with a seam."""
     path = notes("compile", skill, "-m", model).out.strip()
     assert len(peek(Path(path)).context) > 0
     assert notes(*ASK, "-m", model).json["tokens"]["seam"] == 0
@@ -248,10 +245,3 @@ def test_compiling_again_from_a_segment(notes: Notes, skill: Path, compiled: Pat
     assert "up to date" in notes("compile", "--from", "returns").err
     named = notes("compile", "--from", "returns", "--name", "copy").out.strip()
     assert peek(Path(named)).name == "copy" and peek(Path(named)).text == before.text
-
-
-def test_compiling_again_keeps_blocks(notes: Notes, skill: Path) -> None:
-    """For another model, too."""
-    blocks = peek(Path(notes("compile", skill, "--blocks", 3).out.strip())).blocks
-    again = notes("compile", "--from", "returns", "--rope-freq-base", 20000)
-    assert again.code == 0 and len(peek(Path(again.out.strip())).blocks) == len(blocks) > 1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,22 +25,8 @@ def photo(tmp_path: Path) -> Path:
 SEES = ("-m", "notes-eye", "-t", "1")
 
 
-def test_compile_and_splice_an_image(notes: Notes, photo: Path) -> None:
-    """Prints the path on stdout, and a line on stderr; spliced by name, without a projector, it decides as decoded."""
-    outcome = notes("compile", photo, *SEES)
-    assert outcome.code == 0 and Path(outcome.out.strip()).is_file()
-    assert re.match(r"photo: 18 tokens in .* kB, an image of 48 x 48 pixels\n", outcome.err)
-    question = "What shape is at the top left?"
-    spliced = notes("ask", question, "--splice", "photo", "--json", *SEES).json
-    decoded = notes("ask", question, "--splice", "photo", "--recompute", "--json", *SEES).json
-    assert spliced["answer"] == decoded["answer"] != ""
-    assert spliced["tokens"]["spliced"] == 18 and decoded["tokens"]["spliced"] == 0
-    assert spliced["tokens"]["total"] == decoded["tokens"]["total"]
-
-
 def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """The image is in the question's message, after skills, before errata; later it is spliced from disk. Another image
-    of that name is kept separately."""
+    """After skills, before errata; later it is spliced from disk, and another image of that name is kept separately."""
     (tmp_path / "note.txt").write_text("Answer in one word.")
     words = ("What is the total?", "--splice", tmp_path / "note.txt", "--erratum", "the receipt is void.")
     first = notes("ask", *words, "--image", photo, *SEES)
@@ -65,38 +49,8 @@ def test_ask_with_an_image_compiles_it_once(notes: Notes, photo: Path, tmp_path:
     assert plan.code == 0 and plan.out.count("spliced") >= 2
 
 
-def test_a_text_with_images(notes: Notes, photo: Path, tmp_path: Path) -> None:
-    """`notes compile` encodes the images of a text and lists marks that stay text; `notes ls` shows when a picture has
-    changed; it decides as decoded; a model without vision takes the text."""
-    text = tmp_path / "report.md"
-    text.write_text("Read this.\n\n![a photo](photo.png)\n\nday: four\n\n![gone](gone.png)")
-    outcome = notes("compile", text, *SEES)
-    assert outcome.code == 0 and "report: " in outcome.err and ", an image in it, 1 field" in outcome.err
-    assert "report.md shows gone.png" in outcome.err
-    question = "What shape is at the top left?"
-    spliced = notes("ask", question, "--splice", "report", "--json", *SEES).json
-    decoded = notes("ask", question, "--splice", "report", "--recompute", "--json", *SEES).json
-    assert spliced["answer"] == decoded["answer"] != "" and spliced["tokens"]["total"] == decoded["tokens"]["total"]
-    assert spliced["tokens"]["spliced"] > 18 and decoded["tokens"]["spliced"] == 0
-    corrected = notes(
-        "ask", question, "--splice", "report", "--erratum", "day=five", "--explain", "-s", "Brief.", *SEES
-    )
-    assert corrected.code == 0 and "seam" in corrected.out and "erratum" in corrected.out
-    assert notes("ls", "--json").json[0]["stale"] == []
-    photo.write_bytes(image_bytes(48, 48, seed=2))
-    assert notes("ls", "--json").json[0]["stale"] != []
-    assert notes("compile", "--stale", *SEES).out.strip() and "stale" not in notes("ls").out
-    blind = notes("compile", text, "--name", "words", "-m", config.shipped_model(), "-t", "1")
-    assert blind.code == 0 and "shows photo.png, gone.png" in blind.err
-    assert "--mmproj FILE" in blind.err
-    photo.write_bytes(b"no picture")
-    broken = notes("compile", text, *SEES)
-    assert broken.code == 1 and "photo.png is no image that can be read" in broken.err and broken.out == ""
-
-
 def test_watching_texts_watches_their_images(photo: Path, tmp_path: Path) -> None:
-    """When one changes both texts that show it are compiled again, also where one of them changes at the same time; a
-    text may show another one later."""
+    """Both texts that show one are compiled again, also where one changes at the same time or shows another."""
     texts = [tmp_path / name for name in ("a.md", "b.md")]
     for text in texts:
         text.write_text("Read this: ![a photo](photo.png)")
@@ -154,18 +108,6 @@ def test_a_model_without_vision_says_so(notes: Notes, photo: Path, tmp_path: Pat
     for no_projector, message in ((blind, "is no projector (mmproj): its architecture is llama"), (photo, "photo.png")):
         outcome = notes("compile", photo, *SEES, "--mmproj", no_projector)
         assert outcome.code == 1 and message in outcome.err and "Traceback" not in outcome.err
-
-
-def test_texts_do_not_pay_for_images() -> None:
-    """Help, and a question about a text, load neither libmtmd nor Pillow."""
-    script = (
-        "import sys; from notes_cli.cli import run; code = run(sys.argv[1:]);"
-        "heavy = [name for name in sys.modules if name.startswith('PIL') or name.endswith('mtmd_cpp')];"
-        "sys.exit(f'loaded: {heavy}' if heavy else code)"
-    )
-    for words in (["ask", "--help"], ["ask", "May I return this?", "--choices", "yes,no"]):
-        done = subprocess.run([sys.executable, "-c", script, *words], stdin=subprocess.DEVNULL, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()
 
 
 def test_an_image_is_not_quantized(notes: Notes, photo: Path) -> None:

@@ -64,8 +64,7 @@ def _kinds(section: str) -> dict[str, str]:
 
 
 def flat(value: Any, keys: dict[str, tuple[type, ...]], prefix: str = "") -> list[tuple[str, Any]]:
-    """Yield key and value of every leaf; values documented as a whole, and empty ones, are leaves unless their parts
-    are documented."""
+    """Yield key and value of every leaf; values documented as a whole, and empty ones, are leaves."""
     if prefix in keys:
         return [(prefix, value)]
     if value in ({}, []) and not any(key.startswith((f"{prefix}.", f"{prefix}[]")) for key in keys):

@@ -1,10 +1,8 @@
-"""The library: Agent Skills, ls, inspect, rm, prune, fsck, export, import, watch and doctor."""
+"""The library: compile, Agent Skills, ls, inspect, rm, prune, fsck, export, import, watch and doctor."""
 
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from notes_cli.library.container import open_segment, peek, write_segment
 
 from ..text.test_skill import put
 from . import conftest
-from .conftest import TEXT, Notes, Outcome, command_line, run_here, snapshot
+from .conftest import TEXT, Notes, Outcome, command_line, snapshot
 
 
 @pytest.fixture
@@ -74,16 +72,8 @@ def test_a_word_that_is_nothing(notes: Notes, project: Path) -> None:
         assert outcome.code == 1 and "no such file" in outcome.err and "Compile it" not in outcome.err, outcome.err
 
 
-def test_a_name_of_two_skills_is_refused(notes: Notes, project: Path) -> None:
-    """Both are listed, none is compiled; a path is unambiguous."""
-    put(project / ".claude" / "skills", "pdf", "Other words.")
-    outcome = notes("compile", "pdf")
-    assert outcome.code == 1 and outcome.err.count("/skills/pdf") == 2 and "Name the folder" in outcome.err
-    assert notes("compile", project / ".claude" / "skills" / "pdf").code == 0
-
-
-def test_every_agent_skill(notes: Notes, project: Path) -> None:
-    """--all: those of the project and the user's, each name once; one that is broken stops no other, status 1."""
+def test_every_agent_skill(notes: Notes, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--all: each name once; one that is broken stops no other, status 1. Without any, a line."""
     outcome = notes("compile", "--all", "--json")
     assert outcome.code == 0
     assert sorted(one["name"] for one in outcome.json["compiled"]) == ["mail", "pdf"]
@@ -91,120 +81,20 @@ def test_every_agent_skill(notes: Notes, project: Path) -> None:
     (project / ".claude" / "skills" / "bad" / "SKILL.md").write_text("---\nname: bad\n")
     outcome = notes("compile", "--all")
     assert outcome.code == 1 and outcome.out.count("\n") == 2 and "not closed" in outcome.err
-    for wrong in (["pdf"], ["--name", "x"], ["--from", "pdf"], ["-o", "x.gguf"]):
-        assert notes("compile", "--all", *wrong).code == 2
 
-
-def test_nothing_to_sweep(notes: Notes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NOTES_HOME", str(tmp_path / "empty"))
     for flag, message in (("--all", "no Agent Skills in"), ("--stale", "no compiled skills yet")):
         outcome = notes("compile", flag)
         assert (outcome.code, outcome.out) == (0, "") and message in outcome.err
         assert notes("compile", flag, "--json").json == {"version": 1, "compiled": [], "failed": {}}
 
 
-def test_stale_compiles_what_has_changed_and_nothing_else(
-    notes: Notes, skill: Path, compiled: Path, tmp_path: Path, make_model: Callable[..., Path]
-) -> None:
-    """A text that changed, another model; in the same blocks as before; a file that is gone leaves its text."""
-    notes("compile", "-", "--name", "piped", stdin="fee: 12\nA text of two lines.")
-    notes("compile", "--from", "piped", "--blocks", "2")
-    assert notes("compile", "--stale").out == ""
-    skill.write_text(skill.read_text() + "More.\n")
-    outcome = notes("compile", "--stale")
-    assert (
-        outcome.out == f"{compiled}\n"
-        and "the text has changed" in outcome.err
-        and "1 of 2 was up to date" in outcome.err
-    )
-    assert peek(compiled).text.endswith("More.")
-    skill.unlink()
-    outcome = notes("compile", "--stale", "-m", make_model("qwen2"))
-    assert outcome.code == 0 and outcome.out.count("qwen2") == 0 and outcome.out.count("\n") == 2
-    texts = {peek(Path(line)).name: peek(Path(line)) for line in outcome.out.splitlines()}
-    assert texts["returns"].text.endswith("More.") and len(texts["piped"].blocks) == 2
-    assert notes("compile", "--stale", "-m", make_model("qwen2")).out == ""
-
-
 # notes ls
 
 
-def test_a_text_that_was_edited_is_told_where_it_is_asked_with(notes: Notes, skill: Path, compiled: Path) -> None:
-    """The compiled text is spliced, with a warning and a command: by ask, --explain, a batch, and a new session. A file
-    that was only touched, or is gone, causes none."""
-    ask = ("ask", "x", "-n", 1, "--splice", "returns")
-    assert "changed" not in notes(*ask).err
-    os.utime(skill)
-    assert "changed" not in notes(*ask).err
-    text = skill.read_text()
-    skill.write_text(text.replace("2026-06-01", "2026-09-01"))
-    warning = f"warning: returns: the text has changed: {skill}. Run: notes compile returns"
-    for how in ((), ("--explain",), ("--session", "mine")):
-        assert notes(*ask, *how).err.count(warning) == 1
-    assert notes("ask", "--batch", "-", "--splice", "returns", "-n", 1, stdin='"x"\n"y"\n').err.count(warning) == 1
-    assert "changed" not in notes("ask", "y", "-n", 1, "--session", "mine").err
-    command = next(line for line in notes(*ask).err.splitlines() if warning in line).partition("Run: notes ")[2]
-    assert notes(*shlex.split(command)).code == 0 and "changed" not in notes(*ask).err
-    skill.unlink()
-    assert "changed" not in notes(*ask).err
-
-
-def test_ls_counts_uses_and_sorts(notes: Notes, compiled: Path) -> None:
-    """Answers count as uses, --explain does not; --long shows uses, --sort orders by them."""
-    notes("compile", "-", "--name", "a-long-one", stdin="A much longer text than that of the other skill. " * 9)
-    for _ in range(2):
-        assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
-    notes("ask", "x", "--splice", "returns", "--explain")
-    notes("inspect", "returns")
-    found = {one["name"]: one for one in notes("ls", "--json").json}
-    assert (found["returns"]["uses"], found["a-long-one"]["uses"]) == (2, 0)
-    assert found["returns"]["used"] >= found["returns"]["created"] and found["a-long-one"]["used"] is None
-    assert "never" in notes("ls", "--long").out and "standard input" in notes("ls", "-l").out
-    orders = {by: notes("ls", "-q", "--sort", by).out.split() for by in ("name", "size", "age", "used", "uses")}
-    assert orders["name"] == orders["size"] == ["a-long-one", "returns"]
-    assert orders["used"] == orders["uses"] == ["returns", "a-long-one"]
-
-
 # the budget, notes prune
-
-
-def test_the_budget_of_the_settings(notes: Notes, skill: Path, compiled: Path, home: Path) -> None:
-    """A compile above it removes the least recently used, in one line; prune without a rule keeps it, too."""
-    size = compiled.stat().st_size
-    (home / "config.yaml").write_text(f"cache:\n  max_size: {size + 100}\n")
-    other = skill.with_name("other.txt")
-    other.write_text(skill.read_text())
-    outcome = notes("compile", other)
-    assert outcome.code == 0 and outcome.err.count("removed returns (") == 1 and not compiled.exists()
-    assert notes("ls", "-q").out == "other\n" and " of " in notes("ls").out.splitlines()[-1]
-    (home / "config.yaml").write_text("cache:\n  max_size: 1kB\n")
-    assert notes("prune", "-y").out == outcome.out
-
-
-def test_prune_asks_and_a_dry_run_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
-    """No rule is wrong usage; without a terminal -y is required; --dry-run and "no" change nothing."""
-    assert "--older-than AGE" in notes("prune").err and notes("prune").code == 2
-    before = snapshot(home)
-    assert notes("prune", "--older-than", "0s").code == 2
-    assert notes("prune", "--older-than", "0s", "--dry-run").out == f"{compiled}\n"
-    assert notes("prune", "--older-than", "1d", "-y").out == ""
-    assert notes("prune", "--max-size", "1TB", "--json").json["would_remove"] == []
-    assert snapshot(home) == before
-    assert notes("prune", "--older-than", "1x").code == 2 and notes("prune", "--max-size", "1x").code == 2
-    outcome = notes("prune", "--max-size", "0", "-y", "--json")
-    assert outcome.json["removed"] == [str(compiled)] and not compiled.exists()
-
-
-def test_prune_takes_what_is_stale_and_leaves_what_is_nowhere_else(notes: Notes, skill: Path, compiled: Path) -> None:
-    """--stale: the text changed or its file is gone. By age or size no text goes that is nowhere else: it is named."""
-    piped = Path(notes("compile", "-", "--name", "piped", stdin="fee: 12").out.strip())
-    assert notes("prune", "--stale", "-y").out == ""
-    outcome = notes("prune", "--older-than", "0s", "--dry-run", "--json")
-    assert outcome.json["would_remove"] == [str(compiled)] and outcome.json["stayed"] == [str(piped)]
-    assert "To remove it: notes rm piped" in outcome.err
-    skill.write_text("date: 1\n")
-    assert notes("prune", "--stale", "-y").out == f"{compiled}\n"
-    assert piped.exists() and not compiled.exists()
 
 
 def test_prune_keeps_what_it_may_not_read(
@@ -260,54 +150,25 @@ def other_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     yield lambda: monkeypatch.setenv("NOTES_HOME", str(tmp_path / "other home"))
 
 
-def test_a_skill_goes_to_another_library(
+def test_exports_and_imports_that_cannot_be(
     notes: Notes, compiled: Path, skill: Path, tmp_path: Path, other_home: Callable[[], None]
 ) -> None:
-    """By a file and by a folder; the same rows, checked; asked with there, and no compile is needed."""
-    assert notes("export", "returns", tmp_path / "a.gguf").out == f"{tmp_path}/a.gguf\n"
-    (tmp_path / "share").mkdir()
-    outcome = notes("export", "returns", compiled, tmp_path / "share", "--json")
-    assert [one["path"] for one in outcome.json["exported"]] == [str(tmp_path / "share" / compiled.name)]
-    other_home()
-    outcome = notes("import", tmp_path / "share")
-    assert outcome.code == 0 and "computed again, differ by 0.0% at most" in outcome.err
-    assert notes("import", tmp_path / "a.gguf", "--name", "second", "--json").json["imported"][0]["how"] == "rows"
-    assert "which the library has already" in notes("import", tmp_path / "a.gguf").err
-    assert notes("ask", "x", "-n", 1, "--splice", "returns").code == 0
-    assert notes("ls", "--json").json[0]["source"] is None
-    assert "(up to date)" in notes("compile", skill).err
-
-
-def test_exports_that_cannot_be(notes: Notes, compiled: Path, skill: Path, tmp_path: Path) -> None:
-    """Several files into one, and a text."""
-    notes("compile", "-", "--name", "piped", stdin="x")
+    """Several files into one, and a text. Of a folder the sound files are imported, a forged one is refused."""
+    notes("compile", "-", "--name", "piped", stdin="fee: 12 and some more words")
     for names, message in ((("returns", "piped"), "these are 2 files"), ((skill,), "is a text")):
         outcome = notes("export", *names, tmp_path / "a.gguf")
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1) and message in outcome.err
     assert not (tmp_path / "a.gguf").exists()
-    assert notes("export", "returns", "piped", f"{tmp_path}/new/").code == 0
-
-
-def test_imports_that_cannot_be(
-    notes: Notes, compiled: Path, tmp_path: Path, other_home: Callable[[], None], make_model: Callable[..., Path]
-) -> None:
-    """Valid files are imported; a forged one is refused with the difference; one of another model is compiled."""
     share = tmp_path / "share"
-    share.mkdir()
-    notes("compile", "-", "--name", "piped", stdin="fee: 12 and some more words")
-    notes("export", "returns", "piped", share)
+    assert notes("export", "returns", "piped", f"{share}/").code == 0
     segment = open_segment(share / compiled.name)
     layers = [LayerRows(one.layer, one.k[::-1].copy(), one.v, one.part) for one in segment.layers]
     write_segment(share / compiled.name, replace(segment, layers=tuple(layers)))
     other_home()
     outcome = notes("import", share)
     assert outcome.code == 1 and outcome.out.count("\n") == 1
-    assert "does not hold what this model computes" in outcome.err
-    assert notes("ls", "-q").out == "piped\n"
-    outcome = notes("import", share, "-m", make_model("qwen2"), "--json")
-    assert {one["how"] for one in outcome.json["imported"]} == {"text"} and outcome.code == 0
-    assert notes("import", tmp_path / "empty").code == 1
-    assert notes("import", share, "--name", "x").code == 2
+    assert "does not hold what this model computes" in outcome.err and notes("ls", "-q").out == "piped\n"
+    assert notes("import", tmp_path / "empty").code == 1 and notes("import", share, "--name", "x").code == 2
 
 
 # notes watch
@@ -344,7 +205,7 @@ def test_watch(model: Path, skill: Path, home: Path) -> None:
 def test_watch_means_the_skills_of_the_library(
     notes: Notes, compiled: Path, skill: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a file or a folder here that is called as one of them."""
+    """Not a file or a folder here that is called as one of them; skills without a file are not watched."""
     put(tmp_path / "here" / "returns", "returns")
     monkeypatch.chdir(tmp_path / "here")
     skill.write_text(TEXT.replace("2026-06-01", "2026-09-01"))
@@ -353,17 +214,14 @@ def test_watch_means_the_skills_of_the_library(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("notes_cli.commands.compile.time.sleep", ended)
+    assert notes("watch", "no.txt").code == 1
     outcome = notes("watch", "--json", "-q")
     assert outcome.code == 130 and outcome.json["event"] == "compiled", outcome
     assert outcome.json["source"] == str(skill) and "2026-09-01" in peek(compiled).text
-
-
-def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Path) -> None:
-    """Skills without a file are not watched; an unknown word is an error at once."""
     notes("rm", "returns")
     notes("compile", "-", "--name", "piped", stdin="x")
-    assert "nothing to watch" in notes("watch").err and notes("watch").code == 1
-    assert "no such file" in notes("watch", "no.txt").err or notes("watch", "no.txt").code == 1
+    nothing = notes("watch")
+    assert nothing.code == 1 and "nothing to watch" in nothing.err
 
 
 # completion
@@ -372,27 +230,15 @@ def test_watch_without_anything_to_watch(notes: Notes, compiled: Path, skill: Pa
 def test_rm_removes_all_files_of_a_name(
     notes: Notes, skill: Path, compiled: Path, make_model: Callable[..., Path]
 ) -> None:
-    """-y removes without asking, for all models, prints the paths, and leaves the text and other skills."""
+    """For all models, without asking; with an unknown name among several nothing is removed."""
     other = notes("compile", skill, "-m", make_model("qwen2")).out.strip()
     kept = Path(notes("compile", skill, "--name", "kept").out.strip())
+    wrong = notes("rm", "-y", "returns", "retruns")
+    assert wrong.code == 1 and "'retruns'" in wrong.err and compiled.exists() and Path(other).exists()
     outcome = notes("rm", "-y", "returns")
     assert outcome.code == 0
     assert set(outcome.out.splitlines()) == {str(compiled), other}
     assert not compiled.exists() and not Path(other).exists() and kept.exists() and skill.exists()
-
-
-def test_rm_of_an_unknown_name_removes_nothing(notes: Notes, compiled: Path, home: Path) -> None:
-    """A typing error among several names: exit 1, all stay."""
-    before = snapshot(home)
-    outcome = notes("rm", "-y", "returns", "retruns")
-    assert outcome.code == 1 and "'retruns'" in outcome.err and outcome.err.count("\n") == 1
-    assert snapshot(home) == before
-
-
-def test_rm_dry_run(notes: Notes, compiled: Path) -> None:
-    """--dry-run lists files and removes nothing, without asking."""
-    outcome = notes("rm", "--dry-run", "returns")
-    assert (outcome.code, outcome.out) == (0, f"{compiled}\n") and compiled.exists()
 
 
 def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> None:
@@ -402,16 +248,6 @@ def test_inspect_text_and_tokens(notes: Notes, compiled: Path, model: Path) -> N
     for word in ("returns", compiled):
         assert notes("inspect", word, "--text").out == TEXT.strip() + "\n"
         assert [int(line) for line in notes("inspect", word, "--tokens").out.splitlines()] == ids
-
-
-def test_doctor_finds_everything(notes: Notes, model: Path, home: Path) -> None:
-    """Exit 0; versions, native library, devices, the model of NOTES_MODEL with its operations, and folders."""
-    outcome = notes("doctor")
-    assert (outcome.code, outcome.err) == (0, "")
-    for part in ("native library", "llama-cpp-python", "CPU", str(model), "splice, rewrite, append, read", str(home)):
-        assert part in outcome.out
-    assert notes("doctor", "--json").json["problems"] == []
-    assert not home.exists()
 
 
 def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
@@ -431,10 +267,16 @@ def test_doctor_says_who_can_write(notes: Notes, compiled: Path) -> None:
     assert notes("doctor").code == 0
 
 
-def test_doctor_says_what_is_missing(notes: Notes, tmp_path: Path) -> None:
-    """A model that is not there: exit 1, the problem last, the rest still shown."""
-    outcome = notes("doctor", "-m", tmp_path / "no.gguf")
-    assert outcome.code == 1 and "llama-cpp-python" in outcome.out
-    assert outcome.out.splitlines()[-1].startswith("PROBLEM") and "no such model" in outcome.out
-    found = json.loads(run_here("doctor", "-m", tmp_path / "no.gguf", "--json").out)
-    assert "no such model" in found["problems"][0] and "model" not in found
+def test_a_folder_of_texts(notes: Notes, tmp_path: Path) -> None:
+    """Without a SKILL.md each text in the folder is a skill, with a line that counts them; subfolders are ignored."""
+    folder = tmp_path / "docs"
+    (folder / "more").mkdir(parents=True)
+    for name in ("b.md", "a.txt", "more/c.md", ".d.md", "data.csv"):
+        (folder / name).write_text(f"The rule of {name}.")
+    outcome = notes("compile", f"{folder}/")
+    assert outcome.code == 0 and [Path(line).name.partition(".")[0] for line in outcome.out.split()] == ["a", "b"]
+    assert f"{folder}/ has 2 texts, each of which is a skill. Folders below it are left out\n" in outcome.err
+    assert "texts" not in notes("compile", folder, "-q").err and "texts" not in notes("compile", folder / "b.md").err
+    assert [one["up_to_date"] for one in notes("compile", folder, "--json").json["compiled"]] == [True, True]
+    (folder / "more" / "SKILL.md").write_text("date: 2026-06-01")
+    assert [one["name"] for one in notes("compile", folder, "--json").json["compiled"]] == ["more"]

@@ -249,6 +249,7 @@ def test_a_first_day(make_model: Callable[..., Path], home: Path, folder: Path) 
     Path("my model.gguf").write_bytes(make_model("llama", trained=2048).read_bytes())
     Path("other.gguf").write_bytes(make_model("qwen2").read_bytes())
     Path("pdf/references").mkdir(parents=True)
+    Path(".notes").mkdir()
     Path("pdf/SKILL.md").write_text("---\nname: pdf\ndescription: Reads PDF.\n---\nSee [more](references/more.md).\n")
     Path("pdf/references/more.md").write_text("More.\n")
     assert sum("notes " in line for line in play(FIRST_DAY, home)) >= 40

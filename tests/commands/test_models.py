@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from notes_cli import config
-
 from .. import stores
-from .conftest import Notes, Outcome, command_line, on_a_terminal, run_here
+from .conftest import Outcome, command_line, on_a_terminal, run_here
 
 NAMES = [
     *("ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", "hf.co/unsloth/SmolLM3-GGUF:Q4_K_M", "lfm2:latest"),
@@ -61,8 +59,7 @@ def read_only(user: Path) -> Iterator[Path]:
 
 
 def test_models_of_all_stores(user: Path) -> None:
-    """Sorted by name, with size, quantization, context and support of skills; a damaged model is a row with its
-    problem."""
+    """Sorted by name, with size, quantization, context and support of skills; a damaged model has its problem."""
     rows = run_here("models", "--json").json
     assert [row["name"] for row in rows] == [*OURS, *sorted([*NAMES, *BROKEN])]
     found = {row["name"]: row for row in rows}
@@ -78,27 +75,11 @@ def test_models_of_all_stores(user: Path) -> None:
     assert found["qwen3:0.6b"]["architecture"] == "qwen3" and found["qwen3:0.6b"]["why"] is None
     assert "recurrent" in found["lfm2:latest"]["why"]
     assert {row["store"] for row in rows} == {"notes", "Ollama", "Hugging Face", "llama.cpp", "LM Studio"}
+    table = run_here("models").out
+    assert "\nhalf/half-GGUF:Q4_0: 9,999 of its " in table and table.count("this model has recurrent layers") == 1
+    narrow = on_a_terminal(["models"], COLUMNS="80", NO_COLOR="1").splitlines()
+    assert any("qwen3:0.6b" in line for line in narrow) and max(map(len, narrow[:14])) <= 80
     assert run_here("models", "-q").out.splitlines() == [*OURS, *NAMES]
-
-
-def test_the_table(user: Path) -> None:
-    """A line for each, a sum, and below them why some cannot be used, or not everywhere, each reason once."""
-    outcome = run_here("models")
-    assert outcome.code == 0 and outcome.err.startswith("smollm2, a small real model, is not there.")
-    lines = outcome.out.splitlines()
-    assert lines[0].split() == ["name", "size", "weights", "context", "architecture", "skills"]
-    table = {line.split()[0]: line.split()[1:] for line in lines[1:13]}
-    assert lines[1].startswith("notes-tiny * ")
-    assert table["notes-eye"][2:] == ["Q8_0", "4,096", "qwen2vl", "spliced"]
-    assert table["qwen3:0.6b"][2:] == ["F32", "8,192", "qwen3", "spliced"]
-    assert table["half/half-GGUF:Q4_0"] == table["lora:latest"] == ["unusable"]
-    assert lines[13].startswith("9 files, ") and lines[13].endswith("; * is used without -m")
-    assert (
-        "lfm2:latest, user/old-GGUF:Q5_K_M: this model has recurrent layers, and their state cannot be moved" in lines
-    )
-    assert any(line.startswith("half/half-GGUF:Q4_0: 9,999 of its ") for line in lines)
-    shown = on_a_terminal(["models"], COLUMNS="80", NO_COLOR="1").splitlines()
-    assert any("qwen3:0.6b" in line for line in shown) and max(map(len, shown[:14])) <= 80
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "me/embed:latest"])
@@ -137,8 +118,7 @@ def test_a_folder_that_cannot_be_read(user: Path, unprivileged: Callable[..., Ou
 
 
 def test_names_in_settings(user: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Aliases of config.yaml work for -m, NOTES_MODEL and `model:`; -v prints the file. An alias named like a flag is
-    not a setting."""
+    """Aliases work for -m, NOTES_MODEL and `model:`; -v prints the file. One named like a flag is not a setting."""
     home.mkdir()
     (home / "config.yaml").write_text("model: small\nmodels:\n  small: qwen3:0.6b\n  json: lfm2\n")
     assert "model small: " in run_here("ask", "Why?", "-n", 1, "-v").err
@@ -159,18 +139,3 @@ def test_names_that_a_terminal_would_obey(user: Path, make_model: Callable[..., 
         done = subprocess.run(command_line(*arguments), capture_output=True, stdin=subprocess.DEVNULL)
         assert b"\x1b" not in done.stdout + done.stderr and b"Traceback" not in done.stderr
         assert b"red" in done.stdout + done.stderr
-
-
-def test_models_of_notes_are_called_by_their_names(notes: Notes, smollm2: Path, home: Path, tmp_path: Path) -> None:
-    """Remedies name a model if the name resolves to the same file: the published name, not that of a training folder.
-    Copies are named by path."""
-    text = tmp_path / "fee.txt"
-    text.write_text("fee: 12\n\nThe fee is for all.\n")
-    assert notes("compile", text, "-m", smollm2).code == 0
-    assert "SmolLM2-135M-Instruct Q4_1" in notes("ls").out
-    outcome = notes("ask", "Why?", "--splice", "fee", "-m", "notes-tiny")
-    assert outcome.err.endswith("Run: notes compile --from fee -m notes-tiny\n")
-    copy = tmp_path / config.shipped_model().name
-    shutil.copy(config.shipped_model(), copy)
-    outcome = notes("ask", "Why?", "--splice", "fee", "-m", copy)
-    assert outcome.err.endswith(f"Run: notes compile --from fee -m {copy}\n")

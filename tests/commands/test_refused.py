@@ -135,8 +135,7 @@ SHAPES: list[tuple[object, ...]] = [
     ],
 )
 def test_a_larger_context_is_right_at_once(notes: Notes, tmp_path: Path, shape: tuple[object, ...], by: str) -> None:
-    """The size in the error suffices for all skills, also for texts that are compiled on the way, pending computation,
-    the whole answer, and the session so far."""
+    """The size in the error suffices for all skills, pending computation, the answer, and the session so far."""
     skills: list[object] = []
     for name in ("one", "two", "three"):
         path = tmp_path / f"{name}.md"
@@ -372,8 +371,7 @@ def test_a_home_that_is_a_file(notes: Notes, home: Path, skill: Path) -> None:
 def test_what_needs_no_writing_does_not_write(
     model: Path, skill: Path, home: Path, tmp_path: Path, unprivileged: Callable[..., Outcome]
 ) -> None:
-    """Everything read-only: compiled skills are up to date and usable, by their texts, too; another text is compiled
-    for one question; sessions can be shown, exported and verified."""
+    """Compiled skills are usable; another text is compiled for one question; sessions can be shown and exported."""
     assert run_apart("compile", skill).code == 0
     assert run_apart("ask", "x", "-n", 1, "--splice", "returns", "--session", "mine").code == 0
     folders = [path for path in (home, *home.rglob("*")) if path.is_dir()]
@@ -399,3 +397,61 @@ def test_what_needs_no_writing_does_not_write(
     finally:
         for folder in folders:
             folder.chmod(0o700)
+
+
+KEPT = ("ask", "Why?", "--splice", "returns", "--choices", "a,b", "--json")
+
+
+@pytest.fixture
+def wide(notes: Notes, make_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Notes:
+    """With a model of 32 elements a head: that many are quantized together."""
+    monkeypatch.setenv("NOTES_MODEL", str(make_model("qwen3")))
+    return notes
+
+
+def test_f32_says_how_to_compile_for_it(wide: Notes, skill: Path, compiled: Path) -> None:
+    """The command in the message is the one that mends it, for a name; a file is refused with the same reason."""
+    for kv in (("-ctk", "f32", "-ctv", "f32"), ("-ctk", "q8_0", "-ctv", "f32")):
+        refused = wide(*KEPT, *kv)
+        assert refused.code == 1 and refused.err.count("\n") == 1
+        options = refused.err.split("Run: notes ")[1].split()
+        rows = ["-ctk", "f32", "-ctv", "f32"] if kv[1] == "f32" else ["-ctv", "f32"]
+        assert options[:3] == ["compile", "--from", "returns"] and options[5:] == rows
+        assert wide(*options).code == 0
+        assert wide(*KEPT, *kv).code == 0
+    by_file = wide("ask", "Why?", "--splice", compiled, "-ctk", "f32", "-ctv", "f32")
+    assert by_file.code == 1 and f"Run: notes compile --from {compiled} -m" in by_file.err
+
+
+def test_quantized_v_without_flash_attention(wide: Notes, skill: Path, compiled: Path) -> None:
+    """A usage error with advice, as llama.cpp has no such cache; K alone may be quantized."""
+    for command in (KEPT, ("compile", skill), ("verify", "returns")):
+        refused = wide(*command, "-ctk", "q8_0", "-ctv", "q8_0", "-fa", "off")
+        assert refused.code == 2
+        assert "-ctv q8_0 needs flash attention" in refused.err
+        assert refused.out == "" or refused.json["error"]["status"] == 2
+    assert wide(*KEPT, "-ctk", "q8_0", "-fa", "off").json["tokens"]["spliced"] > 0
+
+
+def test_a_type_that_does_not_fit_the_model(notes: Notes) -> None:
+    """Heads too small to be quantized: one line with llama.cpp's own reason, from every command alike."""
+    refused = notes("ask", "Why?", "-ctk", "q4_0")
+    assert (refused.code, refused.out) == (1, "") and refused.err.count("\n") == 1
+    assert "q4_0 with block size 32 does not divide" in refused.err
+
+
+def test_what_is_kept_so_stays_so(wide: Notes, skill: Path, tmp_path: Path) -> None:
+    """By name, with --stale, after an export and an import; a text without the flag is kept as computed."""
+    wide("compile", skill, "--kv", "q8_0")
+    skill.write_text(skill.read_text() + "\nOne more rule.\n")
+    assert wide("compile", "--stale", "--json").json["compiled"][0]["kv"] == "q8_0"
+    skill.write_text(skill.read_text() + "\nAnd another.\n")
+    by_name = wide("compile", "returns", "--json").json["compiled"][0]
+    assert by_name["kv"] == "q8_0" and by_name["decoded"] == by_name["tokens"]
+    assert wide("compile", "--from", "returns", "-f", "--json").json["compiled"][0]["kv"] == "q8_0"
+    assert wide("export", "returns", tmp_path / "out.gguf").code == 0
+    assert wide("rm", "returns").code == 0
+    assert wide("import", tmp_path / "out.gguf").code == 0
+    assert wide("ls", "--json").json[0]["kv"] == "q8_0"
+    again = wide("compile", skill, "--json").json["compiled"][0]
+    assert again["kv"] == "f16" and again["reasons"] == ["its rows are kept as q8_0, not as f16"]

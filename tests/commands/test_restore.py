@@ -10,9 +10,8 @@ import pytest
 
 from notes_cli.runtime.compile import UNCAPTURED, UNTRUSTED
 
-from .conftest import TEXT, Notes, run_here
+from .conftest import Notes, run_here
 
-SKILL_TOKENS = len(TEXT.strip())  # the tiny models have one token a byte
 LEFT = len("system\n") + 1
 REASONS = {
     "lfm2": UNTRUSTED,
@@ -34,26 +33,15 @@ def notes(kind: str, make_model: Callable[..., Path], monkeypatch: pytest.Monkey
     return run_here
 
 
-def test_ask_restores_at_the_start(notes: Notes, compiled: Path) -> None:
-    """Skill and left context come from the file, erratum and question are decoded; --explain shows that."""
-    for errata in ((), ("--erratum", "date=2026-07-01")):
-        told = notes(*ASK, *errata, "--explain").out.splitlines()
-        assert told[1].split() == ["0", str(LEFT), "text", "spliced", "restored", "with", "returns"]
-        assert "restored at the start of the prompt, where it was compiled" in told[2]
-        result = notes(*ASK, *errata, "-n", 4, "--json").json
-        tokens = result["tokens"]
-        assert tokens["spliced"] == LEFT + SKILL_TOKENS and tokens["seam"] == 0
-        assert tokens["decoded"] == tokens["total"] - tokens["spliced"] + tokens["rewritten"] < 130
-        assert result["ms"]["splice"] > 0 and tokens["answer"] == 4
-        assert (tokens["erratum"] > 0) == bool(errata)
-
-
 @pytest.mark.patches("recurrent")
 def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: str, tmp_path: Path) -> None:
-    """After a system text and after another skill: one sentence that names the place and the model's reason."""
+    """One sentence that names the place and the model's reason, which a compile gives at once."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     why = f"decoded: preceded by a different context than at compile time; {REASONS[kind]}"
+    assert f"It can be restored at the start of a prompt, and is decoded elsewhere: {REASONS[kind]}" in (
+        notes("compile", "returns", "-f").err
+    )
     behind = notes(*ASK, "-s", "Be kind.", "--explain", "--json").json
     assert behind["pieces"][1]["why"] == why and behind["tokens"]["spliced"] == 0
     done = notes(*ASK, "--splice", "fees", "-n", 2, "--json")
@@ -66,8 +54,7 @@ def test_ask_decodes_elsewhere_and_says_why(notes: Notes, compiled: Path, kind: 
 
 
 def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, tmp_path: Path) -> None:
-    """If the second of two skills is decoded, advice follows; after that both are restored, as one prefill of both
-    computes them."""
+    """Advice follows if the second of two skills is decoded; then both are restored, as a prefill of both."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     both = (*ASK, "--splice", "fees", "--choices", "yes,no,not sure")
@@ -85,8 +72,7 @@ def test_skills_in_one_order_are_restored_as_one(notes: Notes, compiled: Path, t
 
 @pytest.mark.patches("recurrent")
 def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_path: Path, home: Path) -> None:
-    """Refused before decoding: in the first turn, in a later one, as a setting; a restored skill is accepted, a refused
-    turn is not saved."""
+    """Before decoding, in any turn, or as a setting; a restored skill is accepted, a refused turn is not saved."""
     (tmp_path / "fees.txt").write_text("fee: 12\n\nThe fee is due at once.")
     assert notes("compile", tmp_path / "fees.txt").code == 0
     assert notes(*ASK, "--strict", "-n", 2, "--session", "mine").code == 0
@@ -108,27 +94,6 @@ def test_strict_refuses_to_decode(notes: Notes, compiled: Path, kind: str, tmp_p
     done = notes(*later, "-n", 2)
     assert done.code == 0 and "warning: fees is not spliced, its 32 tokens" in done.err
     assert "warning" not in notes("ask", "And?", "--session", "mine", "-n", 2).err  # of a turn long ago
-
-
-@pytest.mark.patches("recurrent")
-def test_compile_says_what_the_model_allows(notes: Notes, skill: Path, kind: str) -> None:
-    """At once, not at the first question."""
-    assert f"It can be restored at the start of a prompt, and is decoded elsewhere: {REASONS[kind]}" in (
-        notes("compile", skill).err
-    )
-
-
-def test_inspect_and_ls(notes: Notes, compiled: Path, kind: str) -> None:
-    """K/V layers and states are counted separately; the position where the segment fits is shown."""
-    rows = {
-        "lfm2": "1 layer, f16; recurrent state of 2 layers",
-        "mamba": "recurrent state of 3 layers",
-        "gpt2": "3 layers, f16",
-    }
-    (shown,) = notes("inspect", "returns", "--json").json
-    assert shown["rows"] == rows[kind]
-    assert shown["compiled_at"] == f"position {LEFT}, after {LEFT} tokens, and fits there only"
-    assert shown["tokens"] == notes("ls", "--json").json[0]["tokens"] == SKILL_TOKENS
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba"], indirect=True)

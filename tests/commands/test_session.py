@@ -1,4 +1,4 @@
-"""`notes ask --session`, `notes edit` and `notes session`, as users meet them."""
+"""`notes ask --session`, `notes chat`, `notes edit` and `notes session`, as users meet them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import SAMPLES
 
 from notes_cli.commands import session
 from notes_cli.config import paths
@@ -16,6 +17,7 @@ from notes_cli.sessions.state import fold
 
 from ..limits import small_files
 from ..sessions.ledgers import forge, turn
+from . import conftest
 from .conftest import Notes, command_line, snapshot
 
 BEGIN = ("ask", "Why?", "--splice", "returns", "--session", "mine", "-n", 3)
@@ -45,40 +47,13 @@ def test_turns_go_on(notes: Notes, begun: Path) -> None:
     assert (last["kind"], last["text"]) == ("answer", chosen["choice"])
 
 
-def test_what_belongs_to_the_first_turn(notes: Notes, begun: Path) -> None:
-    """Later --system, --field, --place and --recompute are refused in one line and change nothing."""
-    before = snapshot(begun)
-    for extra in (("--place", "late"), ("-s", "x"), ("--field", "tier=b"), ("--recompute",)):
-        outcome = notes(*GO_ON, *extra)
-        assert (outcome.code, outcome.out) == (1, "") and "session mine has begun" in outcome.err
-        assert outcome.err.count("\n") == 1
-    outcome = notes(*GO_ON, "--explain")
-    assert outcome.code == 2 and "notes session show" in outcome.err
-    assert snapshot(begun) == before
-
-
-def test_a_skill_comes_later(notes: Notes, begun: Path, home: Path, tmp_path: Path) -> None:
-    """In its turn's message; its fields are then the session's. Not twice, and not by a setting for first turns."""
-    (tmp_path / "more.txt").write_text("floor: third")
-    assert notes("compile", tmp_path / "more.txt").code == 0
-    (home / "config.yaml").write_text("ask: {splice: returns}\n")
-    assert notes(*GO_ON, "--splice", "more").code == 0
-    shown = notes("session", "show", "mine", "--json").json
-    spliced = dict.fromkeys(piece["name"] for piece in shown["pieces"] if piece["kind"] == "splice")
-    assert list(spliced) == ["returns", "more"]
-    assert shown["fields"]["floor"] == "third"
-    again = notes(*GO_ON, "--splice", "more")
-    assert again.code == 1 and "more is in session mine already" in again.err
-    assert notes(*GO_ON).code == 0
-
-
 @pytest.mark.parametrize("way", ["config", "variables"])
 def test_settings_are_for_first_turns(
     notes: Notes, begun: Path, home: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """A later turn ignores options of first turns and errata of config.yaml and variables: values from edits stay."""
     settings = {"erratum": "date=2026-08-01", "system": "Be brief.", "field": "tier=basic", "decode": "returns"}
-    settings["place"] = "late"
+    settings |= {"place": "late", "splice": "returns"}
     if way == "config":
         said = "".join(f"  {name}: '{value}'\n" for name, value in settings.items())
         (home / "config.yaml").write_text(f"ask:\n{said}  recompute: true\n")
@@ -95,76 +70,28 @@ def test_settings_are_for_first_turns(
     assert notes("session", "show", "mine", "--json").json["fields"]["date"] == "2026-09-01"
 
 
-def test_edits_are_seen_and_undone(notes: Notes, begun: Path) -> None:
-    """An erratum waits for the next question, a field is changed at once; undo takes back one after the other."""
-    ledger = [snapshot(begun)["0001.gguf"]]
-    assert "erratum before" in notes("edit", "mine", "--field", "date=2026-07-01", "--method", "erratum").out
-    assert "rows recomputed" in notes("edit", "mine", "--field", "tier=basic", "--method", "field").out
-    shown = notes("session", "show", "mine")
-    assert "field date = 2026-07-01\nfield tier = basic\n" in shown.out
-    assert "correction before the next question: " in shown.out
-    assert notes(*GO_ON).code == 0
-    pieces = notes("session", "show", "mine", "--json").json["pieces"]
-    assert ["2026-07-01" in piece["text"] for piece in pieces if piece["kind"] == "erratum"] == [True]
-    undone = [notes("session", "undo", "mine").out for _ in range(4)]
-    assert undone == [
-        *("undid the turn: And then?\n", "undid the edit: tier=basic\n"),
-        *("undid the edit: date=2026-07-01\n", "undid the turn: Why?\n"),
-    ]
-    outcome = notes("session", "undo", "mine")
-    assert (outcome.code, outcome.err) == (1, "notes: there is nothing to undo in session mine\n")
-    assert notes(*BEGIN).code == 0 and snapshot(begun)["0009.gguf"][-4096:] == ledger[0][-4096:]
-
-
 def test_a_first_turn_on_a_full_disk_changes_nothing(notes: Notes, compiled: Path) -> None:
     """As the message promises: fsck finds nothing to mend, and with free space the session begins."""
     ask = ("ask", "Why?", "--splice", "returns", "--session", "new", "-n", 1)
     with small_files(10 << 10):
         outcome = notes(*ask)
     assert outcome.code == 1 and "File too large. Nothing was changed" in outcome.err
-    checked = notes("fsck")
-    assert checked.code == 0, checked
-    assert notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
+    assert notes("fsck").code == 0 and notes("session", "ls", "-q").out == "" and notes(*ask).code == 0
 
 
 @pytest.mark.parametrize("bad", [259, 2**31 - 1])
-@pytest.mark.parametrize(
-    "arguments", [("ask", "And now?", "--session", "mine"), ("edit", "mine", "--field", "tier=silver")]
-)
-def test_a_ledger_of_tokens_that_the_model_does_not_have(
-    notes: Notes, begun: Path, arguments: tuple[str, ...], bad: int
-) -> None:
+def test_a_ledger_of_tokens_that_the_model_does_not_have(notes: Notes, begun: Path, bad: int) -> None:
     """A ledger is untrusted: 259 tokens exist, and a larger id would crash llama.cpp."""
 
     def change(lines: list[Any]) -> None:
         lines[1]["pieces"][0]["tokens"][0] = bad
 
     forge(begun, change)
-    outcome = notes(*arguments)
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert f"session mine holds token {bad}" in outcome.err
+    for arguments in (GO_ON, ("edit", "mine", "--field", "tier=silver")):
+        outcome = notes(*arguments)
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+        assert f"session mine holds token {bad}" in outcome.err
     assert notes("session", "undo", "mine").code == 0
-
-
-def test_a_conversation_is_shown_as_one(notes: Notes, compiled: Path) -> None:
-    """Questions, answers, errata and edits in order, without chat template. --pieces prints the table of pieces."""
-    asked = ("ask", "May I\n  return it?", "-s", "Be brief.", "--splice", "returns", "--session", "mine")
-    assert notes(*asked, "--choices", "yes,no").code == 0
-    assert notes("edit", "mine", "--field", "tier=basic", "--method", "erratum").code == 0
-    assert notes("ask", "And now?", "--session", "mine", "--choices", "yes,no").code == 0
-    assert notes("edit", "mine", "--field", "tier=silver", "--method", "erratum").code == 0
-    shown = notes("session", "show", "mine").out
-    lines = [line for line in shown.splitlines() if not line.startswith(("skill ", "assistant "))]
-    assert lines[:11] == [
-        *("turn 1", "system      Be brief.", "user        May I", "              return it?"),
-        *("edit        tier=basic (erratum): an erratum before the next question", "", "turn 2"),
-        "correction  Correction: the tier is now basic. This replaces the earlier tier.",
-        "user        And now?",
-        *("edit        tier=silver (erratum): an erratum before the next question", ""),
-    ]
-    assert "skill       returns, " in shown and "assistant   " in shown and "<|" not in shown
-    table = notes("session", "show", "mine", "--pieces").out
-    assert table.splitlines()[0].split() == ["turn", "position", "tokens", "piece", "name", "how", "text", "why"]
 
 
 def test_a_conversation_with_tools_and_thoughts() -> None:
@@ -189,46 +116,18 @@ def test_long_lines_are_wrapped_on_a_terminal() -> None:
     assert len(session._lines(said, 0)) == 4
 
 
-def test_compacting(notes: Notes, begun: Path) -> None:
-    """Superseded errata are removed, and undo restores them; without any, a line, and no change."""
-    before = snapshot(begun)
-    nothing = notes("session", "compact", "mine")
-    assert (nothing.code, nothing.out) == (
-        0,
-        "nothing to take out: no erratum in session mine is superseded by another\n",
-    )
-    assert snapshot(begun) == before
-    notes("edit", "mine", "--field", "tier=b")
-    assert notes(*GO_ON).code == 0
-    notes("edit", "mine", "--field", "tier=c")
-    long = notes("session", "show", "mine", "--json").json
-    out = notes("session", "compact", "mine").out
-    short = notes("session", "show", "mine", "--json").json
-    gone = long["tokens"] - short["tokens"]
-    assert out.startswith("took out 1 erratum (tier): ") and f"{short['tokens']} tokens are left, {gone} fewer" in out
-    assert not [piece["name"] for piece in short["pieces"] if piece["kind"] == "erratum"]
-    assert (short["edits"], short["turns"]) == (2, 2)
-    assert notes(*GO_ON).code == 0 and notes("session", "undo", "mine").code == 0
-    assert notes("session", "undo", "mine").out == "undid the compaction: tier\n"
-    assert notes("session", "show", "mine", "--json").json["pieces"] == long["pieces"]
-
-
 def test_export_and_import(notes: Notes, begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file, private, never overwritten without -f; the session continues under any name, without a model until
-    then; also through a pipe."""
+    """One private file, replaced with -f alone, or a pipe; the session continues under any name."""
     monkeypatch.chdir(tmp_path)
     assert notes("session", "export", "mine").out == "mine.notes.tar\n"
     archive = tmp_path / "mine.notes.tar"
-    assert archive.stat().st_mode & 0o777 == 0o600
-    again = notes("session", "export", "mine")
-    assert again.code == 1 and "mine.notes.tar is there already" in again.err and "-f" in again.err
     data = archive.read_bytes()
+    assert archive.stat().st_mode & 0o777 == 0o600 and notes("session", "export", "mine").code == 1
     assert notes("session", "export", "mine", "-f").code == 0 and archive.read_bytes() == data
     taken = notes("session", "import", archive)
     assert taken.code == 1 and "there is a session mine already" in taken.err
-    assert notes("session", "import", archive, "--name", "other").out == f"{begun.parent / 'other'}\n"
-    piped = subprocess.run(command_line("session", "export", "other", "-"), capture_output=True, check=True).stdout
-    assert notes("session", "import", "-", "--name", "third", stdin=piped).code == 0
+    piped = subprocess.run(command_line("session", "export", "mine", "-"), capture_output=True, check=True).stdout
+    assert notes("session", "import", "-", "--name", "third", stdin=piped).out == f"{begun.parent / 'third'}\n"
     shown = [notes("session", "show", name, "--json").json["pieces"] for name in ("mine", "third")]
     assert shown[0] == shown[1]
     answers = [notes("ask", "And then?", "--session", name, "-n", 3).out for name in ("mine", "third")]
@@ -251,20 +150,21 @@ def test_nothing_that_was_imported_moves_the_cursor(notes: Notes, begun: Path) -
         assert "\\x1b" in out and "\x1b" not in out and "\x9b" not in out
 
 
-def test_ls_fork_and_rm(notes: Notes, begun: Path, home: Path) -> None:
-    """A damaged session is listed, too; rm removes all names or none."""
-    assert notes("session", "fork", "mine", "other").out == f"{begun.parent / 'other'}\n"
-    assert notes(*GO_ON).code == 0
-    lines = [line.split() for line in notes("session", "ls").out.splitlines()]
-    assert [line[0] for line in lines] == ["name", "mine", "other"] and [line[2] for line in lines[1:]] == ["2", "1"]
+def test_ls_and_rm(notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged session is listed, too; rm removes nothing without a yes on a terminal, or -y."""
+    assert notes("session", "fork", "mine", "other").code == 0
     assert notes("session", "ls", "-q").out == "mine\nother\n"
     (begun / "ledger.jsonl").write_text("broken\n")
     broken = notes("session", "ls", "--json").json[0]
     assert broken.keys() == {"name", "path", "problem"} and "is damaged" in broken["problem"]
     assert "is damaged" in notes("session", "ls").out
-    assert notes("session", "rm", "-y", "mine", "other").out.splitlines() == [str(begun), str(begun.parent / "other")]
-    empty = notes("session", "ls")
-    assert (empty.code, empty.out) == (0, "") and "--session NAME" in empty.err
+    with monkeypatch.context() as patch:
+        patch.setattr(conftest._Pipe, "isatty", lambda self: True)
+        for answer, code in (("n\n", 1), ("\n", 1), ("y\n", 0)):
+            assert begun.exists()
+            outcome = notes("session", "rm", "mine", stdin=answer)
+            assert outcome.code == code and "Remove 1 session: mine?" in outcome.err
+    assert not begun.exists() and notes("session", "rm", "-y", "other").out == f"{begun.parent / 'other'}\n"
 
 
 def test_a_session_in_use_by_another_process(notes: Notes, begun: Path) -> None:
@@ -292,52 +192,83 @@ def test_a_killed_turn_has_not_happened(notes: Notes, begun: Path, ending: signa
     assert notes(*GO_ON).code == 0 and notes("session", "show", "mine", "--json").json["turns"] == 2
 
 
-def test_settings_reach_the_commands_of_the_group(notes: Notes, begun: Path, home: Path) -> None:
-    """A context size of config.yaml is that of `notes session compact`, too."""
-    (home / "config.yaml").write_text("ctx-size: 1000000\n")
-    outcome = notes("session", "compact", "mine")
-    assert outcome.code == 1 and "a context of 1,000,000 tokens was asked for" in outcome.err
+QUESTION = "May I return this?"
 
 
-def test_rm_refuses_where_nobody_can_answer(notes: Notes, begun: Path) -> None:
-    """A conversation cannot be had again: without -y and without a terminal nothing is removed, exit 2."""
-    outcome = notes("session", "rm", "mine", stdin="y\n")
-    assert (outcome.code, outcome.out) == (2, "") and "Repeat with -y" in outcome.err and begun.exists()
-    assert notes("session", "rm", "mine", "-y").code == 0 and not begun.exists()
+@pytest.fixture
+def returns(notes: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The skill `returns`, compiled for the model that ships, which answers questions about it."""
+    monkeypatch.setenv("NOTES_MODEL", "notes-tiny")
+    assert notes("compile", SAMPLES / "returns").code == 0
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, False), ("n\n", 1, True), ("\n", 1, True)])
-def test_rm_asks_on_a_terminal(
-    notes: Notes, begun: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, left: bool
-) -> None:
-    """Anything but yes removes nothing and exits 1."""
-    from . import conftest
+def test_a_conversation(notes: Notes, returns: None) -> None:
+    """Its answers are those of `notes ask --session`, and an erratum comes with the next question only."""
+    lines = [QUESTION, "/erratum date=2026-07-01", QUESTION, "/skills", "/show"]
+    outcome = notes("chat", "mine", "--splice", "returns", stdin="\n".join(lines))
+    assert outcome.code == 0 and "session mine with notes-tiny" in outcome.err
+    first, second, skill, *shown = outcome.out.splitlines()
+    assert (first, second, skill) == ("accepted", "refused", "* returns")
+    assert [line.split()[0] for line in shown if line.strip()] == [
+        *("turn", "skill", "user", "assistant"),
+        *("turn", "correction", "user", "assistant"),
+    ]
+    again = ("ask", QUESTION, "--session", "other")
+    assert notes(*again, "--splice", "returns").out.strip() == first
+    assert notes(*again, "--erratum", "date=2026-07-01").out.strip() == second
+    later = notes("chat", "mine", stdin="/undo\n/exit\nnever asked")
+    assert "1 turn" not in later.out and f"took back: {QUESTION}" in later.err
+    assert notes("session", "show", "mine", "--json").json["turns"] == 1
 
-    monkeypatch.setattr(conftest._Pipe, "isatty", lambda self: True)
-    outcome = notes("session", "rm", "mine", stdin=answer)
-    assert (outcome.code, begun.exists()) == (code, left)
-    assert "Remove 1 session: mine?" in outcome.err
+
+def test_errors_leave_the_conversation_as_it_is(notes: Notes, returns: None) -> None:
+    """Each is a line on stderr, and the next question is answered; the exit status is that of a failure."""
+    lines = ["/none", "/erratum", "/splice nothing", "/undo", "/show", "What \\", "is it?", QUESTION]
+    outcome = notes("chat", "--splice", "returns", "-n", "4", stdin="\n".join(lines))
+    assert outcome.code == 1 and outcome.out.splitlines()[-1] == "accepted"
+    assert "5 of the lines failed" in outcome.err
+    errors = outcome.err.splitlines()[1:]
+    for line, words in zip(
+        errors, ("no command /none", "needs a correction", "nothing", "", "no turn yet"), strict=False
+    ):
+        assert words in line
+    [session] = notes("session", "ls", "--json").json
+    assert session["name"].startswith("chat-") and session["turns"] == 2
 
 
-def test_forgetting(notes: Notes, begun: Path) -> None:
-    """--dry-run changes nothing; a cut lists what may remember it, and can be undone; suffix asks first."""
-    assert notes(*GO_ON).code == 0 and notes(*GO_ON).code == 0
-    before, shown = snapshot(begun), notes("session", "show", "mine", "--json").json
-    assert [piece["turn"] for piece in shown["pieces"]] == sorted(piece["turn"] for piece in shown["pieces"])
-    dry = notes("session", "forget", "mine", "2", "--dry-run", "--json").json
-    assert (dry["dry_run"], dry["forgotten"]) == (True, ["turn 2"]) and snapshot(begun) == before
-    assert dry["removed"] + dry["tokens"] == shown["tokens"] and dry["moved"] == dry["remembering"] > 0
-    outcome = notes("session", "forget", "mine", "2")
-    assert outcome.code == 0 and outcome.out.startswith("forgot turn 2: ") and "may carry notes of it" in outcome.out
-    assert "what comes after it may carry notes of it" in notes("session", "show", "mine").out
-    assert "(turn 2)" in notes("verify", "--session", "mine", "--choices", "a,b").out
-    assert notes("session", "undo", "mine").out == "undid the cut: turn 2\n"
-    assert notes("session", "show", "mine", "--json").json["pieces"] == shown["pieces"]
-    before = snapshot(begun)
-    outcome = notes("session", "forget", "mine", "2", "--method", "suffix")
-    assert outcome.code == 2 and "Repeat with -y" in outcome.err and snapshot(begun) == before
-    found = notes("session", "forget", "mine", "2", "--method", "suffix", "-y", "--json").json
-    assert (found["remembering"], found["moved"], found["tokens"]) == (0, 0, dry["tokens"])
-    outcome = notes("session", "undo", "mine")
-    assert outcome.code == 1 and outcome.err.count("\n") == 1 and "is gone" in outcome.err
-    assert notes(*GO_ON).code == 0 and notes("fsck").code == 0
+@pytest.mark.parametrize("command", ["/erratum none=1", "/splice returns"])
+def test_a_command_that_fails_later_fails_once(notes: Notes, returns: None, command: str) -> None:
+    """The next question fails and names the dropped erratum or skill; the question after that is answered."""
+    lines = [QUESTION, command, QUESTION, QUESTION + " \\"]  # the last line ends in the middle
+    outcome = notes("chat", "mine", "--splice", "returns", stdin="\n".join(lines))
+    assert outcome.code == 1 and outcome.out.split() == ["accepted", "accepted"]
+    assert f"left out from now on: {command.split()[1]}" in outcome.err
+
+
+def test_a_correction_without_a_question_is_named(notes: Notes, returns: None) -> None:
+    outcome = notes("chat", "--splice", "returns", stdin=f"{QUESTION}\n/erratum date=2026-07-01")
+    assert outcome.code == 1 and "no question followed: date=2026-07-01" in outcome.err
+
+
+def test_a_conversation_goes_on_with_the_same_options(notes: Notes, returns: None) -> None:
+    """A skill that it has is not spliced again; its system text cannot be another one."""
+    for _ in range(2):
+        outcome = notes("chat", "mine", "--splice", "returns", stdin=QUESTION)
+        assert (outcome.code, outcome.out.strip()) == (0, "accepted")
+    outcome = notes("chat", "mine", "--system", "Be brief.", stdin=QUESTION)
+    assert outcome.code == 1 and "session mine has begun" in outcome.err
+
+
+def test_another_chat_template(notes: Notes, returns: None, tmp_path: Path) -> None:
+    """The prompt is rendered by the file; one that is no template is refused in a line."""
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for message in messages %}[{{ message.role }}] {{ message.content }} {% endfor %}Answer:")
+    options = ("ask", QUESTION, "--json", "-n", 1, "--chat-template-file", file)
+    assert notes(*options).json["tokens"]["total"] != notes(*options[:-2]).json["tokens"]["total"]
+    pieces = notes(*options, "--explain", "--splice", "returns").json["pieces"]
+    assert {piece["kind"] for piece in pieces} == {"text", "splice", "question"}
+    file.write_text("{% for %}")
+    outcome = notes(*options)
+    assert outcome.code == 1 and outcome.err.startswith("notes: the chat template cannot be read")
+    outcome = notes(*options[:-1], tmp_path / "none")
+    assert outcome.code == 2 and "cannot read" in outcome.err

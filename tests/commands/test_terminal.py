@@ -73,6 +73,8 @@ def test_ls_needs_no_llama(home: Path) -> None:
 
 
 INTERRUPTED = (130, "", "notes: interrupted\n")
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM, signal.SIGHUP: -signal.SIGHUP}
 
 
 def stopped(number: int, after: float, *arguments: object) -> tuple[int, str, str]:
@@ -138,8 +140,7 @@ def test_interrupted_at_any_step(model: Path, skill: Path, home: Path, at: int) 
 def test_stopped_at_any_time(model: Path, number: signal.Signals, after: float) -> None:
     """The same in real time. After SIGTERM and SIGHUP the process ends by the signal."""
     code, _, err = stopped(number, after, "ask", "Why?", *ENDLESS)
-    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}
-    assert code == (130 if number == signal.SIGINT else -number) and err == f"notes: {word[number]}\n"
+    assert code == STATUS[number] and err == f"notes: {WORDS[number]}\n"
 
 
 # Places where an exception of a signal handler is lost or comes at a bad time; strike() raises the signal once.
@@ -186,8 +187,7 @@ def test_stopped_where_exceptions_are_lost(model: Path, place: str, number: sign
     """The interrupt is raised again until it propagates; nothing is freed twice."""
     limit = ["-n", "3"] if "freed" in place else ENDLESS
     done = told(STRIKE.format(signal=number.name) + PLACES[place], "ask", "Why?", *limit)
-    right = {signal.SIGINT: (130, "notes: interrupted"), signal.SIGTERM: (-number, "notes: terminated")}
-    assert (done.returncode, done.stderr.splitlines()[-1]) == right[number]
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (STATUS[number], f"notes: {WORDS[number]}")
 
 
 def test_what_is_put_away_is_not_interrupted_again(model: Path) -> None:
@@ -232,15 +232,17 @@ native._hook = endless
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_computation_that_does_not_stop(model: Path, number: signal.Signals) -> None:
-    """The process ends without waiting for it, with the same message."""
-    done = told(STUCK.format(number=number.name), "ask", "Why?", "--json")
-    word = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal was closed"}[
-        number
-    ]
-    assert done.returncode == (130 if number == signal.SIGINT else -number) and done.stderr == f"notes: {word}\n"
-    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 128 + number}}
+STOPS = "import notes_cli.engine.sequence as sequence, os, signal\n"
+STOPS += "sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(), signal.{number})"
+
+
+@pytest.mark.parametrize("number", WORDS)
+@pytest.mark.parametrize("code", [STUCK, STOPS])
+def test_an_interrupt_under_json_is_json(model: Path, code: str, number: signal.Signals) -> None:
+    """With the shell's status. The process does not wait for a computation that does not stop."""
+    done = told(code.format(number=number.name), "ask", "Why?", "--json")
+    assert (done.returncode, done.stderr) == (STATUS[number], f"notes: {WORDS[number]}\n")
+    assert json.loads(done.stdout) == {"version": 1, "error": {"message": WORDS[number], "status": 128 + number}}
 
 
 def test_a_computation_that_does_not_stop_on_a_terminal(model: Path, skill: Path) -> None:
@@ -279,20 +281,6 @@ def test_nohup_and_background_jobs_go_on(model: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGHUP)
     assert process.communicate()[0].strip() and process.returncode == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_under_json_is_json(model: Path, number: signal.Signals) -> None:
-    """Scripts get the error on stdout, with the shell's status."""
-    code = f"""
-import os, signal
-import notes_cli.engine.sequence as sequence
-sequence.KVSequence.check_intact = lambda *given: os.kill(os.getpid(), signal.{number.name})
-"""
-    done = told(code, "ask", "Why?", "--json")
-    word = done.stderr.removeprefix("notes: ").rstrip("\n")
-    assert done.returncode in (128 + number, -number)
-    assert json.loads(done.stdout) == {"version": 1, "error": {"message": word, "status": 128 + number}}
 
 
 def commands(skill: Path, folder: Path) -> list[list[object]]:

@@ -136,8 +136,7 @@ def test_in_place_the_named_rows_change_alone(
 
 
 def test_rows_of_the_field_are_those_of_decoding_it_there(workspace: Workspace, segment: Segment) -> None:
-    """K/V recomputed in place equals that of decoding the tokens one by one with stock llama.cpp, without those after
-    them."""
+    """One by one with stock llama.cpp, without those after them."""
     plain = decoded(workspace, segment)
     field = field_positions(segment, plain.start)
     found = change(workspace.model, segment, NEW)
@@ -181,8 +180,7 @@ def test_selective_counts_influence_of_changed_fields_alone(workspace: Workspace
 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
 def test_ranked_when_it_is_edited(workspace: Workspace, segment: Segment, skill: Skill, method: str) -> None:
-    """Without compiled influence, the tokens whose V deviates most from that of the corrected text are selected, and
-    the pass is counted."""
+    """The tokens whose V deviates most from that of the corrected text are selected, and the pass is counted."""
     plain = replace(segment, influence={})
     old, new = (rows_by_layer(compile_skill(workspace, text)) for text in (skill, with_values(skill, NEW)))
     far = np.linalg.norm(new - old, axis=2) / np.linalg.norm(old, axis=2)
@@ -268,8 +266,7 @@ def in_blocks(workspace: Workspace, **values: str) -> Segment:
 @pytest.mark.parametrize("system", [None, "Be kind."])
 @pytest.mark.parametrize("value", ["tools", "the tools", "ink"])
 def test_a_block_is_as_compiled_from_the_corrected_text(workspace: Workspace, value: str, system: str | None) -> None:
-    """K/V equals that of compiling the corrected text in the same blocks, for any length of value; other blocks are
-    unchanged."""
+    """In the same blocks, for any length of value; other blocks are unchanged."""
     segment, corrected = in_blocks(workspace), in_blocks(workspace, y=value)
     plain, found = (
         decoded(workspace, segment, system=system),
@@ -363,7 +360,7 @@ BARE = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"  # a skill be
 @pytest.mark.parametrize("where", TEXTS)
 @pytest.mark.parametrize(("template", "system"), [("chatml", None), ("chatml", "Be kind."), ("bare", None)])
 def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, template: str, system: str | None) -> None:
-    """Tokens are those of the corrected text, pieces add up, a dry run agrees, and the edit can be reversed."""
+    """Tokens of the corrected text, sound pieces, an equal dry run, a reversible edit; suffix equals a recompute."""
     workspace = open_workspace(**({"template": BARE} if template == "bare" else {}))
     text = TEXTS[where]
     values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
@@ -392,19 +389,9 @@ def test_any_place_and_any_length(open_workspace: OpenWorkspace, where: str, tem
             assert all(piece.rewritten <= piece.tokens for piece in seq.pieces)
             seq.append([65])
             assert np.isfinite(seq.logits()).all() and workspace.context.length(seq.seq_id) == middle + 1
-
-
-@pytest.mark.parametrize("where", ["in the middle", "at the start", "alone", "in several places", "with another"])
-@pytest.mark.parametrize("value", ["May", "the day after tomorrow"])
-def test_suffix_of_any_length_is_a_recompute(open_workspace: OpenWorkspace, where: str, value: str) -> None:
-    """The logits are those of the corrected text."""
-    workspace = open_workspace(kv="f32")
-    text = TEXTS[where]
-    values = {"x": VALUES[0], **({"y": "8 June"} if "{{y}}" in text else {})}
-    segment = compile_skill(workspace, skill_of(text, **values))
-    found, wanted = (decoded(workspace, segment, name, {"x": value}) for name in ("suffix", "recompute"))
-    assert found.seq.tokens.tolist() == wanted.seq.tokens.tolist()
-    assert nmse(found.logits, wanted.logits) < BOUND["f32"]
+        if system is None:
+            found, wanted = (decoded(workspace, segment, name, new).logits for name in ("suffix", "recompute"))
+            assert nmse(found, wanted) < BOUND["f16"]
 
 
 # ---- models that cannot
@@ -458,6 +445,10 @@ def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: S
 # ---- names
 
 
+OTHERS = ["fields", "Erratum", "field@2", "block@2", "selective@", "selective@0", "selective@-1", "selective@x"]
+OTHERS += ["blend@", "@", "@3"]
+
+
 @pytest.mark.parametrize(
     ("text", "method"),
     [
@@ -470,31 +461,26 @@ def test_a_reason_with_a_semicolon_stays(open_workspace: OpenWorkspace, skill: S
     ],
 )
 def test_methods_have_names(text: str, method: Method) -> None:
-    """As in the paper, some with a number of tokens; formatting and parsing round-trip."""
+    """As in the paper, some with a number of tokens; formatting and parsing round-trip, and others are refused."""
     assert Method.parse(text) == method == Method.parse(text.removesuffix("@16")) and str(method) == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    for other in (
         "",
-        "fields",
-        "Erratum",
-        "selective@",
-        "selective@0",
-        "selective@-1",
-        "selective@x",
-        "field@2",
-        "block@2",
-        "blend@",
-        "@",
-        "@3",
-    ],
-)
-def test_other_names_are_refused(text: str) -> None:
-    """The error lists the known names."""
-    with pytest.raises(NotesError, match="Known: stale, field, selective, blend, erratum"):
-        Method.parse(text)
+        *[
+            "fields",
+            "Erratum",
+            "selective@",
+            "selective@0",
+            "selective@-1",
+            "selective@x",
+            "field@2",
+            "block@2",
+            "blend@",
+            "@",
+            "@3",
+        ],
+    ):
+        with pytest.raises(NotesError, match="Known: stale, field, selective, blend, erratum"):
+            Method.parse(other)
 
 
 def test_what_is_known_without_a_pass(open_workspace: OpenWorkspace, skill: Skill) -> None:

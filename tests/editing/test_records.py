@@ -23,7 +23,7 @@ from notes_cli.editing.methods import (
     calibrated,
     record_of,
 )
-from notes_cli.editing.operations import Edit, from_change_on, offset
+from notes_cli.editing.operations import Edit, offset
 from notes_cli.engine.patches import Range, changed_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
@@ -53,19 +53,11 @@ def field_and_last(edit: Edit) -> Sequence[Range]:
 TOY = Record(
     *("toy", Edits.SELECTED, field_and_last, Cost.FEW), needs=("rewrite",), session_needs=("rewrite",), safety=9
 )
-# A record that reuses an existing operation.
-SAID = Record(
-    *("suffix+erratum", Edits.FROM_CHANGE, from_change_on, Cost.AFTER),
-    appends_erratum=True,
-    needs=("rewrite",),
-    session_needs=(),
-)
 
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for record in (TOY, SAID):
-        monkeypatch.setitem(METHODS, record.name, record)
+    monkeypatch.setitem(METHODS, TOY.name, TOY)
 
 
 @pytest.fixture
@@ -127,29 +119,10 @@ def test_a_new_method_in_a_session(workspace: Workspace, segment: Segment) -> No
         assert np.array_equal(rows(session.sequence), before)
 
 
-def test_a_record_of_what_there_is(workspace: Workspace, segment: Segment) -> None:
-    """The text is that of `suffix`, and an erratum follows: in the prompt, and before the next question."""
-    texts = {}
-    for name in ("suffix", "erratum", "suffix+erratum"):
-        prompt = Prompt("Why?", [segment], fields=NEW, method=Method(name))
-        texts[name] = workspace.model.text(assemble(workspace, prompt).tokens)
-    sentence = "Correction: the date is now 2026-07-01. This replaces the earlier date."
-    assert "date: 2026-07-01" in texts["suffix"] and sentence not in texts["suffix"]
-    assert texts["suffix+erratum"].replace(f"\n\n{sentence}", "") == texts["suffix"], "after the skill"
-    assert sentence in texts["erratum"] and "date: 2026-06-01" in texts["erratum"]
-    prompt = Prompt("Why?", [segment])
-    with Sessions(paths().sessions).locked("mine", new=True) as stored:
-        session = Session(workspace, stored)
-        session.begin(prompt, assemble(workspace, prompt))
-        session.keep("yes")
-        session.edit("date", NEW["date"], Method("suffix+erratum"))
-        assert "date: 2026-07-01" in session.state.skills[0].text and list(session.state.pending) == ["date"]
-
-
 def test_it_is_known_everywhere() -> None:
     """To the parser, to calibration, and to readers of ledgers."""
     assert Method.parse("toy") == Method("toy") and str(Method("toy")) == "toy"
-    with pytest.raises(NotesError, match=r"recompute, toy, suffix\+erratum \(selective@K, blend@K\)"):
+    with pytest.raises(NotesError, match=r"recompute, toy \(selective@K, blend@K\)"):
         Method.parse("toy@3")
     assert calibrated()[:2] == [Method("toy"), RECOMPUTE]
     assert record_of("toy") is TOY and record_of("selective@3") is METHODS["selective"] and record_of("other") is None

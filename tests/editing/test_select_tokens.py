@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, timedelta
 
 import numpy as np
 import pytest
-from samples import SAMPLES, with_values
+from samples import with_values
 
-from notes_cli.config import shipped_model
 from notes_cli.editing.select_tokens import counterfactual, influence
-from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.recompile import compile_to_library
-from notes_cli.runtime.workspace import Workspace
-from notes_cli.text.skill import Skill, load_skill
+from notes_cli.text.skill import Skill
 
 from .conftest import OpenWorkspace, measured, skill_of
-
-
-@pytest.fixture
-def shipped(home: object) -> Iterator[Workspace]:
-    """A workspace on the shipped model."""
-    with Workspace(shipped_model(), ContextOptions(n_ctx=512, n_threads=1)) as workspace:
-        yield workspace
 
 
 def touched(segment: Segment, name: str) -> list[int]:
@@ -47,15 +36,10 @@ def touched(segment: Segment, name: str) -> list[int]:
     ],
 )
 def test_the_other_value(value: str, other: str) -> None:
-    """It is of the same kind, for numbers also of the same length, and never the value itself."""
+    """Of the same kind, for numbers of the same length, never the value itself, and a valid date of any day."""
     assert counterfactual(value) == other
-
-
-def test_another_date_is_one() -> None:
-    """For every day of a leap year: an invalid date could change more than a valid one."""
     days = [date(2024, 1, 1) + timedelta(day) for day in range(366)]
-    others = [date.fromisoformat(counterfactual(day.isoformat())) for day in days]
-    assert all(day != other for day, other in zip(days, others, strict=True))
+    assert all(day != date.fromisoformat(counterfactual(day.isoformat())) for day in days)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "smollm3", "gpt2", "lfm2"])
@@ -115,14 +99,6 @@ def test_a_field_in_several_places_and_of_another_length(open_workspace: OpenWor
 def test_recurrent_layers_alone_have_no_rows(open_workspace: OpenWorkspace, skill: Skill) -> None:
     """All 0: no single token can be recomputed."""
     assert not any(found.any() for found in measured(open_workspace("mamba"), skill).influence.values())
-
-
-def test_the_shipped_model_writes_on_what_follows(shipped: Workspace) -> None:
-    """Every token after each field of the sample skill depends on it."""
-    segment = measured(shipped, load_skill(SAMPLES / "returns"))
-    for name, found in segment.influence.items():
-        last = touched(segment, name)[-1] + 1
-        assert (found[last:] > 0).all() and found[last:].max() > 0.1
 
 
 def test_in_the_library(open_workspace: OpenWorkspace, skill: Skill) -> None:

@@ -56,8 +56,7 @@ def test_fields_decide_on_the_shipped_model() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", pytest.param("lfm2", marks=pytest.mark.patches("recurrent"))])
 def test_a_stopped_calibration_goes_on(make_workspace: MakeWorkspace, tmp_path: Path, kind: str) -> None:
-    """Stopped after each step, and resumed: the figures are those of a single run. Saved steps of other cases, another
-    version or in a damaged file are not used."""
+    """After each step, with the figures of a single run; steps of other cases, versions or damage are not used."""
     cases, drawn = shipped_battery()[:2], pairs()[:1]
     whole = calibrate(make_workspace(kind), cases, None, drawn)
     profile, steps = tmp_path / "profiles" / "a.json", {"llama": 5, "lfm2": 6}[kind]

@@ -53,8 +53,7 @@ def figures(right: dict[str, int], of: int = N) -> tuple[dict[str, list[bool]], 
     ],
 )
 def test_what_follows_from_the_figures(right: dict[str, int], verdict: str, repair: str) -> None:
-    """A proven loss is reported with the cheapest repair that is as good as one prefill; without a verdict if the model
-    cannot answer such questions."""
+    """A proven loss has the cheapest repair; there is no verdict if the model cannot answer such questions."""
     found = judge(*figures(right))
     assert (found.verdict, found.repair) == (verdict, repair)
     spliced = right.get("recompute" if verdict == "unable" else "spliced", N)
@@ -91,8 +90,7 @@ def first_right(asked: Asked, number: int) -> Asked:
 def test_what_concludes_while_it_reads_fails_and_is_repaired(
     make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Questions of one skill are right, those of two are not; order and seam do not help, compiling together does, as
-    the cheapest repair."""
+    """Order and seam do not help, compiling together does, as the cheapest repair."""
     monkeypatch.setattr(composition, "LEAST", FEW)  # enough here: nothing is random
     monkeypatch.setattr(significance, "LOSS", 0.5)
     given = [
@@ -142,8 +140,7 @@ def test_what_cannot_be_moved_is_not_measured(make_workspace: MakeWorkspace, kin
 
 
 def test_which_skills_a_question_needs(make_workspace: MakeWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skills whose removal changes the decision; repairs are tried for other decisions than the recompute's, and named
-    by cost."""
+    """Those whose removal changes the decision; repairs are tried for other decisions than the recompute's."""
     pair = pairs(1)[0]
     alone, both = (replace(one, choices=("yes", "no")) for one in pair.asked)
     reader = Reader([replace(pair, asked=(alone, both))])

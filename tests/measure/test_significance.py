@@ -80,9 +80,3 @@ def test_few_cases_prove_nothing(cases: int) -> None:
     assert (choice.name, choice.proven) == ("erratum", False) and f"{LEAST} at least" in choice.why
     enough = {"erratum": right(0, LEAST), "field": right(LEAST, LEAST)}
     assert chosen(enough) == "field"
-
-
-def test_every_method_has_a_cost_and_a_safety() -> None:
-    """No method is in two classes, and the order of safety has all."""
-    names = [name for names in CLASSES for name in names]
-    assert sorted(names) == sorted(SAFEST) and len(set(names)) == len(names)

@@ -71,8 +71,7 @@ GOOD = Case(
     ],
 )
 def test_what_passes(changes: dict[str, object], passed: bool) -> None:
-    """Every decision as the recompute and the corrected text, and a mean cosine of 0.99. Greedy answers may differ late
-    or within rounding, and count as corrected if they have the new value."""
+    """Decisions as the recompute and the corrected text, a mean cosine of 0.99; greedy answers may part late."""
     assert Report((GOOD, replace(GOOD, **changes))).passed is passed  # type: ignore[arg-type]
 
 
@@ -193,39 +192,15 @@ def test_field_questions(workspace: Workspace, skill: Skill) -> None:
     assert field_questions([replace(segment, fields=(span,))]) == ["What is the due date limit?"]
 
 
-def test_nothing_to_ask(workspace: Workspace, skill: Skill) -> None:
-    """Without a question, the error has the remedy."""
-    with refused(NotesError, "--question"):
-        verify(workspace, Prompt("", [compile_skill(workspace, skill)]), [])
-
-
-A = np.array([1, 2, 3], np.float32)
-B = np.array([3, 2, 1], np.float32)
-
-
-def test_equal_logits_are_as_near_as_can_be() -> None:
-    """Cosine 1, no divergence, the same top."""
-    assert cosine(A, A) == pytest.approx(1)
-    assert divergence(A, A) == 0
-    assert same_top(A, A)
-
-
-def test_divergence_by_hand() -> None:
-    """KL(reference || found) of two small distributions, in nats; it is not symmetric."""
-    p, q = np.exp(B) / np.exp(B).sum(), np.exp(A) / np.exp(A).sum()
-    assert divergence(A, B) == pytest.approx(float((p * np.log(p / q)).sum()), rel=1e-6)
-    assert not same_top(A, B)
-
-
-def test_divergence_of_numbers_that_are_none_is_not_zero() -> None:
-    """NaN gives NaN, and must never look like a perfect match."""
-    assert np.isnan(divergence(np.full(3, np.nan, np.float32), A))
-
-
-def test_divergence_with_tokens_ruled_out_on_both_sides() -> None:
-    """Tokens of probability 0 in the reference add nothing."""
-    a, b = np.append(A, np.float32(-np.inf)), np.append(B, np.float32(-np.inf))
-    assert divergence(a, b) == pytest.approx(divergence(A, B))
+def test_logits_are_compared_by_hand() -> None:
+    """KL(reference || found), in nats, is not symmetric; tokens of probability 0 add nothing, and NaN is no match."""
+    a, b = np.array([1, 2, 3], np.float32), np.array([3, 1, 1], np.float32)
+    assert cosine(a, a) == pytest.approx(1) and divergence(a, a) == 0 and same_top(a, a) and not same_top(a, b)
+    p, q = np.exp(b) / np.exp(b).sum(), np.exp(a) / np.exp(a).sum()
+    assert divergence(a, b) == pytest.approx(float((p * np.log(p / q)).sum()), rel=1e-6)
+    never = np.float32(-np.inf)
+    assert divergence(np.append(a, never), np.append(b, never)) == pytest.approx(divergence(a, b))
+    assert np.isnan(divergence(np.full(3, np.nan, np.float32), a))
 
 
 SAME = EditCase("Why?", 1.0, 0.0, True, "a", "a", 9)
@@ -285,6 +260,8 @@ def test_all_and_auto(workspace: Workspace, prompt: Prompt, monkeypatch: pytest.
 
 def test_nothing_to_verify(workspace: Workspace, prompt: Prompt) -> None:
     """No question, a value that changes nothing, an unknown method."""
+    with refused(NotesError, "--question"):
+        verify(workspace, replace(prompt, fields={}), [])
     for changed, questions, methods, message in (
         (prompt, [], ["auto"], "Give --question"),
         (replace(prompt, fields={"tier": "gold"}), ["Why?"], ["auto"], "the text says tier=gold already"),

@@ -64,8 +64,7 @@ def logits(sequence: KVSequence) -> NDArray[np.float32]:
 
 
 def test_a_turn_goes_on_from_disk_as_if_it_had_not_stopped(make: Open, skill: Skill) -> None:
-    """With a skill carried in the first turn and another in the second, the restored state is bit-identical, also in a
-    workspace that does not carry."""
+    """The restored state is bit-identical, also in a workspace that does not carry."""
     workspace = make()
     with held(workspace) as session:
         sequence = begin(session, skill)
@@ -100,8 +99,7 @@ def test_a_session_with_a_carried_skill_grows_beyond_its_context(make: Open, ski
 
 
 def test_an_erratum_follows_a_carried_skill(make: Open, skill: Skill) -> None:
-    """In the prompt and in a later turn it is appended: tokens equal those of a recompute, and earlier K/V is
-    unchanged."""
+    """Appended in the prompt and in a later turn; earlier K/V is unchanged."""
     workspace = make()
     with held(workspace) as session:
         sequence = begin(session, skill, "date=2026-07-01")

@@ -57,8 +57,7 @@ def test_nothing_of_a_first_line_is_believed(begun: SessionFolder, sessions: Ses
 
 
 def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
-    """After an interrupted write, before the head was written, the session is unchanged, and the next line replaces the
-    incomplete one."""
+    """After an interrupted write the session is unchanged, and the next line replaces the incomplete one."""
     before, head = begun.ledger.read_bytes(), (begun.folder / HEAD).read_bytes()
     begun.commit(turn(4, 5, rows="0002.gguf"))
     line = begun.ledger.read_bytes()[len(before) :]
@@ -74,28 +73,42 @@ def test_a_torn_line_is_dropped(begun: SessionFolder) -> None:
 
 def _append(stored: SessionFolder, *lines: dict[str, Any]) -> None:
     """Add lines to a ledger, with right checksums."""
-    forge(stored.folder, lambda old: old.extend({"time": "2026-06-01T12:00:00Z", **line} for line in lines))
+    forge(stored.folder, lambda old: old.extend({"time": TIME, **line} for line in lines))
 
 
 @pytest.mark.parametrize("line", [turn(4), edit("b", [(2, 3, [9])], [[2, 3]]), forget(1)])
 def test_a_line_is_added(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
-    """The control of the next two tests."""
+    """The control of the next test."""
     _append(begun, line)
     assert sessions.find("mine").state.live[-1]["op"] == line["op"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *({}, {"op": "open"}, {"op": "jump"}, {"op": "turn"}),
-        {**turn(9, rows="../../x.gguf"), "time": TIME},
-        {**turn(9), "rows_checksum": 3, "time": TIME},
-        {**edit("b", [(0, "x", [])], []), "time": TIME},  # type: ignore[list-item]
-    ],
-)
-def test_lines_that_contradict_each_other(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
-    """With valid checksums: the error names the session, which can still be listed and removed."""
-    forge(begun.folder, lambda lines: lines.append(line))
+def with_skill(**parts: Any) -> dict[str, Any]:
+    return turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 1, "fields": [], **parts}])
+
+
+# An invalid name of a file is damage in an undone line, too: the next name depends on all lines.
+ROWS = [turn(4, rows=rows) for rows in ("../../x", "../../x.gguf", f"{'9' * 10}.gguf", f"{'9' * 5000}.gguf")]
+WRONG: list[list[dict[str, Any]]] = [
+    *([line] for line in ({}, {"op": "open"}, {"op": "jump"}, {"op": "turn"}, turn(9, rows_checksum=3))),
+    *([edit("b", patches, [])] for patches in ([(0, "x", [])], [(2, 1, [])], [(0, 99, [])])),  # type: ignore[list-item]
+    *([edit("b", [(0, 1, [token])], [])] for token in (2**31, -1)),
+    *([edit("b", [], [changed])] for changed in ([0, 10**15], ["0", "1"])),  # type: ignore[list-item]
+    *([turn(token)] for token in (float("inf"), 4.0, "4", True)),  # type: ignore[arg-type]
+    *([turn(4, **part)] for part in ({"question": 7}, {"said": {"date": None}}, {"time": "tomorrow"}, {"time": None})),
+    *([turn(4, rows=rows)] for rows in ([], None)),
+    *([with_skill(**part)] for part in ({"tokens": 9}, {"position": (1 << 31) - 2, "tokens": 2}, {"tokens": 2.0})),
+    *([with_skill(influence={"x": influence}, tokens=n)] for n, influence in ((1, ["1"]), (2, [1]))),
+    *([forget(moves)] for moves in ("1", None)),
+    *([line] for line in ROWS),
+    *([line, {"op": "undo"}] for line in ROWS),
+]
+
+
+@pytest.mark.parametrize("lines", WRONG)
+def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Sessions, lines: list[dict[str, Any]]) -> None:
+    """With valid checksums; detected before any allocation. The session can still be listed and removed."""
+    _append(begun, *lines)
     with refused(SessionError, "the ledger of session mine is damaged: its lines contradict each other"):
         sessions.find("mine")
     sessions.remove("mine")
@@ -127,8 +140,7 @@ def test_a_letter_that_was_changed(begun: SessionFolder, sessions: Sessions) -> 
 
 @pytest.mark.parametrize("turns", [1, 2])
 def test_a_ledger_that_was_cut(begun: SessionFolder, sessions: Sessions, turns: int) -> None:
-    """By any number of bytes, to nothing, or deleted: one line of error, and nothing is overwritten. Without the head,
-    the remaining lines are accepted."""
+    """One line of error, and nothing is overwritten. Without the head, the remaining lines are accepted."""
     if turns == 2:
         begun.next_rows.write_bytes(b"second")
         begun.commit(turn(4, rows="0002.gguf"))
@@ -176,8 +188,7 @@ def test_lines_of_another_ledger(begun: SessionFolder, sessions: Sessions) -> No
 
 
 def test_a_head_that_is_behind(begun: SessionFolder, sessions: Sessions) -> None:
-    """After a crash between a line and its head, at the first line, a later one, or a rewrite, the line counts, and the
-    next write repairs the head."""
+    """After a crash between a line and its head the line counts, and the next write repairs the head."""
     head = begun.folder / HEAD
     head.unlink()
     with sessions.locked("mine") as stored:
@@ -261,6 +272,7 @@ def test_folders_are_made_for_us_alone(sessions: Sessions) -> None:
         os.umask(before)
     folders = (sessions.folder, sessions.folder / ".locks", stored.folder, sessions.folder / "other")
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700] * 4
+    assert stored.ledger.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_folder_that_others_can_write_in(begun: SessionFolder, sessions: Sessions) -> None:
@@ -274,11 +286,13 @@ def test_a_folder_that_others_can_write_in(begun: SessionFolder, sessions: Sessi
 
 
 def test_names_in_any_script(sessions: Sessions) -> None:
-    """As for skills; the error for an invalid name suggests a valid one, and confusable names are refused."""
+    """An invalid name is refused with a valid one, and so are confusable names; a folder without a ledger is none."""
+    (sessions.folder / "half").mkdir(parents=True)
     with sessions.locked("gru\u0308ße", new=True) as stored:
         stored.commit(turn(1, rows=""), HEADER)
     assert sessions.names() == ["grüße"] and sessions.find("gru\u0308ße").name == "grüße"
-    for name, message in (("Mein Tag", "such as mein-tag"), ("../x", "such as x"), ("", "single -$")):
+    named = {"Mein Tag": "such as mein-tag", "../x": "such as x", "": "single -$", "Mine": "mine", "a/b": "not a valid"}
+    for name, message in named.items():
         with pytest.raises(SessionError, match=message), sessions.locked(name, new=True):
             pass
     with pytest.raises(SessionError, match="there is already grüße"), sessions.locked("grüsse", new=True):
@@ -378,66 +392,6 @@ def test_what_was_removed_before_a_failure_is_said(
     monkeypatch.setattr(Path, "unlink", kept)
     with pytest.raises(SessionError, match=r"cannot remove .*other: .*\. Removed before it: mine$"):
         sessions.remove("mine", "other")
-
-
-def test_names(begun: SessionFolder, sessions: Sessions) -> None:
-    """A folder without a ledger is not a session, and a path is not a name."""
-    (sessions.folder / "half").mkdir()
-    assert sessions.names() == ["mine"]
-    for name in ("../mine", "Mine", "a/b", ""):
-        with pytest.raises(SessionError, match="is not a valid session name"), sessions.locked(name, new=True):
-            pass
-
-
-def test_files_are_for_their_owner_alone(begun: SessionFolder) -> None:
-    """They contain the conversation."""
-    assert begun.ledger.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        edit("b", [], [[0, 10**15]]),
-        edit("b", [(2, 1, [])], []),
-        edit("b", [(0, 99, [])], []),
-        edit("b", [(0, 1, [2**31])], []),
-        edit("b", [(0, 1, [-1])], []),
-        turn(4, question=7),
-        turn(4, said={"date": None}),
-        turn(float("inf")),  # type: ignore[arg-type]
-        turn(4, time="tomorrow"),
-        turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 9, "fields": []}]),
-        turn(4, skills=[{"name": "a", "position": (1 << 31) - 2, "text": "b", "tokens": 2, "fields": []}]),
-        turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 2.0, "fields": []}]),
-        turn(
-            4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 1, "fields": [], "influence": {"x": ["1"]}}]
-        ),
-        turn(4, rows=[]),
-        turn(4, rows=None),
-        turn(4.0),  # type: ignore[arg-type]
-        turn("4"),  # type: ignore[arg-type]
-        turn(True),
-        edit("b", [], [["0", "1"]]),
-        forget("1"),
-        forget(None),
-        turn(4, skills=[{"name": "a", "position": 0, "text": "b", "tokens": 2, "fields": [], "influence": {"x": [1]}}]),
-    ],
-)
-def test_nothing_of_a_ledger_is_believed(begun: SessionFolder, sessions: Sessions, line: dict[str, Any]) -> None:
-    """Ranges beyond the tokens, invalid ids and wrong types are damage, detected before any allocation."""
-    _append(begun, line)
-    with pytest.raises(SessionError, match="the ledger of session mine is damaged: its lines contradict each other"):
-        sessions.find("mine")
-
-
-@pytest.mark.parametrize("rows", ["../../x", "../../x.gguf", f"{'9' * 10}.gguf", f"{'9' * 5000}.gguf"], ids=len)
-@pytest.mark.parametrize("undone", [False, True])
-def test_names_of_rows(begun: SessionFolder, sessions: Sessions, rows: str, undone: bool) -> None:
-    """An invalid file name is damage, also in an undone line: the next name depends on all lines."""
-    lines = [turn(4, rows=rows), *([{"op": "undo"}] if undone else [])]
-    _append(begun, *lines)
-    with pytest.raises(SessionError, match="the ledger of session mine is damaged: its lines contradict each other"):
-        sessions.find("mine")
 
 
 def test_the_last_name_of_rows_is_taken(begun: SessionFolder, sessions: Sessions) -> None:

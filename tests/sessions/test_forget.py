@@ -97,8 +97,7 @@ def rounds(count: int) -> list[tuple[str, str]]:
 
 
 def test_twenty_rounds_with_tools_of_which_ten_are_forgotten(make: Open, skill: Skill) -> None:
-    """By suffix, tokens, logits and decisions equal those of a session that never had the turns. By cut, the tokens do,
-    and verification reports the difference and its cause."""
+    """As a session without the turns: by suffix entirely; by cut its tokens, and the rest is reported."""
     workspace = make(n_ctx=4096)
     talk = rounds(20)
     gone = [0, 1, 3, 4, 7, 10, 11, 14, 18, 19]
@@ -160,8 +159,7 @@ TEMPLATES = [
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name in SOURCES])
 @pytest.mark.parametrize("system", ["Be kind.", None])
 def test_turns_that_are_gone_were_never_there(make: Open, skill: Skill, name: str, system: str | None) -> None:
-    """At the beginning, in the middle and at the end: the tokens are those of the template for the remaining
-    messages."""
+    """At any place: the tokens are those of the template for the remaining messages."""
     workspace = make(template=SOURCES[name], cache="f16")
     grown(workspace, "mine", TALK, [skill], system)
     for number, gone in enumerate([[1], [1, 2], [3], [5], [2, 4], [1, 3, 5]]):
@@ -211,8 +209,7 @@ def test_a_thought_that_is_gone_was_never_there(make: Open, template: str, monke
 
 
 def test_what_tools_have_returned(make: Open) -> None:
-    """The message of a result stays, empty, as the template renders it; a turn with results is removed only with the
-    call."""
+    """The message of a result stays, empty; a turn with results is removed only with the call."""
     workspace = make()
     grown(workspace, "mine", rounds(3))
     empty = [(comes if comes != "look_up:1 is worth 37." else "look_up:", answer) for comes, answer in rounds(3)]
@@ -255,8 +252,7 @@ def request_with(*results: tuple[str, str]):  # type: ignore[no-untyped-def]
 
 
 def test_nothing_is_left_in_the_files(make: Open, skill: Skill) -> None:
-    """After suffix no file has texts or tokens of the removed parts, whatever was undone or cut before; the session can
-    still be asked, edited, undone, forked, exported, imported and compacted."""
+    """After suffix no file has texts or tokens of the removed parts, and the session is as usable as before."""
     workspace = make(cache="f16")
     talk = [
         ("Hello?", "Yes."),
@@ -370,8 +366,7 @@ def test_corrections_that_were_said_are_said_again(make: Open, skill: Skill) -> 
 
 
 def test_a_skill_goes_with_its_turn_unless_something_speaks_of_it(make: Open, skill: Skill) -> None:
-    """Its fields are removed, and those of others get their short names back; an erratum of it in a remaining turn
-    prevents the removal."""
+    """Others get their short names back; an erratum of it in a remaining turn prevents it."""
     workspace = make()
     other = parse_skill("date: monday\nOpen then.", source="hours.txt", default="hours")
     with held(workspace) as session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,8 +74,7 @@ def alone(model: notes.Model, skill: object) -> int:
 def test_another_skill_of_the_name_is_not_corrected(
     model: notes.Model, compiled: notes.Segment, tmp_path: Path
 ) -> None:
-    """A text of another origin under the same name, with any value: in a question, and in sessions from before and
-    after the correction."""
+    """A text of another origin: in a question, and in sessions from before and after it."""
     other = {"same": WAS, "other": OWN}
     for name, date in other.items():
         path = written(tmp_path / name / "returns.md", date, "We have moved to another street.")
@@ -122,17 +120,6 @@ def test_the_author_has_the_last_word_for_good(model: notes.Model, compiled: not
     assert said(model, "mine", splice=["returns"]) == []
     corrected(model, LATER)
     assert alone(model, "returns"), "it can be corrected again"
-
-
-def test_a_correction_from_an_older_version(model: notes.Model, compiled: notes.Segment, text: Path) -> None:
-    """Without a mark of its text, it applies to the name, and from the next compile on to that text."""
-    errata = errata_of(model)
-    old = {"skill": "returns", "field": "date", "was": WAS, "value": LATE, "time": "2026-01-01T00:00:00Z"}
-    errata.path.write_text(json.dumps(old) + "\n")
-    errata.path.chmod(0o600)
-    assert alone(model, "returns")
-    model.compile(written(text, body="Returns are accepted, but for books."))
-    assert alone(model, "returns") and errata.all()[0].marks
 
 
 def test_a_session_in_its_first_turn_hears_of_it(model: notes.Model, compiled: notes.Segment) -> None:

@@ -64,8 +64,7 @@ def asked(tmp_path: Path) -> list[Request]:
 def test_a_session_with_images_goes_on_as_if_it_had_never_stopped(
     asked: list[Request], cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each turn in its own process, restored in small chunks, gives the tokens, positions and logits of one process; an
-    undo restores the exact K/V."""
+    """Restored for each turn: tokens, positions and logits are equal; an undo restores the K/V."""
     monkeypatch.setattr(session_kv, "CHUNK", 10)
     with seeing(cache) as workspace, held(workspace, "whole") as whole:
         for request in asked:
@@ -119,8 +118,7 @@ def test_nothing_takes_an_image_apart(asked: list[Request], tmp_path: Path) -> N
 @pytest.mark.parametrize("cache", ["f16", "f32"])
 @pytest.mark.parametrize("gone", [["2"], ["3"], ["2", "3"], ["4"]])
 def test_turns_around_images_are_taken_out(asked: list[Request], gone: list[str], cache: str) -> None:
-    """By cut, with the images in them: tokens, positions and images equal those of a session without the turns, and so
-    does the K/V of independent images; the saved session restores the same, and undo restores all."""
+    """By cut, with their images, as if they had never been; the saved session is the same, undo restores all."""
     asked = [replace(request, grammar=FOUR, max_tokens=8) for request in asked]
     left = [request for number, request in enumerate(asked, 1) if str(number) not in gone]
     with seeing(cache) as workspace, held(workspace, "without") as without, held(workspace) as session:
@@ -175,8 +173,7 @@ def test_what_follows_the_last_image_is_forgotten_for_good(asked: list[Request])
 
 
 def test_fields_beside_images_are_edited(asked: list[Request]) -> None:
-    """In the text before an image, in place: a longer value moves the image. After it, by suffix: nothing depends on
-    the old value."""
+    """A longer value before an image moves it; after it, by suffix, nothing depends on the old value."""
     skill = parse_skill("The shop is open.\n\ntotal: 42\n\nBe kind.", source="note.txt", default="note")
     with seeing("f32") as workspace, held(workspace) as session:
         note = compile_skill(workspace, skill)

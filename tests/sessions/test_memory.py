@@ -140,8 +140,7 @@ def test_undo_and_failure_leave_the_rows(make: Open, profile: Path, monkeypatch:
 
 @pytest.mark.parametrize("edit", [True, False])
 def test_new_value_and_back(make: Open, profile: Path, edit: bool) -> None:
-    """vegan, kosher, vegan, by `notes edit` or an erratum: the copy has the value, one erratum at most states it, and
-    the last copy is that of the file."""
+    """The copy has the value, one erratum at most states it, and the last copy is that of the file."""
     workspace, other = make("llama", "f32"), make("llama", "f32")
     with held(workspace) as session:
         ask(session, "What can I eat?", profile)
@@ -166,8 +165,7 @@ def test_new_value_and_back(make: Open, profile: Path, edit: bool) -> None:
 
 @pytest.mark.parametrize("later", [True, False])
 def test_a_correction_of_the_first_copy_follows_it(make: Open, profile: Path, later: bool) -> None:
-    """In the turn that brings the memory, the first or a later one, and again in those that follow: the rows of a copy
-    after the value were computed with that of the file."""
+    """Now and in later turns: the rows of a copy after the value were computed with that of the file."""
     with held(make("llama", "f32")) as session:
         if later:
             ask(session, "Why?", system="Be kind.")
@@ -207,8 +205,7 @@ def test_value_stays_after_a_restart(make: Open, profile: Path, monkeypatch: pyt
 
 
 def test_changed_text_and_another_file_replace_it(make: Open, profile: Path) -> None:
-    """A changed text is compiled again with a notice. Its new value ends an edit of that field, not of others; those of
-    a replaced memory end with it."""
+    """A new value ends an edit of that field alone; those of a replaced memory end with it."""
     notices: list[str] = []
     callbacks = Callbacks(on_notice=lambda notice: notices.append(str(notice)))
     with held(make("llama", "f32")) as session:

@@ -58,8 +58,7 @@ def test_errata_wait_for_a_turn() -> None:
 
 
 def test_what_is_superseded() -> None:
-    """Errata of a field with a later erratum, stated or pending, or a later edit; never the last one, nor errata
-    without a field."""
+    """By a later erratum or edit of the field; never the last one, nor errata without a field."""
     positions = lambda *lines: [entry.position for entry in fold([*toggles(), *lines]).superseded]  # noqa: E731
     assert positions() == [3]
     assert positions(edit("d", [], [], "It is d.")) == [3, 6]

@@ -1,8 +1,8 @@
-"""Two open sessions, a calibration and a compile interleaved in one workspace: each gives its separate result."""
+"""Open sessions beside others: a calibration and a compile interleaved, and forks that share cells and read nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from notes_cli.config import paths
 from notes_cli.editing.methods import Method
 from notes_cli.engine.context import Context
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
+from notes_cli.errors import SessionError
 from notes_cli.measure.battery import shipped_battery
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions import session_kv
+from notes_cli.sessions.folder import Sessions
 from notes_cli.sessions.session import Session
 from notes_cli.text.skill import Skill, parse_skill
 
@@ -61,8 +64,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_each_is_as_alone(make: Open, skill: Skill, kind: str, reads: list[Path]) -> None:
-    """Both sessions have a turn at each step of a calibration, with a compile in between: tokens, pieces, K/V and
-    profile are those of separate runs, and nothing is read from disk."""
+    """Turns at each step of a calibration, and a compile: all are those of separate runs; nothing is read from disk."""
     cases = shipped_battery()[:2]
     alone: dict[str, tuple[Any, ...]] = {}
     for name in ("first", "second"):
@@ -118,30 +120,12 @@ def test_a_compile_in_an_empty_context(make: Open, skill: Skill) -> None:
 
 
 @pytest.mark.parametrize("method", ["selective@4", "blend@4"])
-def test_a_ranked_edit_reads_nothing(
-    make: Open, skill: Skill, method: str, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_ranking_needs_no_room(
+    make_model: Callable[..., Path], skill: Skill, method: str, reads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranking tokens opens no K/V file and clears nothing, and only recomputed KV entries of the session change."""
-    workspace = make()
-    with held(workspace) as session, held(workspace, "other") as other:
-        turn(session, skill, "Why?")
-        turn(other, skill, "Why not?")
-        before, aside, sequence = rows(session.sequence), rows(other.sequence), session.sequence
-        monkeypatch.setattr(Context, "clear", lambda self: pytest.fail("the context was cleared"))
-        session.edit("date", "2026-07-01", Method.parse(method))
-        after = rows(session.sequence)
-        assert not reads and session.sequence is sequence and same(rows(other.sequence), aside)
-        changed = {int(row) for a, b in zip(before, after, strict=True) for row in np.flatnonzero((a != b).any(axis=1))}
-        assert 0 < len(changed) <= len("2026-07-01") + 4
-        turn(session, skill, "And then?")
-        turn(other, skill, "And then?")
-        assert not reads and sequence.intact
-
-
-@pytest.mark.parametrize("method", ["selective@4", "blend@4"])
-def test_where_there_is_no_room_beside(make_model: Callable[..., Path], skill: Skill, method: str) -> None:
-    """In a fixed context that the session nearly fills, ranking finds cells, and edits are the same."""
+    """In a fixed context that is nearly full it finds cells, reads no file and clears nothing; edits are the same."""
     found = []
+    monkeypatch.setattr(Context, "clear", lambda self: pytest.fail("the context was cleared"))
     for n_ctx in (256, 4096):
         options = ContextOptions(n_ctx=n_ctx, n_threads=1)
         with Workspace(make_model("llama"), options, fixed_size=True) as workspace, ExitStack() as stack:
@@ -150,6 +134,103 @@ def test_where_there_is_no_room_beside(make_model: Callable[..., Path], skill: S
             room = workspace.context.room()
             assert n_ctx > 256 or room < len(session.sequence)
             session.edit("date", "2026-07-01", Method.parse(method))
+            assert not reads and session.sequence.intact
             found.append((session.state.tokens, rows(session.sequence)))
     (tokens, few), (wanted, many) = found
     assert tokens == wanted and close(few, many)
+
+
+@pytest.fixture
+def workspace(make_model: Callable[..., Path]) -> Iterator[Workspace]:
+    """A workspace whose context has four sequences at first."""
+    options = ContextOptions(n_ctx=1024, n_threads=1, n_sequences=4, unified=True)
+    with Workspace(make_model("llama"), options) as workspace:
+        yield workspace
+
+
+@pytest.fixture
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening K/V files fails."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("rows were read from disk")
+
+    monkeypatch.setattr(session_kv, "open_segment", refuse)
+
+
+def test_forks_share_cells_and_read_nothing(workspace: Workspace, skill: Skill, unread: None) -> None:
+    """A fork takes no cells until it has its own turns, and the original is unchanged."""
+    with held(workspace) as session, ExitStack() as forks:
+        turn(session, skill, "Why?")
+        context, before = session.workspace.context, rows(session.sequence)
+        used = context.used
+        others = [forks.enter_context(session.fork(f"fork{number}")) for number in range(3)]
+        assert context.used == used > 0
+        for number, other in enumerate(others[:2]):
+            turn(other, skill, f"And {number}?")
+        added = sum(len(other.sequence) - len(session.sequence) for other in others[:2])
+        assert context.used == used + added and added > 0
+        assert same(rows(session.sequence), before) and same(rows(others[2].sequence), before)
+    assert context.used == used
+    assert Sessions(paths().sessions).names() == ["fork0", "fork1", "fork2", "mine"]
+
+
+def test_sequences_are_given_back(workspace: Workspace, skill: Skill) -> None:
+    """Refused forks keep no sequence; consecutive ones use a single one, also after errors."""
+    with held(workspace) as session:
+        with pytest.raises(SessionError, match="nothing to fork in session mine"), session.fork("other"):
+            pass
+        turn(session, skill, "Why?")
+        context = session.workspace.context
+        used, sequences = context.used, context.options.n_sequences
+        for number in range(2 * sequences):
+            with pytest.raises(SessionError, match="there is a session mine already"), session.fork("mine"):
+                pass
+            with pytest.raises(RuntimeError, match="on purpose"), session.fork(f"fork{number}") as fork:
+                turn(fork, skill, "And then?")
+                raise RuntimeError("on purpose")
+        assert (context.used, context.options.n_sequences) == (used, sequences)
+
+
+def test_more_forks_than_there_were_sequences(make: Open, skill: Skill, unread: None) -> None:
+    """The context grows, and all sessions keep their K/V."""
+    with held(make()) as session, ExitStack() as forks:
+        turn(session, skill, "Why?")
+        before = rows(session.sequence)
+        others = [forks.enter_context(session.fork(f"fork{number}")) for number in range(10)]
+        assert all(same(rows(one.sequence), before) for one in (session, *others))
+        turn(others[-1], skill, "And then?")
+        assert len(others[-1].sequence) > len(session.sequence) and same(rows(others[0].sequence), before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba", "gpt2"])
+def test_a_live_fork_is_one_from_disk(make: Open, skill: Skill, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the tokens, K/V and ledger of a fork that another process continues; closing it frees its sequence."""
+    with held(make(kind)) as session:
+        turn(session, skill, "Why?")
+        with session.fork("live") as live:
+            turn(live, skill, "And then?", "date=2026-07-01")
+            found, tokens = rows(live.sequence), live.state.tokens
+        turn(session, skill, "And now?")
+        assert session.state.turns == 2
+    with held(make(kind), "live") as again:
+        assert same(rows(again.sequence), found) and again.state.tokens == tokens
+    with held(make(kind)) as alone:
+        alone.undo()
+        turn(alone, skill, "And then?", "date=2026-07-01")
+        assert alone.state.tokens == tokens
+        close = [np.allclose(a, b, atol=2e-3) for a, b in zip(rows(alone.sequence), found, strict=True)]
+        assert all(close)
+
+
+def test_an_edit_in_a_fork_is_nobody_elses(make: Open, skill: Skill, unread: None) -> None:
+    """Rewritten K/V is copied first: in place, moved, or decoded again."""
+    for number, (value, method) in enumerate([("2026-07-01", "field"), ("2026-07", "field"), ("2026-08-01", "suffix")]):
+        with held(make(), f"mine{number}") as session:
+            turn(session, skill, "Why?")
+            before = rows(session.sequence)
+            with session.fork(f"one{number}") as one, session.fork(f"two{number}") as two:
+                one.edit("date", value, Method.parse(method))
+                assert not same(rows(one.sequence), before)
+                assert same(rows(session.sequence), before) and same(rows(two.sequence), before)
+                assert (one.state.fields["date"], two.state.fields["date"]) == (value, session.state.fields["date"])
