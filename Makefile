@@ -208,7 +208,7 @@ reference: $(REFERENCE)/.ready ## The engine's logits compared with those of the
 
 train: $(DEV) ## Train the shipped model again from scratch (PyTorch on the CPU, 78 minutes on one core)
 	@$(BIN)/python -m pip install -q 'notes-cli[train]'
-	@$(BIN)/python -m training.tiny.train --gguf notes_cli/models/notes-tiny-q8_0.gguf --log training/tiny/train.log
+	@$(BIN)/python -m training.tiny.train --gguf notes_cli/models/notes-tiny-q8_0.gguf
 
 clean: ## Remove what was built and set up
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,15 +13,13 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from bench.processes import notes_serve
+from notes_cli.config import shipped_model
 from tests.samples import SAMPLES
 
 Json = dict[str, Any]
@@ -37,6 +37,7 @@ QUESTIONS = ("May I return this?", "What is the tier?", "What is the plan?", "Ma
 ERRATA: tuple[Json, ...] = ({}, {"date": "2026-07-01"}, {"tier": "basic"})
 PATIENCE = 120.0  # seconds for one request
 GROWTH = 1.15  # of the memory after the first fifth
+SERVE = ("-c", "4096", "--parallel", "16", "--queue", "64", "-ctk", "f32", "-ctv", "f32", "-t", "1")
 
 
 @dataclass
@@ -243,27 +244,6 @@ async def campaign(
     return one.outcome
 
 
-@contextlib.contextmanager
-def server(home: str) -> Iterator[tuple[str, int]]:
-    """`notes serve` in a process of its own: its address and its number."""
-    given = ["--port", "0", "-c", "4096", "--parallel", "16", "--queue", "64", "-ctk", "f32", "-ctv", "f32", "-t", "1"]
-    environment = {**os.environ, "NOTES_HOME": home, "NOTES_MODEL": "notes-tiny"}
-    log = Path(home) / "log"
-    with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-m", "notes_cli", "serve", *given], stderr=file, env=environment)
-    try:
-        while not (match := re.search(r"http://\S+", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.05)
-        yield match[0], process.pid
-        assert process.poll() is None, "it has crashed"
-    finally:
-        process.terminate()
-        process.wait(60)
-    if process.returncode or "Traceback" in log.read_text():
-        raise SystemExit(f"notes serve ended with {process.returncode}\n{log.read_text()[-4000:]}")
-
-
 def memory(pid: int) -> int:
     """Return a process's memory in bytes, 0 if unknown."""
     with contextlib.suppress(OSError):
@@ -287,15 +267,19 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FILE")
     given = parser.parse_args()
     started, sizes = time.monotonic(), []
-    with tempfile.TemporaryDirectory() as home, server(home) as (url, pid):
-        prepare(url)
+    with tempfile.TemporaryDirectory() as home:
+        log = Path(home) / "log"
+        with notes_serve(shipped_model(), Path(home), log, *SERVE) as server:
+            prepare(server.url)
 
-        def told(done: int) -> None:
-            if done % max(1, given.requests // 20) == 0:
-                sizes.append(memory(pid))
-                print(f"{done:,} requests, {sizes[-1] >> 20} MiB", flush=True)
+            def told(done: int) -> None:
+                if done % max(1, given.requests // 20) == 0:
+                    sizes.append(memory(server.pid))
+                    print(f"{done:,} requests, {sizes[-1] >> 20} MiB", flush=True)
 
-        outcome = asyncio.run(campaign(url, given.requests, given.seed, given.parallel, told))
+            outcome = asyncio.run(campaign(server.url, given.requests, given.seed, given.parallel, told))
+        if "Traceback" in (text := log.read_text()):
+            outcome.wrong.append(text[-4000:])
     early, late = max(sizes[: len(sizes) // 5] or [0]), max(sizes[-len(sizes) // 5 :] or [0])
     if early and late > GROWTH * early:
         outcome.wrong.append(f"the memory grew from {early >> 20} to {late >> 20} MiB")

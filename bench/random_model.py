@@ -23,7 +23,6 @@ from tiny import write_tokenizer  # type: ignore[import-not-found]  # noqa: E402
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 SPACE = "\u0120"  # a blank, as GPT-2's byte-level BPE writes it
 UNLIKELY = 16  # times smaller than others are the logits of tokens that should not be written
-ENDING = 2048 * UNLIKELY  # times larger is the end token's share of the feature that makes it follow a word
 BLOCK = np.dtype([("scale", np.float16), ("values", np.int8, 32)])  # 32 elements, as Q8_0 stores them
 
 
@@ -43,7 +42,6 @@ class Shape:
 
 
 QWEN3_0_6B = Shape()
-SHALLOW = Shape(layers=4)  # a seventh of the time and of the K/V, for texts of many tokens
 
 
 def random_blocks(random: np.random.Generator, rows: int, columns: int) -> NDArray[np.uint8]:
@@ -66,17 +64,14 @@ def copied_tokenizer(writer: gguf.GGUFWriter, path: Path) -> list[bool]:
     return [one and token[0] == SPACE and token[1:].isascii() and token[1:].isalpha() for token, one in pairs]
 
 
-def with_words_of(model: Path, shape: Shape = QWEN3_0_6B) -> Path:
-    """Return the random model in Qwen3-0.6B's shape, or with fewer layers, with this model's tokenizer."""
-    name = f"{MODEL.stem}-{shape.layers}-layers-words-of-{hashlib.sha256(model.read_bytes()).hexdigest()[:8]}.gguf"
-    return random_model(MODEL.with_name(name), shape, tokenizer=model)
+def with_words_of(model: Path) -> Path:
+    """Return the random model in Qwen3-0.6B's shape with this model's tokenizer."""
+    name = f"{MODEL.stem}-words-of-{hashlib.sha256(model.read_bytes()).hexdigest()[:8]}.gguf"
+    return random_model(MODEL.with_name(name), tokenizer=model)
 
 
-def random_model(
-    path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None, brief: bool = False
-) -> Path:
-    """Write the model unless the file exists. `tokenizer`: of this model, instead of bytes. `brief`: answers end after
-    a word, as the end token is the likeliest one after any other."""
+def random_model(path: Path = MODEL, shape: Shape = QWEN3_0_6B, seed: int = 0, tokenizer: Path | None = None) -> Path:
+    """Write the model unless the file exists. `tokenizer`: of this model, instead of bytes."""
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,19 +93,11 @@ def random_model(
 
     def matrix(name: str, rows: int, columns: int) -> None:
         found = random_blocks(random, rows, columns)
-        if brief and rows == shape.width:  # layers leave the first feature as the last token's embedding has it
-            found.view(BLOCK)["values"][0] = 0
         writer.add_tensor(f"{name}.weight", found, raw_dtype=Q8_0)
 
     def embeddings() -> None:  # also the output layer: they are tied
         found = random_blocks(random, len(likely), shape.width)
-        blocks = found.view(BLOCK)
-        blocks["scale"][~likely] /= UNLIKELY
-        if brief:  # words have the first feature, other tokens its opposite, and the end token most of it
-            end = writer.kv_data[0]["tokenizer.ggml.eos_token_id"].value
-            blocks["values"][:, 0, 0] = np.where(likely, 127, -127)
-            blocks["values"][end, 0] = 127 * (np.arange(32) == 0)
-            blocks["scale"][end, 0] *= ENDING
+        found.view(BLOCK)["scale"][~likely] /= UNLIKELY
         writer.add_tensor("token_embd.weight", found, raw_dtype=Q8_0)
 
     def norm(name: str, size: int) -> None:

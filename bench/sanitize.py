@@ -36,9 +36,6 @@ MODELS = {
 }
 COLUMNS = "^(f16|bf16|q8_0) yarn (off streams|on one)$"
 
-# UBSan's findings in llama.cpp itself: lines for its list of suppressions, with reasons.
-SUPPRESSIONS: dict[str, str] = {}
-
 FINDING = re.compile(r"runtime error: .*|ERROR: AddressSanitizer.*")
 # Python does not free everything at exit, so only allocations of our own code count as leaks.
 LEAK = re.compile(
@@ -61,8 +58,6 @@ def environment(build: Path) -> dict[str, str]:
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libstdc++.so.6")
     ]
-    suppressions = build / "suppressions.txt"
-    suppressions.write_text("".join(f"{line}\n" for line in SUPPRESSIONS))
     return os.environ | {
         "NOTES_LIBRARY": str(build / "bin"),
         "LD_PRELOAD": " ".join(runtimes),
@@ -71,7 +66,7 @@ def environment(build: Path) -> dict[str, str]:
         # Signals are the guard's, which leaves the handlers of others: what it says of a crash is tested, too.
         "ASAN_OPTIONS": ":".join(f"handle_{one}=0" for one in ("segv", "abort", "sigbus", "sigfpe", "sigill")),
         "LSAN_OPTIONS": "exitcode=0",
-        "UBSAN_OPTIONS": f"print_stacktrace=1:suppressions={suppressions}",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
     }
 
 

@@ -56,15 +56,11 @@ LEFT_OUT = {
 }
 
 
-def line(word: str, seconds: float, name: str) -> None:
-    print(f"{word:<9}{seconds:6.1f} s  {name}", flush=True)
-
-
 def run(name: str, command: list[str | Path]) -> bool:
     started = time.monotonic()
     with (WORK / f"{name}.log").open("w") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=WORK)
-    line("FAILED" if done.returncode else "ok", time.monotonic() - started, name)
+    print(f"{'FAILED' if done.returncode else 'ok':<9}{time.monotonic() - started:6.1f} s  {name}", flush=True)
     return done.returncode == 0
 
 
@@ -80,26 +76,6 @@ def native(build: Path) -> bool:
         for path in MODELS.glob("*.gguf"):  # nearly a gigabyte, written in seconds
             path.unlink()
     return all(right)
-
-
-WORDS = {"passed": "ok", "skipped": "left out", "failed": "FAILED"}
-
-
-class Lines:
-    """A pytest plugin: prints a line per test, and the output of failed ones."""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.passed and report.when != "call":
-            return
-        why = f" ({report.longrepr[2]})" if report.skipped and isinstance(report.longrepr, tuple) else ""
-        line(WORDS[report.outcome], report.duration, report.nodeid + why)
-        if report.failed:
-            print(report.longreprtext, flush=True)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            line(WORDS[report.outcome], 0.0, report.nodeid)
-            print(report.longreprtext, flush=True)
 
 
 def binding(build: Path) -> bool:
@@ -146,8 +122,8 @@ def binding(build: Path) -> bool:
         sys.modules[name] = module
 
     os.chdir(WORK)  # the tests name files from there
-    options = ["tests", "-p", "no:terminal", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(WORK)]
-    return pytest.main(options, plugins=[Lines()]) == 0
+    options = ["tests", "-v", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(WORK)]
+    return pytest.main(options) == 0
 
 
 def main() -> int:

@@ -6,7 +6,7 @@
     python -m bench.wheel --sdist         the source distribution: installed without git, and one llama.cpp in the end
     python -m bench.wheel --check FILE    the checks of contents and of an installation alone, of a wheel that is there
 
-Prints what each part of the wheel takes. Exits 1 if something is not as it must be.
+Exits 1 if something is not as it must be.
 """
 
 from __future__ import annotations
@@ -92,24 +92,6 @@ def wrong(names: Iterable[str]) -> list[str]:
     return [*lacks, *(f"it has {name}, which is no part of it" for name in found[None])]
 
 
-def sizes(wheel: Path) -> str:
-    """Return a table of packed and unpacked sizes of each part, the largest first."""
-    packed, unpacked, count = defaultdict[str, int](int), defaultdict[str, int](int), defaultdict[str, int](int)
-    with zipfile.ZipFile(wheel) as archive:
-        for info in archive.infolist():
-            if info.is_dir():
-                continue
-            part = part_of(info.filename) or info.filename
-            packed[part] += info.compress_size
-            unpacked[part] += info.file_size
-            count[part] += 1
-    parts = sorted(packed, key=lambda part: -packed[part])
-    rows = [(part, count[part], packed[part], unpacked[part]) for part in parts]
-    rows.append(("all", sum(count.values()), wheel.stat().st_size, sum(unpacked.values())))
-    lines = [f"{part:<26} {files:>5} {a / 1e6:>7.2f} {b / 1e6:>9.2f}" for part, files, a, b in rows]
-    return "\n".join([f"{'part':<26} {'files':>5} {'MB':>7} {'unpacked':>9}", *lines])
-
-
 def run(command: list[str | Path], **kwargs: object) -> str:
     """Return a command's output. Raises CalledProcessError, and prints stderr."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **kwargs)  # type: ignore[call-overload]
@@ -191,7 +173,7 @@ def install(wheel: Path) -> list[str]:
 
 def check(wheel: Path) -> list[str]:
     """Return errors of a wheel: contents, installation and answers."""
-    print(f"{wheel.name}\n{sizes(wheel)}")
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
     with zipfile.ZipFile(wheel) as archive:
         found = wrong(name for name in archive.namelist() if not name.endswith("/"))
     return found + install(wheel)

@@ -36,10 +36,8 @@ Line = dict[str, Any]  # a Verdict of bench.zoo_model as JSON, with the model's 
 Errors = tuple[float, ...]  # of K rows and of logits; empty where nothing was compared
 
 
-def measure(path: Path, columns: str, kept: Path | None = None) -> list[Line]:
-    """The lines of one model, measured in a process of its own, or those that a former run has `kept`."""
-    if kept and kept.exists():
-        return [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
+def measure(path: Path, columns: str) -> list[Line]:
+    """The lines of one model, measured in a process of its own."""
     command = [sys.executable, "-m", "bench.zoo_model", str(path), "--columns", columns]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
@@ -47,18 +45,9 @@ def measure(path: Path, columns: str, kept: Path | None = None) -> list[Line]:
     lines = [{"model": path.stem} | json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode:
         why = f"status {done.returncode}: {done.stderr.strip()[-200:]}"
-        crash = {
-            "column": "the one after",
-            "why": why,
-            "errors": {},
-            "missed": [],
-            "blind": [],
-            "amplified": [],
-        } | dict.fromkeys(OPERATIONS, "crash")
+        crash = {"column": "the one after", "why": why, "errors": {}, "missed": [], "blind": [], "amplified": []}
+        crash |= dict.fromkeys(OPERATIONS, "crash")
         lines.append({"model": path.stem} | crash)
-    if kept:
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return lines
 
 
@@ -200,18 +189,13 @@ def main() -> int:
     parser.add_argument("--arch", default="", help="only models whose name matches")
     parser.add_argument("--columns", default="", help="only combinations that match, such as '^f16 plain on one'")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="models at a time")
-    parser.add_argument("--resume", action="store_true", help="take what a run that was stopped has measured")
     parser.add_argument("--write", type=Path, help="write the table into this Markdown file, too")
     given = parser.parse_args()
 
     paths = [path for path in sorted(given.models.glob("*.gguf")) if re.search(given.arch, path.stem)]
     lines: list[Line] = []
-    kept = {path: given.models.parent / "results" / f"{path.stem}.jsonl" for path in paths}
-    if not given.resume:
-        for result in kept.values():
-            result.unlink(missing_ok=True)
     with ThreadPoolExecutor(given.jobs) as pool:
-        for found in pool.map(lambda path: measure(path, given.columns, kept[path]), paths):
+        for found in pool.map(lambda path: measure(path, given.columns), paths):
             lines += found
             for line in found:
                 print(sentence(line), flush=True)

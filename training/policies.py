@@ -138,7 +138,6 @@ class Rule:
     limit: str = ""
     yes: str = ""
     no: str = ""
-    form: int = 0
 
     def holds(self, value: str) -> bool:
         """Whether the condition of a threshold rule holds for `value`."""
@@ -164,11 +163,10 @@ class Rule:
 
     def lines(self) -> list[str]:
         """The rule in English, one line a case."""
-        head, link = ("If", " then") if self.form == 0 else ("When", ",")
         if self.kind == "table":
-            return [f"- {head} the {self.field} is {v}{link} the {self.topic} is {o}." for v, o in self.table]
+            return [f"- If the {self.field} is {v} then the {self.topic} is {o}." for v, o in self.table]
         return [
-            f"- {head} the {self.field} is {self.relation} {self.limit}{link} the {self.topic} is {self.yes},"
+            f"- If the {self.field} is {self.relation} {self.limit} then the {self.topic} is {self.yes},"
             f" otherwise the {self.topic} is {self.no}."
         ]
 
@@ -201,8 +199,8 @@ def make_date(rng: random.Random, near: str | None = None) -> str:
     return f"{year}-{month:02d}-{day:02d}"
 
 
-def make_rule(rng: random.Random, kind: str, topic: str, field: str, rows: int, held: bool, form: int) -> Rule:
-    """A random rule from the training or from the held-out ones."""
+def make_rule(rng: random.Random, kind: str, topic: str, field: str, rows: int) -> Rule:
+    """A random rule that is not held out."""
     while True:
         outcomes = rng.sample(TOPICS[topic], len(TOPICS[topic]))
         if kind == "table":
@@ -210,12 +208,12 @@ def make_rule(rng: random.Random, kind: str, topic: str, field: str, rows: int, 
             chosen = outcomes[: max(2, rows - (rng.random() < 0.3))]
             column = chosen + [rng.choice(chosen) for _ in range(rows - len(chosen))]
             rng.shuffle(column)
-            rule = Rule(kind, topic, field, tuple(zip(values, column, strict=True)), form=form)
+            rule = Rule(kind, topic, field, tuple(zip(values, column, strict=True)))
         else:
             limit = make_date(rng) if kind == "date" else str(10 * rng.randint(3, 97))
-            rule = Rule(kind, topic, field, limit=limit, yes=outcomes[0], no=outcomes[1], form=form)
+            rule = Rule(kind, topic, field, limit=limit, yes=outcomes[0], no=outcomes[1])
         key = repr((rule.topic, rule.field, sorted(rule.table), rule.limit, rule.yes, rule.no))  # not its wording
-        if is_held_out(key) == held:
+        if not is_held_out(key):
             return rule
 
 

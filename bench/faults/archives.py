@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import copy
 import gzip
 import io
 import lzma
@@ -12,11 +13,12 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.faults.containers import sealed
 from bench.faults.frame import ACCEPTED, Mutants, check, refused
 from bench.faults.ledgers import contradictions, ledger_changed, stage, vouching
-from bench.faults.mutate import bytes_changed
+from bench.faults.mutate import bytes_changed, list_changed
 from bench.faults.parts import UnreadableError, apart, vouched
 from notes_cli.errors import SessionError
 from notes_cli.sessions.archive import load, save
@@ -128,38 +130,32 @@ def member(name: str, data: bytes, mode: int = 0o600, kind: bytes = tarfile.REGT
 # ---- tricks. Each changes the members in place; `others` are those of all sound exports.
 
 
-def _name(rng: random.Random, members: Members, others: list[Members]) -> None:
-    names = ("/etc/x", "../x", "../../x", "./ledger.jsonl", "a/b", "0001.gguf/../../x", "", ".", "..", "0009.gguf", "~")
-    odd = ("ledger.jsonl\0.gguf", "\n\x1b[2J", "0001.gguf ", "LEDGER.JSONL", "\uff10\uff10\uff10\uff11.gguf", "C:\\x")
-    rng.choice(members)[0].name = rng.choice((*names, *odd, "x" * 99, "y" * 300))
+HEADERS: dict[str, tuple[Any, ...]] = {
+    "name": (
+        *("/etc/x", "../x", "../../x", "./ledger.jsonl", "a/b", "0001.gguf/../../x", "", ".", "..", "0009.gguf", "~"),
+        *("ledger.jsonl\0.gguf", "\n\x1b[2J", "0001.gguf ", "LEDGER.JSONL", "\uff10\uff10\uff10\uff11.gguf", "C:\\x"),
+        *("evil.py", "0099.gguf", ".hidden", "ledger.jsonl.bak", ".locks", "x" * 99, "y" * 300),
+    ),
+    "type": tuple(bytes([byte]) for byte in b"0\x001234567LKSxg\xff"),
+    "linkname": ("", "/etc/passwd", "../begun/sessions/mine/ledger.jsonl", LEDGER),
+    "devmajor": (0, 1, 8),
+    "size": (0, 1, 512, 1 << 28, 1 << 33, 1 << 60, -1, -512),
+    "mode": (0, 0o644, 0o4755),
+}
 
 
-def _type(rng: random.Random, members: Members, others: list[Members]) -> None:
-    info, _ = rng.choice(members)
-    info.type = bytes([rng.choice(b"0\x001234567LKSxg\xff")])
-    info.linkname = rng.choice(("", "/etc/passwd", "../begun/sessions/mine/ledger.jsonl", LEDGER))
-    info.devmajor, info.devminor = rng.choice(((0, 0), (1, 3), (8, 0)))
-
-
-def _size(rng: random.Random, members: Members, others: list[Members]) -> None:
-    info, data = rng.choice(members)
-    info.size = rng.choice((0, 1, len(data) - 1, len(data) + 1, len(data) + 512, 1 << 28, 1 << 33, 1 << 60, -1, -512))
+def _header(rng: random.Random, member: tuple[tarfile.TarInfo, bytes]) -> tuple[tarfile.TarInfo, bytes]:
+    """The member with one or two false values in its header."""
+    info, data = copy.copy(member[0]), member[1]
+    for name in rng.choice((["name"], ["type", "linkname"], ["size"], ["mode"], ["type", "devmajor"])):
+        near = (info.size - 1, info.size + 1, info.size + 512) if name == "size" else ()
+        setattr(info, name, rng.choice((*HEADERS[name], *near)))
+    return info, data
 
 
 def _members(rng: random.Random, members: Members, others: list[Members]) -> None:
-    """A member is missing, twice there or foreign; or all are in another order."""
-    at, way = rng.randrange(len(members)), rng.randrange(4)
-    if way == 0 and len(members) > 1:
-        del members[at]
-    elif way == 1:
-        rng.shuffle(members)
-    else:
-        name, data = members[at][0].name, members[at][1]
-        if way == 2:
-            name = rng.choice(("evil.py", "0099.gguf", ".hidden", "ledger.jsonl.bak", ".locks", "../x"))
-            data = rng.choice((b"", b"x" * 99, data))
-        place = rng.randrange(len(members) + 1)
-        members.insert(place, member(name, data, rng.choice((0o600, 0o644, 0o4755, 0))))
+    """A member is missing, twice there, foreign, in another place or has another header; or all are reversed."""
+    members[:] = list_changed(rng, members, _header, rng.choice(others)) or members
 
 
 def _longer_name(rng: random.Random, members: Members, others: list[Members]) -> None:
@@ -219,8 +215,7 @@ def _vouch(members: Members) -> None:
 
 
 TRICKS: tuple[Callable[[random.Random, Members, list[Members]], None], ...] = (
-    *(_name, _name, _type, _type, _size, _size, _members, _members, _members, _longer_name, _bomb, _ledger, _ledger),
-    *(_ledger, _rows, _rows, _rows, _rows, _rows),
+    *([_members] * 9 + [_longer_name, _bomb] + [_ledger] * 3 + [_rows] * 5),
 )
 
 

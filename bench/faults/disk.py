@@ -10,45 +10,40 @@ from functools import partial
 from pathlib import Path
 
 from bench.faults.events import FILLS, Events
-from bench.faults.frame import ACCEPTED, REFUSED, Failed, Kind
-from bench.faults.jobs import Job, Jobs, all_jobs
+from bench.faults.frame import ACCEPTED, REFUSED
+from bench.faults.jobs import Job, Listed
 
 SIZES = [*range(512, 16384, 512)]  # bytes that a file may have, the error output included
 LEFT = [*range(0, 64, 4)]  # kB that a file system has left
 
 
-class Disk(Kind):
+class Disk(Listed):
     """The commands of the kills on a disk that is full: at every event that needs space, and by limits."""
 
     share = 2
+    mounts = False
 
-    def __init__(self, seed: int, jobs: Jobs | None = None) -> None:
-        super().__init__(seed)
-        self.jobs = jobs or all_jobs()
+    def listed(self, rng: random.Random) -> list[tuple[Job, str, int]]:
         self.mounts = mounted(self.jobs.stage.folder / "mounted", 64)
         if self.mounts:
             unmounted(self.jobs.stage.folder / "mounted")
-        self.every: list[tuple[Job, str, int]] = []
+        every: list[tuple[Job, str, int]] = []
         for job in self.jobs.jobs:
             numbers = [number for number, event in enumerate(self.jobs.events[job.name]) if event in FILLS]
-            self.every += [(job, mode, number) for number in numbers for mode in ("full", "once")]
-            self.every += [(job, "size", size) for size in SIZES]
-            self.every += [(job, "left", left) for left in (LEFT if self.mounts else ())]
-        random.Random(seed).shuffle(self.every)
-        self.cases = len(self.every)
+            every += [(job, mode, number) for number in numbers for mode in ("full", "once")]
+            every += [(job, "size", size) for size in SIZES]
+            every += [(job, "left", left) for left in (LEFT if self.mounts else ())]
+        return every
 
     def notes(self) -> str:
         return "" if self.mounts else "no file system could be mounted here, so that part was left out"
 
-    def judge(self, number: int) -> str:
-        job, mode, at = self.every[number]
-        home = self.jobs.stage.folder / ("mounted" if mode == "left" else "home")
+    def judged(self, number: int, case: tuple[Job, str, int]) -> str:
+        home = self.jobs.stage.folder / ("mounted" if case[1] == "left" else "home")
         try:
-            return self._judged(job, mode, at, home)
-        except Failed as error:
-            raise Failed(f"{job.name}, {mode} {at}: {error}", error.outcome) from error
+            return self._judged(*case, home)
         finally:
-            if mode == "left":
+            if case[1] == "left":
                 unmounted(home)
 
     def _judged(self, job: Job, mode: str, at: int, home: Path) -> str:

@@ -25,6 +25,9 @@ BATTERY = (
     "    question: May I?\n    choices: [accepted, refused]\n    field: date\n    value: 2026-07-01\n"
     "    right: [accepted, refused]\n"
 )
+PARTS = ("a", "a ", "é", "{", "{{", "}}", "key: value\n", "x: y ", "{{x}} ", "- ", "# h\n", "```\n", "\\", "&a ")
+TAGS = ("!!python/object/apply:os.system [id]", "!!binary aGk=", "!!set {a, b}", "!!timestamp 2026-99-99")
+VALUES = ("9" * 5000, "0x" + "f" * 5000, "1e999", ".nan", "-0", "1_000", "190:20:30", "0o17", "1" * 90)
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "skill.md": (SKILL, load_skill),
     "config.yaml": (CONFIG, load_config),
@@ -73,56 +76,22 @@ class Documents(Mutants):
 
 def costly(rng: random.Random, sound: str) -> str:
     """The text with something that may cost much: in its front matter, or at the beginning of the file."""
-    lines = sound.splitlines(keepends=True)
-    at = rng.randrange(len(lines))
-    ways = (_aliases, _merges, _deep, _long, _fields, _tag, _number, None, None, None)
-    way = rng.choice(ways)
-    if way is None:
-        return "".join([*lines[:at], lines[at], *lines[at:]])  # a key twice
-    text = way(rng)
-    if way in (_long, _fields):
-        return sound + text if way is _long else text
-    return sound.replace("---\n", f"---\n{text}\n", 1) if sound.startswith("---") else f"{text}\n{sound}"
-
-
-def _aliases(rng: random.Random) -> str:
-    """Each level names the one before many times."""
-    wide, levels = rng.choice((2, 9, 50)), rng.choice((3, 9, 30))
-    lines = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * wide)}]" for level in range(1, levels)]
-    return "\n".join(["a0: &a0 x", *lines])
-
-
-def _merges(rng: random.Random) -> str:
-    count = rng.choice((3, 20, 60))
-    return "\n".join(
-        ["b0: &b0 {x: 1}", *(f"b{n}: &b{n} {{<<: [*b{n - 1}, *b{n - 1}], y{n}: 1}}" for n in range(1, count))]
+    wide, levels, deep = rng.choice((2, 9, 50)), rng.choice((3, 9, 30)), rng.choice((60, 500, 20_000))
+    aliases = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * wide)}]" for n in range(1, levels)]
+    merges = [f"b{n}: &b{n} {{<<: [*b{n - 1}, *b{n - 1}], y{n}: 1}}" for n in range(1, 2 * levels)]
+    many = range(deep // 10)  # declared fields, most of which are in the text once
+    listed, named = "".join(f"  f{n}: value-{n}\n" for n in many), " ".join(f"value-{n}" for n in many)
+    part, lines = rng.choice(PARTS), sound.splitlines(keepends=True)
+    line = rng.choice(lines)
+    heads = (
+        "\n".join(["a0: &a0 x", *aliases]),  # each level names the one before many times
+        "\n".join(["b0: &b0 {x: 1}", *merges]),
+        rng.choice(("x: " + "[" * deep, "x: " + "{a: " * deep, "- " * deep, "? " * deep)),
+        f"x: {rng.choice(TAGS)}",
+        f"{rng.choice(('ctx-size', 'x', 'temp', 'seed', 'fields'))}: {rng.choice(VALUES)}",
     )
-
-
-def _deep(rng: random.Random) -> str:
-    depth = rng.choice((60, 500, 20_000))
-    return rng.choice(("x: " + "[" * depth, "x: " + "{a: " * depth, "- " * depth, "? " * depth))
-
-
-def _long(rng: random.Random) -> str:
-    parts = ("a", "a ", "é", "{", "{{", "}}", "key: value\n", "x: y ", "{{x}} ", "- ", "# h\n", "```\n", "\\", "&a ")
-    part = rng.choice(parts)
-    return part * (rng.choice((10_000, 150_000, 1_500_000)) // len(part))
-
-
-def _fields(rng: random.Random) -> str:
-    """Many declared fields, most of which are in the text once."""
-    count = rng.choice((10, 200, 2_000))
-    head = "".join(f"  f{n}: value-{n}\n" for n in range(count))
-    body = " ".join(f"value-{n}" for n in range(count))
-    return f"---\nname: a\ndescription: b\nfields:\n{head}---\n{body}\n"
-
-
-def _tag(rng: random.Random) -> str:
-    tags = ("!!python/object/apply:os.system [id]", "!!binary aGk=", "!!set {a, b}", "!!timestamp 2026-99-99")
-    return f"x: {rng.choice(tags)}"
-
-
-def _number(rng: random.Random) -> str:
-    number = rng.choice(("9" * 5000, "0x" + "f" * 5000, "1e999", ".nan", "-0", "1_000", "190:20:30", "0o17", "1" * 90))
-    return f"{rng.choice(('ctx-size', 'x', 'temp', 'seed', 'fields'))}: {number}"
+    head = rng.choice(heads)
+    whole = sound.replace("---\n", f"---\n{head}\n", 1) if sound.startswith("---") else f"{head}\n{sound}"
+    declared = f"---\nname: a\ndescription: b\nfields:\n{listed}---\n{named}\n"
+    long = sound + part * (rng.choice((10_000, 150_000, 1_500_000)) // len(part))
+    return rng.choice((*[whole] * 5, declared, long, *[sound.replace(line, line * 2, 1)] * 3))  # a key twice

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.faults.events import Events, read
-from bench.faults.frame import SCRATCH, check
+from bench.faults.frame import SCRATCH, Failed, Kind, check
 from bench.faults.stage import TEXT, Command, Contents, Outcome, Stage, contents
 from notes_cli.engine.segment import Identity
 from notes_cli.library.profiles import Measured, Profile, Profiles
@@ -156,3 +157,29 @@ class Jobs:
 def all_jobs() -> Jobs:
     """Every command, made ready once for all kinds of faults."""
     return Jobs(Stage.make(SCRATCH / "jobs"))
+
+
+class Listed(Kind):
+    """A kind whose cases are in a list, each of commands under some condition, in an order by chance."""
+
+    def __init__(self, seed: int, jobs: Jobs | None = None) -> None:
+        super().__init__(seed)
+        self.jobs = jobs or all_jobs()
+        self.every = self.listed(random.Random(seed))
+        random.Random(seed).shuffle(self.every)
+        self.cases = len(self.every)
+
+    def listed(self, rng: random.Random) -> list[Any]:
+        raise NotImplementedError
+
+    def judged(self, number: int, case: Any) -> str:
+        """The outcome of a case. Raises Failed."""
+        raise NotImplementedError
+
+    def judge(self, number: int) -> str:
+        case = self.every[number]
+        try:
+            return self.judged(number, case)
+        except Failed as error:
+            names = (str(getattr(one, "name", one)) for one in case)
+            raise Failed(f"{', '.join(names)}: {error}", error.outcome) from error

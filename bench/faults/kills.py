@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.faults.events import Events, cut
-from bench.faults.frame import ACCEPTED, Failed, Kind, chance, check
-from bench.faults.jobs import Job, Jobs, all_jobs
+from bench.faults.frame import ACCEPTED, chance, check
+from bench.faults.jobs import Job, Listed
 
 RANDOM = 700  # kills at random instants
 
@@ -26,39 +26,30 @@ class Case(NamedTuple):
     at: float
 
 
-class Kills(Kind):
+class Kills(Listed):
     """A case for each event of each command, and some at random."""
 
     share = 4
 
-    def __init__(self, seed: int, jobs: Jobs | None = None) -> None:
-        super().__init__(seed)
-        self.jobs = jobs or all_jobs()
-        rng, every = (
-            random.Random(seed),
-            [Case(job, "power", len(self.jobs.events[job.name])) for job in self.jobs.jobs],
-        )
-        for job in self.jobs.jobs:
+    def listed(self, rng: random.Random) -> list[Case]:
+        jobs = self.jobs.jobs
+        every = [Case(job, "power", len(self.jobs.events[job.name])) for job in jobs]
+        for job in jobs:
             for number, event in enumerate(self.jobs.events[job.name]):
-                every += [Case(job, mode, number) for mode in ("power", "kill")]
-                every += [Case(job, "torn", number)] if event == "write" else []
-        every += [Case(rng.choice(self.jobs.jobs), "random", rng.random()) for _ in range(RANDOM)]
-        rng.shuffle(every)
-        self.every, self.cases = every, len(every)
+                modes = ("power", "kill", "torn") if event == "write" else ("power", "kill")
+                every += [Case(job, mode, number) for mode in modes]
+        return [*every, *(Case(rng.choice(jobs), "random", rng.random()) for _ in range(RANDOM))]
 
     def notes(self) -> str:
         events = sum(map(len, self.jobs.events.values()))
         return f"{len(self.jobs.jobs)} commands with {events} events in all, {RANDOM} kills at random"
 
-    def judge(self, number: int) -> str:
-        case = self.every[number]
+    def judged(self, number: int, case: Case) -> str:
         jobs, job = self.jobs, case.job
-        home = jobs.copied(job)
-        try:
-            if case.mode == "random":
-                self._at_random(case, home, chance(self.seed, number))
-                jobs.judge(job, home)
-                return ACCEPTED
+        home, outcome = jobs.copied(job), None
+        if case.mode == "random":
+            self._at_random(case, home, chance(self.seed, number))
+        else:
             journal = jobs.stage.folder / "journal"
             shutil.rmtree(f"{journal}.kept", ignore_errors=True)
             outcome = jobs.run(job, home, Events(home, journal, case.mode, int(case.at)).install)
@@ -66,9 +57,7 @@ class Kills(Kind):
             check(outcome.code == (0 if done else -signal.SIGKILL), f"not killed: {outcome}", "crash")
             if case.mode == "power":
                 cut(journal)
-            jobs.judge(job, home, outcome)
-        except Failed as error:
-            raise Failed(f"{job.name}, {case.mode} at {case.at}: {error}", error.outcome) from error
+        jobs.judge(job, home, outcome)
         return ACCEPTED
 
     def _at_random(self, case: Case, home: Path, rng: random.Random) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from bench.faults.frame import ACCEPTED, REFUSED, SCRATCH, Mutants, check
-from bench.faults.mutate import bytes_changed, json_changed, text_changed
+from bench.faults.mutate import bytes_changed, json_changed, leaves_changed, list_changed
 from bench.faults.parts import UnreadableError, apart
 from bench.faults.stage import Stage
 from notes_cli.engine.pieces import Reason
@@ -140,19 +140,13 @@ def contradictions(ledger: Ledger) -> None:
 
 def ledger_changed(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:
     """A mutant of a ledger, most of them with right checksums."""
-    way, lines = rng.randrange(10), parsed(data)
-    if way < 2 or not lines:
+    lines = parsed(data)
+    if rng.random() < 0.2 or not lines:
         return bytes_changed(rng, data, others)
+    more = [{"op": "undo", "time": "2026-06-01T12:00:00Z"}, *parsed(rng.choice(others))]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        at = rng.randrange(len(lines))
-        if way < 6:
-            lines[at] = json_changed(rng, lines[at])
-        elif way == 6:
-            _other_tokens(rng, lines)
-        elif way == 7:
-            lines = _reordered(rng, lines, parsed(rng.choice(others)) or lines)
-        else:
-            lines[at] = _leaves(rng, lines[at], _number_changed if way == 8 else _text_changed)
+        inside = rng.choice((json_changed, leaves_changed))
+        lines = list_changed(rng, lines, inside, more) if lines else [{}]
     return serialized(lines, rng.random() < 0.5)
 
 
@@ -171,46 +165,6 @@ def parsed(data: bytes) -> list[Any]:
 def serialized(lines: Sequence[Any], ascii_only: bool = False) -> bytes:
     """Lines with right checksums."""
     return chain(json.dumps(line, ensure_ascii=ascii_only).encode(errors="replace") for line in lines)
-
-
-def _reordered(rng: random.Random, lines: list[Any], others: list[Any]) -> list[Any]:
-    at, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    way = rng.randrange(5)
-    if way == 0:
-        lines[at], lines[other] = lines[other], lines[at]
-    elif way == 1:
-        del lines[at]
-    else:
-        undo = {"op": "undo", "time": "2026-06-01T12:00:00Z"}
-        lines.insert(at, (lines[other], rng.choice(others), undo)[way - 2])
-    return lines or [{}]
-
-
-def _other_tokens(rng: random.Random, lines: list[Any]) -> None:
-    """Other token ids, each a number that could be one."""
-    maps = [line for line in lines if isinstance(line, dict)]
-    parts = [part for line in maps for key in ("pieces", "patches") for part in line.get(key, ())]
-    ids = rng.choice([part["tokens"] for part in parts if part.get("tokens")] or [[0]])
-    ids[rng.randrange(len(ids))] = rng.choice((0, 258, 259, 260, 4096, 1 << 16, (1 << 31) - 1, rng.getrandbits(31)))
-
-
-def _leaves(rng: random.Random, value: Any, change: Callable[[random.Random, Any], Any]) -> Any:
-    """A value of JSON with each of its leaves changed."""
-    if isinstance(value, list):
-        return [_leaves(rng, one, change) for one in value]
-    if isinstance(value, dict):
-        return {key: _leaves(rng, one, change) for key, one in value.items()}
-    return change(rng, value)
-
-
-def _number_changed(rng: random.Random, leaf: Any) -> Any:
-    if type(leaf) is not int or rng.random() >= 0.02:
-        return leaf
-    return rng.choice((leaf + 1, leaf - 1, -leaf, leaf << 32, 0, float(leaf), str(leaf), 1 << 31, 10**30))
-
-
-def _text_changed(rng: random.Random, leaf: Any) -> Any:
-    return text_changed(rng, leaf) if isinstance(leaf, str) and rng.random() < 0.1 else leaf
 
 
 def vouching(data: bytes, rows: Mapping[str, bytes]) -> bytes:

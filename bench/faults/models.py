@@ -21,8 +21,8 @@ import notes_cli.commands.ask
 import notes_cli.runtime.assemble
 import notes_cli.runtime.generate  # noqa: F401
 from bench.faults.frame import ACCEPTED, REFUSED, ROOT, Mutants, check, traced, waited
-from bench.faults.mutate import GGUF, TEXTS, Change, bytes_changed, number_of
-from bench.faults.parts import ARRAY, STRING, UINT, Key, Parts, apart
+from bench.faults.mutate import bytes_changed, number_of, parts_changed
+from bench.faults.parts import ARRAY, STRING, UINT, Array, Key, Parts, apart
 from notes_cli import cli
 
 sys.path.append(str(ROOT / "tests"))
@@ -36,8 +36,6 @@ KINDS: tuple[tuple[Any, ...], ...] = (
     *((kind, {}) for kind in ("qwen2", "qwen3", "smollm3", "gemma", "gemma3", "mistral3", "lfm2", "mamba")),
     *(("gpt2", {}), ("phi3", {"name": "long"}), ("llama", {"bos": True}, True)),
 )
-TOKENIZERS = (b"gpt2", b"llama", b"bert", b"t5", b"rwkv", b"plamo2", b"none", b"no_vocab", b"gemma4")
-NAMES = (b"qwen2", b"gemma2", b"phi3", b"llama4", b"deepseek2", b"mamba2", b"rwkv7", b"bert", b"t5", b"clip")
 TEMPLATES = (
     b"{{ 'a' * (10 ** 10) }}",
     b"{% for i in range(10 ** 9) %}{% for j in range(10 ** 9) %}{% endfor %}{% endfor %}",
@@ -50,6 +48,24 @@ TEMPLATES = (
     TEMPLATE.encode()[:100],
     b"",
 )
+VALUES = {
+    "tokenizer.ggml.model": (b"gpt2", b"llama", b"bert", b"t5", b"rwkv", b"plamo2", b"none", b"no_vocab", b"gemma4"),
+    "tokenizer.ggml.pre": (b"default", b"llama-bpe", b"x"),
+    "tokenizer.chat_template": TEMPLATES,
+    "general.architecture": (
+        b"qwen2",
+        b"gemma2",
+        b"phi3",
+        b"llama4",
+        b"deepseek2",
+        b"mamba2",
+        b"rwkv7",
+        b"t5",
+        b"clip",
+    ),
+    "token_id": (),
+}
+ENDS = {"eos": 2, "bos": 1}
 
 
 class Models(Mutants):
@@ -67,7 +83,7 @@ class Models(Mutants):
             return self.parts[number].bytes()
         parts = rng.choice(self.parts).copy()
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
-            rng.choice((*GGUF, *CHANGES))(rng, parts, rng.choice(self.parts))
+            rng.choice((parts_changed, parts_changed, parts_changed, _known_key))(rng, parts, rng.choice(self.parts))
         data = parts.bytes()
         if rng.random() < 0.1:
             data = bytes_changed(rng, data[:20_000], [data]) + data[20_000:]
@@ -86,75 +102,36 @@ def sound(path: Path, kind: str, settings: dict[str, Any], spm: bool = False) ->
     parts = apart(write_model(path, kind, **size, **settings).read_bytes(), segment=False)
     path.unlink()
     if spm:
-        names = {key.name: key for key in parts.keys}
-        count = 259
         pieces = [b"<unk>", b"<s>", b"</s>", *(b"<0x%02X>" % byte for byte in range(256))]
-        values = struct.pack("<IQ", STRING, count) + b"".join(struct.pack("<Q", len(one)) + one for one in pieces)
-        names[b"tokenizer.ggml.tokens"].value = values
-        names[b"tokenizer.ggml.token_type"].value = struct.pack("<IQ259i", 5, count, 2, 3, 3, *[6] * 256)
-        names[b"tokenizer.ggml.model"].value = b"llama"
-        names[b"tokenizer.ggml.eos_token_id"].value = struct.pack("<I", 2)
-        names[b"tokenizer.ggml.bos_token_id"].value = struct.pack("<I", 1)
-        parts.keys = [key for key in parts.keys if key.name != b"tokenizer.ggml.merges"]
-        parts.keys.append(
-            Key(b"tokenizer.ggml.scores", ARRAY, struct.pack("<IQ259f", 6, count, *map(float, range(259))))
+        kinds = [struct.pack("<i", kind) for kind in (2, 3, 3, *[6] * 256)]
+        scores = [struct.pack("<f", number) for number in range(len(pieces))]
+        end, begin = ((f"tokenizer.ggml.{name}_token_id", UINT, struct.pack("<I", one)) for name, one in ENDS.items())
+        changed = (
+            ("tokenizer.ggml.tokens", ARRAY, Array(STRING, pieces)),
+            ("tokenizer.ggml.token_type", ARRAY, Array(5, kinds)),
+            ("tokenizer.ggml.scores", ARRAY, Array(6, scores)),
+            ("tokenizer.ggml.model", STRING, b"llama"),
+            *(end, begin),
         )
+        dropped = [b"tokenizer.ggml.merges", *(name.encode() for name, *_ in changed)]
+        parts.keys = [key for key in parts.keys if key.name not in dropped]
+        parts.keys += [Key(name.encode(), kind, value) for name, kind, value in changed]
     return parts
 
 
-# ---- changes of the parts in place, beside those of all GGUF files
-
-
-def _vocabulary(rng: random.Random, parts: Parts, donor: Parts) -> None:
-    """Tokens that are empty, twice there, of any bytes; fewer or more of them than the embedding has."""
-    key = parts.key("tokenizer.ggml.tokens")
-    if key is None or key.kind != ARRAY or len(key.value) < 12:
+def _known_key(rng: random.Random, parts: Parts, donor: Parts) -> None:
+    """Another tokenizer, ids of control tokens, a chat template, or the keys of one architecture under another name."""
+    name = rng.choice([*VALUES])
+    if name == "token_id":
+        for one in rng.sample(("bos", "eos", "unknown", "separator", "padding", "eot", "fim_pre"), 2):
+            parts.keys.append(Key(f"tokenizer.ggml.{one}_token_id".encode(), UINT, number_of(rng, 4)))
         return
-    tokens, at = [], 12
-    while at + 8 <= len(key.value):
-        size = int.from_bytes(key.value[at : at + 8], "little")
-        tokens.append(key.value[at + 8 : at + 8 + size])
-        at += 8 + size
-    for _ in range(rng.choice((1, 3, 50))):
-        if tokens:
-            new = rng.choice((rng.choice(TEXTS).encode(), rng.choice(tokens), rng.randbytes(3)))
-            tokens[rng.randrange(len(tokens))] = new
-    way = rng.randrange(4)
-    if way == 0:
-        tokens = tokens[: rng.randrange(len(tokens) + 1)]
-    elif way == 1:
-        tokens += [b"more %d" % number for number in range(rng.choice((1, 100, 5000)))]
-    body = b"".join(struct.pack("<Q", len(token)) + token for token in tokens)
-    key.value = struct.pack("<IQ", STRING, len(tokens)) + body
-
-
-def _tokenizer(rng: random.Random, parts: Parts, donor: Parts) -> None:
-    for name, values in (
-        ("tokenizer.ggml.model", TOKENIZERS),
-        ("tokenizer.ggml.pre", (b"default", b"llama-bpe", b"x")),
-    ):
-        if rng.random() < 0.6:
-            parts.set(name, rng.choice(values))
-    for name in ("bos", "eos", "unknown", "separator", "padding", "eot", "fim_pre"):
-        if rng.random() < 0.2:
-            parts.keys.append(Key(f"tokenizer.ggml.{name}_token_id".encode(), UINT, number_of(rng, UINT)))
-
-
-def _template(rng: random.Random, parts: Parts, donor: Parts) -> None:
-    parts.set("tokenizer.chat_template", rng.choice(TEMPLATES))
-
-
-def _architecture(rng: random.Random, parts: Parts, donor: Parts) -> None:
-    """The keys of one architecture under the name of another."""
-    old, new = parts.text("general.architecture").encode(), rng.choice(NAMES)
-    parts.set("general.architecture", new)
-    if rng.random() < 0.8:
+    old, new = parts.text(name).encode(), rng.choice(VALUES[name])
+    parts.set(name, new)
+    if name == "general.architecture" and rng.random() < 0.8:
         for key in parts.keys:
             if key.name.startswith(old + b"."):
                 key.name = new + key.name[len(old) :]
-
-
-CHANGES: tuple[Change, ...] = (_vocabulary, _vocabulary, _tokenizer, _template, _architecture)
 
 
 def asked(path: Path) -> str:

@@ -16,9 +16,10 @@ from bench.faults.frame import Failed, check
 
 ALIGN = 32
 SIZES = {0: 4, 1: 2, 26: 4}  # bytes of an element in a segment: f32, f16, i32
-FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # of numbers
+WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of a number of this type
 UINT, STRING, ARRAY, LONG = 4, 8, 9, 10
-HEAD = "notes.checksum.head"
+CHECKSUM = b"notes.checksum."
+HEAD = CHECKSUM + b"head"
 ZEROS = b"0" * 32
 
 
@@ -30,13 +31,34 @@ class UnreadableError(Failed):
 
 
 @dataclass
+class Array:
+    """A list of values of one type. `count`: a false number of them."""
+
+    kind: int
+    items: list[bytes]
+    count: int | None = None
+
+    def bytes(self) -> bytes:
+        values = (_string(item) if self.kind == STRING else item for item in self.items)
+        return _u32(self.kind) + _u64(len(self.items) if self.count is None else self.count) + b"".join(values)
+
+
+@dataclass
 class Key:
     """A key with its type and its value as bytes. `length`: a false length of a string."""
 
     name: bytes
     kind: int
-    value: bytes
+    value: bytes | Array
     length: int | None = None
+
+    @property
+    def plain(self) -> bytes:
+        return self.value.bytes() if isinstance(self.value, Array) else self.value
+
+    def bytes(self) -> bytes:
+        length = _u64(len(self.plain) if self.length is None else self.length) if self.kind == STRING else b""
+        return _string(self.name) + _u32(self.kind) + length + self.plain
 
 
 @dataclass
@@ -48,6 +70,10 @@ class Tensor:
     kind: int
     data: bytes
     offset: int | None = None
+
+    def bytes(self, offset: int) -> bytes:
+        place = _u64(offset if self.offset is None else self.offset)
+        return _string(self.name) + _u32(len(self.dims)) + b"".join(map(_u64, self.dims)) + _u32(self.kind) + place
 
 
 @dataclass
@@ -71,16 +97,15 @@ class Parts:
 
     def text(self, name: str) -> str:
         found = self.key(name)
-        return found.value.decode(errors="replace") if found else ""
+        return found.plain.decode(errors="replace") if found else ""
 
     def number(self, name: str) -> int | None:
         found = self.key(name)
-        return int.from_bytes(found.value, "little") if found else None
+        return int.from_bytes(found.plain, "little") if found else None
 
     def set(self, name: str, value: bytes) -> None:
         """Change a string, if there is such a key."""
-        found = self.key(name)
-        if found:
+        if found := self.key(name):
             found.value, found.kind = value, STRING
 
     def tensor(self, name: str) -> bytes:
@@ -88,59 +113,55 @@ class Parts:
         return next((tensor.data for tensor in self.tensors if tensor.name == name.encode()), b"")
 
     def seal(self) -> bytes:
-        """The bytes of a segment, with checksums that are right for them."""
-        for tensor in self.tensors:
-            found = self.key(f"notes.checksum.{tensor.name.decode(errors='replace')}")
-            if found:
-                found.value = xxhash.xxh3_128_hexdigest(_padded(tensor.data, ALIGN)).encode()
-        head = self.key(HEAD)
-        if head is not None and head.kind == STRING:
+        """The bytes of a segment, with checksums that are right for them: of each tensor that there is."""
+        sums = {CHECKSUM + one.name: xxhash.xxh3_128_hexdigest(_padded(one.data, ALIGN)) for one in self.tensors}
+        for name, digest in sums.items():
+            found = next((key for key in self.keys if key.name == name), None)
+            if found is None:
+                self.keys.append(Key(name, STRING, digest.encode()))
+            else:
+                found.value = digest.encode()
+        self.keys = [key for key in self.keys if key.name[:15] != CHECKSUM or key.name in (HEAD, *sums)]
+        if head := self.key(HEAD.decode()):
             head.value = ZEROS
-            head.value = xxhash.xxh3_128_hexdigest(self.head()[0]).encode()
+            head.value = xxhash.xxh3_128_hexdigest(self.head()).encode()
         return self.bytes()
 
     def bytes(self) -> bytes:
         """The bytes as they are, right or wrong."""
-        return self.head()[0] + b"".join(_padded(tensor.data, self.align) for tensor in self.tensors) + self.tail
+        return self.head() + b"".join(_padded(tensor.data, self.align) for tensor in self.tensors) + self.tail
 
-    def head(self) -> tuple[bytes, int]:
-        """Everything before the tensors, and the place of the digits of its checksum."""
-        out = bytearray(self.magic + struct.pack("<I", self.version & 0xFFFFFFFF))
+    def head(self) -> bytes:
+        """Everything before the tensors."""
+        out = self.magic + _u32(self.version)
         out += _u64(len(self.tensors) if self.n_tensors is None else self.n_tensors)
         out += _u64(len(self.keys) if self.n_keys is None else self.n_keys)
-        at = 0
-        for key in self.keys:
-            out += _u64(len(key.name)) + key.name + struct.pack("<I", key.kind & 0xFFFFFFFF)
-            if key.kind == STRING:
-                out += _u64(len(key.value) if key.length is None else key.length)
-            at = len(out) if key.name == HEAD.encode() else at
-            out += key.value
+        out += b"".join(key.bytes() for key in self.keys)
         offset = 0
         for tensor in self.tensors:
-            out += _u64(len(tensor.name)) + tensor.name + struct.pack("<I", len(tensor.dims))
-            out += b"".join(map(_u64, tensor.dims)) + struct.pack("<I", tensor.kind & 0xFFFFFFFF)
-            out += _u64(offset if tensor.offset is None else tensor.offset)
-            offset += -(-len(tensor.data) // self.align) * self.align
-        return _padded(bytes(out), ALIGN), at
+            out += tensor.bytes(offset)
+            offset += len(_padded(tensor.data, self.align))
+        return _padded(out, ALIGN)
+
+
+def _u32(number: int) -> bytes:
+    return struct.pack("<I", number & 0xFFFFFFFF)
 
 
 def _u64(number: int) -> bytes:
     return struct.pack("<Q", number & 0xFFFFFFFFFFFFFFFF)
 
 
+def _string(data: bytes) -> bytes:
+    return _u64(len(data)) + data
+
+
 def _padded(data: bytes, align: int) -> bytes:
-    return data + bytes(-len(data) % align)
+    return data + bytes(-len(data) % max(1, align))
 
 
 def apart(data: bytes, *, segment: bool = True) -> Parts:
     """Parse a file, whatever its checksums. `segment`: raise UnreadableError where it violates docs/format.md."""
-    try:
-        return _apart(data, segment)
-    except (struct.error, IndexError, MemoryError, OverflowError) as error:
-        raise UnreadableError(str(error)) from error
-
-
-def _apart(data: bytes, segment: bool) -> Parts:
     at = 0
 
     def take(size: int) -> bytes:
@@ -153,18 +174,15 @@ def _apart(data: bytes, segment: bool) -> Parts:
     def number(size: int) -> int:
         return int.from_bytes(take(size), "little")
 
-    def value(kind: int) -> bytes:
-        """A value as it is in the file, lengths included."""
-        begin = at
+    def value(kind: int) -> bytes | Array:
         if kind == STRING:
-            take(number(8))
-        elif kind == ARRAY:
+            return take(number(8))
+        if kind == ARRAY and not segment:
             element, count = number(4), number(8)
-            for _ in range(count):
-                value(element)
-        else:
-            take(struct.calcsize("<" + FORMATS[kind]))
-        return data[begin:at]
+            return Array(element, [value(element) for _ in range(count)])  # type: ignore[misc]
+        if kind not in (WIDTHS if not segment else (UINT, LONG)):
+            raise UnreadableError("type")
+        return take(WIDTHS[kind])
 
     if take(4) != b"GGUF" or number(4) != 3:
         raise UnreadableError("magic")
@@ -174,9 +192,7 @@ def _apart(data: bytes, segment: bool) -> Parts:
     parts, places = Parts(), []
     for _ in range(n_keys):
         name, kind = take(number(8)), number(4)
-        if segment and kind not in (UINT, STRING, LONG):
-            raise UnreadableError("type")
-        parts.keys.append(Key(name, kind, value(kind)[8 if kind == STRING else 0 :]))
+        parts.keys.append(Key(name, kind, value(kind)))
     for _ in range(n_tensors):
         name, n_dims = take(number(8)), number(4)
         if not 1 <= n_dims <= 4:
@@ -201,13 +217,13 @@ def vouched(data: bytes) -> Parts:
     parts = apart(data)
     for names in ([key.name for key in parts.keys], [tensor.name for tensor in parts.tensors]):
         check(len(names) == len(set(names)), "a name twice")
-    head, at = parts.head()
-    offset = len(head)
+    offset = len(parts.head())
+    digest = parts.text(HEAD.decode()).encode()
     head = data[:offset]  # as it is in the file
-    digest = xxhash.xxh3_128_hexdigest(head[:at] + ZEROS + head[at + 32 :])
-    check(digest.encode() == head[at : at + 32], "the head's checksum")
+    at = head.find(Key(HEAD, STRING, digest).bytes()) + len(Key(HEAD, STRING, digest).bytes()) - 32
+    check(xxhash.xxh3_128_hexdigest(head[:at] + ZEROS + head[at + 32 :]).encode() == digest, "the head's checksum")
     for tensor in parts.tensors:
-        end = offset + len(tensor.data) + -len(tensor.data) % ALIGN
+        end = offset + len(_padded(tensor.data, ALIGN))
         name = tensor.name.decode(errors="replace")
         check(parts.text(f"notes.checksum.{name}") == xxhash.xxh3_128_hexdigest(data[offset:end]), f"{name}: checksum")
         offset = end

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.faults.frame import ACCEPTED, REFUSED, Failed, Kind, check
-from bench.faults.jobs import Job, Jobs, all_jobs
+from bench.faults.frame import ACCEPTED, REFUSED, check
+from bench.faults.jobs import Job, Listed
 
 CAPABILITY_VERSION = 0x20080522
 
@@ -56,30 +56,21 @@ READS = (
 )
 
 
-class Permissions(Kind):
+class Permissions(Listed):
     """Every command under every restriction, as an ordinary user."""
 
-    def __init__(self, seed: int, jobs: Jobs | None = None) -> None:
-        super().__init__(seed)
-        self.jobs = jobs or all_jobs()
+    def listed(self, rng: random.Random) -> list[tuple[Bar, Job | str]]:
         bars = [bar for bar in BARS if bar.owner < 0 or os.geteuid() == 0]
-        begun = [job for job in self.jobs.jobs if job.home == "begun"]
-        whats: list[Job | str] = [*begun, *READS]
-        self.every = [(bar, what) for bar in bars for what in whats]
-        random.Random(seed).shuffle(self.every)
-        self.cases = len(self.every)
+        commands: list[Job | str] = [*(job for job in self.jobs.jobs if job.home == "begun"), *READS]
+        return [(bar, command) for bar in bars for command in commands]
 
     def notes(self) -> str:
         return "" if os.geteuid() == 0 else "run by no root, so nothing was another's"
 
-    def judge(self, number: int) -> str:
-        bar, what = self.every[number]
+    def judged(self, number: int, case: tuple[Bar, Job | str]) -> str:
+        bar, what = case
         home = self.jobs.copied(self.jobs.jobs[0]._replace(home="begun"))
-        try:
-            return self._wrote(bar, what, home) if isinstance(what, Job) else self._read(bar, what, home)
-        except Failed as error:
-            name = what.name if isinstance(what, Job) else what
-            raise Failed(f"{bar.name}, {name}: {error}", error.outcome) from error
+        return self._wrote(bar, what, home) if isinstance(what, Job) else self._read(bar, what, home)
 
     def _wrote(self, bar: Bar, job: Job, home: Path) -> str:
         undo = restricted(home, bar)

@@ -8,7 +8,7 @@ import random
 
 from bench.faults.frame import ACCEPTED, REFUSED, Mutants, check, refused
 from bench.faults.jobs import save_profile
-from bench.faults.mutate import bytes_changed, json_changed, text_changed
+from bench.faults.mutate import bytes_changed, json_changed
 from notes_cli.editing.methods import Method
 from notes_cli.engine.segment import Identity
 from notes_cli.errors import NotesError
@@ -36,15 +36,7 @@ class HostileProfiles(Mutants):
             return bytes_changed(rng, self.sound, [self.sound])
         value = json.loads(self.sound)
         for _ in range(rng.choice((1, 1, 2))):
-            key = rng.choice(list(value) or ["x"])
-            one = value.get(key)
-            if rng.random() < 0.3:
-                value = json_changed(rng, value)
-            elif key in value:
-                as_text = isinstance(one, str) and rng.random() < 0.4
-                value[key] = text_changed(rng, one) if as_text else json_changed(rng, one)
-            if not isinstance(value, dict):
-                break
+            value = json_changed(rng, value)
         return json.dumps(value, ensure_ascii=rng.random() < 0.5).encode(errors="replace")
 
     def examine(self, rng: random.Random, number: int, data: bytes) -> str:

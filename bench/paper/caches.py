@@ -11,14 +11,13 @@ from itertools import groupby
 import numpy as np
 
 from notes_cli.engine.decision import decide
-from notes_cli.engine.patches import Patch, apply_patches
+from notes_cli.engine.patches import Patch, align, apply_patches
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import UnsupportedError
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.messages import marker
-from training.tiny.mixes import columns_of
 
 KEPT = 12  # prefills of texts that several tasks share
 OPERATIONS = ("read", "splice", "rewrite")  # of a context, without which K/V cannot be mixed
@@ -170,6 +169,27 @@ class Lab:
         """The greedy answer, of at most so many tokens."""
         with Sampler(SamplerOptions(temperature=0.0)) as sampler:
             return self.model.text(sequence.generate(sampler, limit)).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Tokens [first, last) of the stale text, and those of the fresh one that take their place."""
+
+    stale: tuple[int, int]
+    fresh: tuple[int, int]
+    field: bool  # of the changed value
+
+
+def columns_of(tokens: int, patches: Sequence[Patch]) -> list[Column]:
+    """The columns of a text of so many tokens: one a token, but one in all for a value of another token length."""
+    columns: list[Column] = []
+    for part in align(patches, tokens):
+        if part.patch and part.patch.grows:
+            columns.append(Column(part.before, part.after, True))
+        else:
+            pairs = zip(range(*part.before), range(*part.after), strict=True)
+            columns += [Column((i, i + 1), (j, j + 1), part.patch is not None) for i, j in pairs]
+    return columns
 
 
 def _difference(old: list[int], new: list[int]) -> Patch:

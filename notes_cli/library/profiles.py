@@ -218,9 +218,9 @@ def _profile(data: dict[str, Any]) -> Profile:
     """Parse a profile strictly, because it decides how prompts are built. Raises _BadError, or a Python error for data
     of another shape."""
     cases = _count(data, "cases")
-    decisive, methods, verdicts = (_dict(data, key) for key in ("heard", "methods", "verdicts"))
+    decisive, methods, verdicts, texts = (_dict(data, key) for key in ("heard", "methods", "verdicts", "identity"))
     try:
-        identity = Identity.from_dict(_dict(data, "identity"))
+        identity = Identity.from_dict({key: _text(texts, key, under="identity.") for key in texts})
     except KeyError as error:
         raise _BadError(f"identity.{error.args[0]}", None, "text") from error
     measured = data.get("measured")
@@ -283,8 +283,8 @@ def _dict(data: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _text(data: dict[str, Any], key: str, known: Sequence[str] = (), under: str = "") -> str:
     value = data.get(key)
-    if not isinstance(value, str) or (known and value not in known):
-        raise _BadError(under + key, value, " or ".join(known) or "text")
+    if not isinstance(value, str) or not value.isprintable() or (known and value not in known):
+        raise _BadError(under + key, value, " or ".join(known) or "text in one line")
     return value
 
 

@@ -94,6 +94,9 @@ def test_a_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile)
     path.write_text(json.dumps({**data, "identity": {**data["identity"], "weights": "cd" * 32}}))
     with refused(NotesError, r"cdcd.*Measure again \(notes calibrate\)"):
         profiles.find(profile.identity, profile.cache)
+    path.write_text(json.dumps({**data, "identity": {**data["identity"], "adapters": "\r"}}))
+    with refused(NotesError, r"damaged: identity.adapters is '\\r', it must be text in one line"):
+        profiles.find(profile.identity, profile.cache)
     path.write_text(json.dumps({**data, "format": 3}))
     with pytest.raises(NotesError, match="format 3, this version of notes reads 2"):
         profiles.find(profile.identity, profile.cache)

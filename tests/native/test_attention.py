@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from bench.ggml import BF16, F16, F32, Q4_0, Q8_0, Array, Operation, rounded
+from .ggml import BF16, F16, F32, Q4_0, Q8_0, Array, Operation, rounded
 
 pytestmark = pytest.mark.patches("speed")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.ggml import F32, Q8_0, Array, Operation, libraries
+from .ggml import F32, Q8_0, Array, Operation, libraries
 
 BLOCK = 32  # numbers that share a scale
 

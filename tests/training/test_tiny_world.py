@@ -9,7 +9,6 @@ import pytest
 
 from training import policies
 from training.tiny import world
-from training.tiny.measure import outcome
 
 EVERY = world.Level(rules=(1, 3), spare=(0, 2), whole=0.3, kinds=("table", "date", "amount"), near=0.5, shared=0.3)
 
@@ -19,7 +18,7 @@ def read(text: str, topic: str) -> set[str]:
     fields = dict(re.findall(r"^(\w+): (\S+)$", text, flags=re.M))
     found = set()
     for line in text.split("\n"):
-        if table := re.fullmatch(r"- (?:If|When) the (\w+) is (\w+)(?: then|,) the (\w+) is (\w+)\.", line):
+        if table := re.fullmatch(r"- If the (\w+) is (\w+) then the (\w+) is (\w+)\.", line):
             name, value, about, said = table.groups()
             if about == topic and fields[name] == value:
                 found.add(said)
@@ -57,10 +56,3 @@ def test_a_held_out_word_in_training() -> None:
             said = {*draft.values, *draft.values.values(), *(r.topic for r in draft.rules)}
             said |= {word for rule in draft.rules for pair in rule.table for word in pair}
             assert {policies.is_held_out(word) for word in said - pool} == {held}
-
-
-def test_an_outcome_inside_another_word() -> None:
-    """The outcome of a chain of thought is the last whole word of the choices."""
-    assert outcome("The tier is gold. So the shipping is free.", ["gold", "free", "freed"]) == "free"
-    assert outcome("So it is freed", ["free", "freed"]) == "freed"
-    assert outcome("I cannot tell from this.", ["free"]) == ""

@@ -9,8 +9,7 @@ import argparse
 import math
 import random
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +23,7 @@ from training.eye.pictures import Picture
 from training.model import size
 from training.tokenizer import Encoder
 
-HERE = Path(__file__).resolve().parent
-FINAL = HERE.parent.parent / "notes_cli" / "models"
+FINAL = Path(__file__).resolve().parents[2] / "notes_cli" / "models"
 _COLOURS, _SHAPES = (*pictures.COLOURS, None), (*pictures.SHAPES, None)
 
 
@@ -49,9 +47,9 @@ class Reader(nn.Module):
         self.scene = nn.Linear(width, 4 + len(_COLOURS) + len(_SHAPES))
         self.receipt = nn.Linear(width, 3 + 20)
 
-    def forward(self, rows: dict[str, Tensor], shown: dict[str, list[Picture]]) -> tuple[Tensor, list[float]]:
-        """The loss, and for each kind how much was read right, of what is read worst."""
-        losses, right = [], []
+    def forward(self, rows: dict[str, Tensor], shown: dict[str, list[Picture]]) -> Tensor:
+        """The loss."""
+        losses = []
         for kind, seen in rows.items():
             high, wide = shown[kind][0].grid
             if kind == "receipt":
@@ -72,8 +70,7 @@ class Reader(nn.Module):
                 guesses = self.scene(seen).split([4, len(_COLOURS), len(_SHAPES)], -1)
                 found = list(zip(guesses, (part.expand(len(seen), -1), colour, shape), strict=True))
             losses += [F.cross_entropy(a.flatten(0, 1), b.flatten()) for a, b in found]
-            right.append(min((a.argmax(-1) == b).float().mean().item() for a, b in found))
-        return torch.stack(losses).mean(), right
+        return torch.stack(losses).mean()
 
 
 class Guide(nn.Module):
@@ -94,9 +91,9 @@ class Guide(nn.Module):
         self.after = nn.Linear(width, contents + 6)
         self.ask = nn.Linear(width, len(SUBJECTS) + 4)
 
-    def _contents(self, guess: Tensor, shown: list[Picture]) -> tuple[Tensor, float]:
-        """The loss of saying what pictures of both kinds show, and how much of it is right."""
-        losses, right, count = [], 0.0, 0
+    def _contents(self, guess: Tensor, shown: list[Picture]) -> Tensor:
+        """The loss of saying what pictures of both kinds show."""
+        losses = []
         for kind in pictures.SIZES:
             index = [n for n, picture in enumerate(shown) if picture.kind == kind]
             if not index:
@@ -112,30 +109,21 @@ class Guide(nn.Module):
                     (colours, torch.tensor([[_COLOURS.index(c) for c, _ in one] for one in things])),
                     (shapes, torch.tensor([[_SHAPES.index(s) for _, s in one] for one in things])),
                 ]
-            for a, b in pairs:
-                losses.append(F.cross_entropy(a.flatten(0, 1), b.flatten()))
-                right += float((a.argmax(-1) == b).sum())
-                count += b.numel()
-        return torch.stack(losses).mean(), right / count
+            losses += [F.cross_entropy(a.flatten(0, 1), b.flatten()) for a, b in pairs]
+        return torch.stack(losses).mean()
 
-    def forward(self, after: list[Tensor], batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """`after`: the stream after each block. The loss, and how much is read right."""
+    def forward(self, after: list[Tensor], batch: Batch) -> Tensor:
+        """The loss. `after`: the stream after each block."""
         first, second = (F.rms_norm(one, (self.width,)).flatten(0, 1) for one in after[:2])
-        end, known = self._contents(self.end(first[[at for at, _, _ in batch.ends]]), [one for _, one, _ in batch.ends])
+        end = self._contents(self.end(first[[at for at, _, _ in batch.ends]]), [one for _, one, _ in batch.ends])
         guess = self.after(second[[at for at, _, _ in batch.after]])
-        copied, carried = self._contents(guess[:, :-6], [one for _, one, _ in batch.after])
+        copied = self._contents(guess[:, :-6], [one for _, one, _ in batch.after])
         which = torch.tensor([n + 3 * (one.kind == "receipt") for _, one, n in batch.after])
         counted = F.cross_entropy(guess[:, -6:], which)
         at, subject, order = batch.asks.unbind(1)
         subjects, orders = self.ask(second[at]).split([len(SUBJECTS), 4], -1)
         asked = F.cross_entropy(subjects, subject) + F.cross_entropy(orders, order)
-        read = {
-            "end": known,
-            "after": carried,
-            "which": (guess[:, -6:].argmax(-1) == which).float().mean().item(),
-            "asked": ((subjects.argmax(-1) == subject) & (orders.argmax(-1) == order)).float().mean().item(),
-        }
-        return end + copied + counted + 0.5 * asked, read
+        return end + copied + counted + 0.5 * asked
 
 
 def looked_at(rng: random.Random, count: int) -> Iterator[tuple[dict[str, Tensor], dict[str, list[Picture]]]]:
@@ -161,19 +149,12 @@ def stream(net: model.ImageEncoding, batch: Batch) -> tuple[list[Tensor], dict[s
     return net.decoder(x, batch.at, batch.sees), rows
 
 
-def loss_of(net: model.ImageEncoding, batch: Batch) -> tuple[Tensor, dict[str, float], list[Tensor], dict[str, Tensor]]:
-    """Cross entropy of what is answered, how much of it is right (of all, and where one of several is asked for), the
-    stream after each block, and the rows."""
+def loss_of(net: model.ImageEncoding, batch: Batch) -> tuple[Tensor, list[Tensor], dict[str, Tensor]]:
+    """Cross entropy of what is answered, the stream after each block, and the rows."""
     after, rows = stream(net, batch)
     wanted = batch.targets >= 0
     logits, targets = net.decoder.logits(after[-1][wanted]), batch.targets[wanted]
-    right = (logits.argmax(-1) == targets).float()
-    found = {"right": right[targets != words.END].mean().item()}
-    at, _, order = batch.asks.unbind(1)
-    several = (after[-1].flatten(0, 1)[at[order > 0]] @ net.decoder.embed.T).argmax(-1)
-    if len(several):
-        found["several"] = (several == batch.targets.flatten()[at[order > 0]]).float().mean().item()
-    return F.cross_entropy(logits, targets), found, after, rows
+    return F.cross_entropy(logits, targets), after, rows
 
 
 def rate_at(step: int, steps: int, top: float) -> float:
@@ -181,14 +162,14 @@ def rate_at(step: int, steps: int, top: float) -> float:
     return top * min(1.0, (step + 1) / 60) * (0.02 + 0.98 * (0.5 + 0.5 * math.cos(math.pi * step / steps)))
 
 
-def train(plan: Plan, net: model.ImageEncoding, encoder: Encoder, log: Callable[[str], None]) -> None:
+def log(line: str) -> None:
+    print(line, flush=True)
+
+
+def train(plan: Plan, net: model.ImageEncoding, encoder: Encoder) -> None:
     """All of it."""
     reader, guide = Reader(net.shape.width), Guide(net.shape.width)
     began = time.time()
-    marks: dict[str, float] = defaultdict(float)
-
-    def mark(name: str, value: float) -> None:
-        marks[name] = value if name not in marks else 0.95 * marks[name] + 0.05 * value
 
     def step(loss: Tensor, optimiser: torch.optim.Optimizer, rate: float) -> None:
         for group in optimiser.param_groups:
@@ -201,39 +182,28 @@ def train(plan: Plan, net: model.ImageEncoding, encoder: Encoder, log: Callable[
     seeing = {"params": [*net.vision.parameters(), *reader.parameters()], "part": 1.0}
     optimiser = torch.optim.AdamW([seeing], betas=(0.9, 0.98), weight_decay=0.01)
     for number, (pixels, shown) in zip(range(plan.eye_steps), looked_at(random.Random(5), 64), strict=False):
-        loss, right = reader({kind: net.vision(some) for kind, some in pixels.items()}, shown)
+        loss = reader({kind: net.vision(some) for kind, some in pixels.items()}, shown)
         step(loss, optimiser, rate_at(number, plan.eye_steps, plan.rate))
-        mark("scene", right[0])
-        mark("receipt", right[1])
         if number % 50 == 49:
-            shown_marks = " ".join(f"{name}={value:.3f}" for name, value in marks.items())
-            log(f"eye {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s {shown_marks}")
+            log(f"eye {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s")
     teacher = Teacher(encoder, 7)
     seeing["part"] = 0.1  # the eye has learned its part
     speaking = {"params": [*net.decoder.parameters(), *guide.parameters()], "part": 1.0}
     optimiser = torch.optim.AdamW([seeing, speaking], betas=(0.9, 0.98), weight_decay=0.01)
-    marks.clear()
     for number in range(plan.steps):
         batch = teacher.batch(plan.tokens, plan.turns, number % 8 == 7)
-        loss, found, after, rows = loss_of(net, batch)
-        reading, seen = reader(rows, batch.shown)
-        guiding, read = guide(after, batch)
+        loss, after, rows = loss_of(net, batch)
+        reading, guiding = reader(rows, batch.shown), guide(after, batch)
         left = max(0.1, 1 - 1.2 * number / plan.steps)
         step(loss + 0.1 * reading + 0.4 * left * guiding, optimiser, rate_at(number, plan.steps, plan.rate))
-        for name, value in {**found, **read, "read": min(seen)}.items():
-            mark(name, value)
         if number % 50 == 49:
-            log(
-                f"step {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s "
-                + " ".join(f"{name}={value:.3f}" for name, value in marks.items())
-            )
+            log(f"step {number + 1} loss {loss.item():.3f} {time.time() - began:.0f}s")
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, default=FINAL, help="the exported files go here")
-    parser.add_argument("--log", type=Path, default=HERE / "train.log")
     parser.add_argument("--eye-steps", type=int, default=Plan.eye_steps)
     parser.add_argument("--steps", type=int, default=Plan.steps)
     parser.add_argument("--threads", type=int, default=1)
@@ -243,16 +213,10 @@ def main() -> None:
     torch.manual_seed(1)
     tokenizer = words.train()
     net = model.ImageEncoding(model.Shape(vocab=-(-tokenizer.get_vocab_size() // 32) * 32))
-    with args.log.open("w", encoding="utf-8", buffering=1) as file:
-
-        def log(line: str) -> None:
-            print(line, flush=True)
-            file.write(line + "\n")
-
-        log(f"{size(net.vision)} numbers in the eye, {size(net.decoder)} in the decoder")
-        train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, Encoder(tokenizer), log)
-        for path in export.write(net, tokenizer, args.models):
-            log(f"wrote {path.name}, {path.stat().st_size} bytes")
+    log(f"{size(net.vision)} numbers in the eye, {size(net.decoder)} in the decoder")
+    train(Plan(eye_steps=args.eye_steps, steps=args.steps), net, Encoder(tokenizer))
+    for path in export.write(net, tokenizer, args.models):
+        log(f"wrote {path.name}, {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -171,7 +171,11 @@ def build(encoder: Encoder, shape: model.Shape, seed: int) -> model.Tiny:
     return net
 
 
-def train(plan: Plan, net: model.Tiny, encoder: Encoder, log: Callable[[str], None]) -> None:
+def log(line: str) -> None:
+    print(line, flush=True)
+
+
+def train(plan: Plan, net: model.Tiny, encoder: Encoder) -> None:
     """Run the plan."""
     # Without AVX-512 a processor has no bf16 of its own: a step in it took ten times as long as in f32 with AVX2.
     half = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -235,25 +239,17 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gguf", type=Path, default=HERE / "work" / "tiny.gguf", help="(default: %(default)s)")
-    parser.add_argument("--log", type=Path, default=HERE / "work" / "train.log", help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=Plan.steps)
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     settle(args.threads)
-    args.log.parent.mkdir(parents=True, exist_ok=True)
     made = tokenizer.make()
     encoder = Encoder(made)
-    with args.log.open("w", encoding="utf-8", buffering=1) as file:
-
-        def log(line: str) -> None:
-            print(line, flush=True)
-            file.write(line + "\n")
-
-        net = build(encoder, shape_of(made), args.seed)
-        train(Plan(steps=args.steps, seed=args.seed), net, encoder, log)
-        export.write(net, made, args.gguf)
-        log(f"wrote {args.gguf.name}, {args.gguf.stat().st_size} bytes")
+    net = build(encoder, shape_of(made), args.seed)
+    train(Plan(steps=args.steps, seed=args.seed), net, encoder)
+    export.write(net, made, args.gguf)
+    log(f"wrote {args.gguf.name}, {args.gguf.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -247,7 +247,6 @@ class Case:
     question: str
     old: str
     new: str
-    others: tuple[Draft, ...] = ()
 
     @property
     def right(self) -> tuple[str, str]:
@@ -267,7 +266,6 @@ def cases(n: int, level: Level, seed: str, held: bool) -> list[Case]:
         for _ in range(60):
             new = make_value(rng, Names(rng, held, level), rule.kind, rule, level, old)
             if rule.outcome(new) != rule.outcome(old):
-                others = tuple(d for d in drafts if d is not draft)
-                found.append(Case(draft, rule, ask(rng, rule), old, new, others))
+                found.append(Case(draft, rule, ask(rng, rule), old, new))
                 break
     return found
