@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from notes_cli.runtime.answering import Plan
     from notes_cli.runtime.request import Answer, Request, Settings
     from notes_cli.runtime.workspace import Workspace
-    from notes_cli.sessions.lines import Origin
-    from notes_cli.sessions.state import Entry
+    from notes_cli.sessions.state import Entry, Origin
 
 _WHY = {
     "": "",

@@ -536,7 +536,7 @@ def _model_path(
 def _moved_model(path: Path) -> Path | None:
     """Return the new path of a shipped model or smollm2 if notes or its package was installed elsewhere since."""
     from notes_cli import config
-    from notes_cli.library.model_stores import SMOLLM2
+    from notes_cli.library.models import SMOLLM2
 
     if path.name == config.SHIPPED_MODEL:
         return config.shipped_model()

@@ -117,7 +117,7 @@ def request_of(options: Options) -> Request:
     """Return the request with these options. Raises NotesError for an invalid value."""
     from notes_cli.engine.sampler import SamplerOptions
     from notes_cli.runtime.request import UNLIMITED, Request
-    from notes_cli.runtime.settings import parse_method
+    from notes_cli.runtime.resolve import parse_method
 
     method, max_tokens = options["method"], options["max_tokens"]
     parsed = {

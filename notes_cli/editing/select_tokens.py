@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notes_cli.editing.change import Change, change, stretches
-from notes_cli.engine.patches import position_map
+from notes_cli.engine.positions import position_map
 from notes_cli.engine.segment import LayerRows, Segment, Tokens, to_float32
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import Help, NotesError, Progress

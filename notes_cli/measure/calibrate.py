@@ -2,7 +2,7 @@
 
 Each case is decided with every setting and compared with the known correct choice. Agreement with a full recompute is
 reported, but does not count: a recompute may be wrong itself, where a model overlooks a field in a long text but
-follows a correction. A default changes only if another setting is proven better (significance.py).
+follows a correction. A default changes only if another setting is proven better (battery.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from notes_cli.editing.select_tokens import influence
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.library.profiles import WAYS, CalibrationCheckpoint, Keep, Profile, Profiles, keep_nothing, step_name
-from notes_cli.measure.battery import Case, Pair
+from notes_cli.measure.battery import LEAST, Case, Pair, choose
 from notes_cli.measure.composition import Decision, Tally, decide, measure_carried, measure_pairs
-from notes_cli.measure.significance import LEAST, choose
 from notes_cli.measure.verify import verify_system
 from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.prompt import Prompt
 from notes_cli.runtime.request import NO_CALLBACKS, Callbacks
-from notes_cli.runtime.settings import DEFAULT_PLACE, DEFAULT_SEAM
+from notes_cli.runtime.resolve import DEFAULT_PLACE, DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.erratum import shipped_wordings
 from notes_cli.text.sizes import human_time

@@ -23,8 +23,7 @@ from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence, run
 from notes_cli.errors import NotesError, Progress, UnsupportedError
 from notes_cli.library.profiles import Carried, Composition, Keep, Measured, keep_nothing, step_name
-from notes_cli.measure.battery import Case, Pair
-from notes_cli.measure.significance import LEAST, Right, as_good, better, count_of
+from notes_cli.measure.battery import LEAST, Case, Pair, Right, as_good, better, count_of
 from notes_cli.measure.verify import (
     ANSWER,
     ONE_PREFILL,
@@ -41,7 +40,7 @@ from notes_cli.runtime.assemble import assemble
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.generate import choose_task
 from notes_cli.runtime.prompt import Prompt
-from notes_cli.runtime.settings import DEFAULT_SEAM
+from notes_cli.runtime.resolve import DEFAULT_SEAM
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.fields import Field
 from notes_cli.text.skill import Skill, joined

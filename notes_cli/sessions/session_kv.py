@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import notes_cli
-from notes_cli.engine.image_positions import axes_of, position
-from notes_cli.engine.patches import Range
 from notes_cli.engine.pieces import Piece, Reason
+from notes_cli.engine.positions import Range, axes_of, position
 from notes_cli.engine.segment import LayerRows, Media, Segment, Tokens
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import DamagedError, EngineError, Help, SegmentError, SessionError, UnsupportedError
@@ -21,8 +20,7 @@ from notes_cli.runtime.naming import model_argument
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.sessions.folder import SessionFolder
 from notes_cli.sessions.ledger import Header
-from notes_cli.sessions.lines import Line
-from notes_cli.sessions.state import MARKS, State
+from notes_cli.sessions.state import MARKS, Line, State
 
 CHUNK = 512  # positions restored at once
 FILES = 8  # K/V files that are mapped at once, a file descriptor each

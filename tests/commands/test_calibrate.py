@@ -20,8 +20,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.library.profiles import Composition, Profile, Profiles
 from notes_cli.measure import calibrate, composition
-from notes_cli.measure.battery import PAIRS
-from notes_cli.measure.significance import LEAST
+from notes_cli.measure.battery import LEAST, PAIRS
 from notes_cli.measure.verify import Answered
 from notes_cli.runtime import answering
 from notes_cli.runtime.workspace import Workspace

@@ -17,14 +17,16 @@ from notes_cli.editing.methods import (
     METHODS,
     RECOMPUTE,
     Cost,
+    Edit,
     Edits,
     Method,
     Record,
     calibrated,
+    from_change_on,
+    offset,
     record_of,
 )
-from notes_cli.editing.operations import Edit, from_change_on, offset
-from notes_cli.engine.patches import Range, changed_ranges
+from notes_cli.engine.positions import Range, changed_ranges
 from notes_cli.engine.segment import Segment
 from notes_cli.engine.sequence import KVSequence
 from notes_cli.errors import NotesError

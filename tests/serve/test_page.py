@@ -14,8 +14,7 @@ import tree_sitter_javascript
 
 from notes_cli.cli import run
 from notes_cli.serve import server
-from notes_cli.serve.app import Options
-from notes_cli.serve.webpage import FOLDER, TYPES
+from notes_cli.serve.app import FOLDER, TYPES, Options
 
 from .conftest import Served, started
 

@@ -9,7 +9,7 @@ from samples import SAMPLES
 
 from notes_cli.config import shipped_model
 from notes_cli.engine.options import ContextOptions
-from notes_cli.engine.patches import Patch
+from notes_cli.engine.positions import Patch
 from notes_cli.runtime.compile import compile_skill
 from notes_cli.runtime.workspace import Workspace
 from notes_cli.text.skill import load_skill

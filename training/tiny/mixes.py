@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from notes_cli.editing.change import change
 from notes_cli.engine.decision import decide
-from notes_cli.engine.patches import Patch, align
+from notes_cli.engine.positions import Patch, align
 from notes_cli.engine.sampler import Sampler, SamplerOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.measure.verify import ANSWER
