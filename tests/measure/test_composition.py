@@ -14,7 +14,7 @@ from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.sequence import KVSequence, Task
 from notes_cli.errors import NotesError
 from notes_cli.library.profiles import Carried, Profile, Profiles
-from notes_cli.measure import composition, verify
+from notes_cli.measure import battery, composition, verify
 from notes_cli.measure.battery import LEAST, Asked, Pair, pairs, shipped_battery
 from notes_cli.measure.calibrate import calibrate
 from notes_cli.measure.composition import REPAIRS, WITHOUT, judge, judge_carried, measure_carried, measure_pairs
