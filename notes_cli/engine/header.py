@@ -366,6 +366,11 @@ class Source:
         """Accept the present content as unchanged."""
         self._stamp = stamp(self.file)
 
+    def changed_error(self) -> ModelError:
+        """Make the error for a changed file."""
+        text = f"{self.path} was changed after it was loaded: what was computed belongs to no file"
+        return ModelError(text, "Run this again")
+
     @property
     def loadable(self) -> str:
         """A path by which C opens this very file, even if `path` refers to another one now."""
