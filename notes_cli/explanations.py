@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from notes_cli.text.sizes import human_size
 
@@ -144,17 +144,6 @@ def entry_as_json(entry: SegmentFile, problem: str | None) -> dict[str, Any]:
 
 def erratum_as_json(erratum: GlobalErratum) -> dict[str, str]:
     return {key: getattr(erratum, key) for key in ("skill", "field", "was", "value")}
-
-
-class ContextSize(NamedTuple):
-    """Current and greatest size of a context in tokens, for the message about an answer that was cut."""
-
-    size: int
-    longest: int | None
-
-    @classmethod
-    def of(cls, workspace: Workspace) -> ContextSize:
-        return cls(workspace.context.n_ctx, workspace.longest)
 
 
 def turn_as_json(
