@@ -196,7 +196,6 @@ def _limit(rng: random.Random, over: bool) -> _Rule:
     return _Rule(field, str(value), (line,), Asked(f"What is the {topic}?", (yes, no), yes if over else no, 2))
 
 
-LEVEL = 0.95
 LEAST = 24  # cases needed for any conclusion
 LOSS = 0.15  # as good as the best: proven to lose less than this share of the cases
 
@@ -212,9 +211,9 @@ class Choice:
     why: str
 
 
-def interval(count: int, of: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of the share `count` / `of`; (0, 1) if `of` is 0."""
-    tail = (1 - level) / 2
+def interval(count: int, of: int) -> tuple[float, float]:
+    """Return the 95% Clopper-Pearson interval of the share `count` / `of`; (0, 1) if `of` is 0."""
+    tail = 0.025
     low = 0.0 if count == 0 else _find_threshold(lambda p: _probability_at_least(count, of, p) >= tail)
     high = 1.0 if count == of else _find_threshold(lambda p: 1 - _probability_at_least(count + 1, of, p) < tail)
     return low, high

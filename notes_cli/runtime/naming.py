@@ -55,11 +55,11 @@ def own_name(path: Path) -> str | None:
     return {**own, config.EYE_FILES[0]: config.SHIPPED_EYE}.get(path.name)
 
 
-def model_argument(path: Path, paths: config.Paths | None = None) -> str:
+def model_argument(path: Path) -> str:
     """Return the argument of -m for a model: its name if that resolves to this file, else the path."""
     name = own_name(path)
     with suppress(NotesError, OSError):
-        if name and model_file(name, paths).samefile(path):
+        if name and model_file(name).samefile(path):
             return name
     return str(path)
 
