@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import notes_cli
-from notes_cli.editing.methods import ERRATUM, FIELD, RECOMPUTE, STALE, SUFFIX, Cost, calibrated
-from notes_cli.editing.select_tokens import influence
+from notes_cli.editing.methods import ERRATUM, FIELD, RECOMPUTE, STALE, SUFFIX, Cost, calibrated, influence
 from notes_cli.engine.segment import Segment
 from notes_cli.errors import Help, NotesError, Notice, Progress, UnsupportedError
 from notes_cli.library.profiles import (

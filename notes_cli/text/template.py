@@ -111,7 +111,7 @@ class ChatTemplate:
         self.eos = eos
         self._source, self._now = source or PLAIN, now
         self.generic_tools = _TOOLS.search(source) is None  # describes tools by GENERIC_TOOLS
-        self._variables = {
+        self._variables: dict[str, object] = {
             "tools": None,
             "functions": "",
             "documents": None,

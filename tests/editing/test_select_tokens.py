@@ -11,7 +11,7 @@ import pytest
 from samples import SAMPLES, with_values
 
 from notes_cli.config import shipped_model
-from notes_cli.editing.select_tokens import counterfactual, influence
+from notes_cli.editing.methods import counterfactual, influence
 from notes_cli.engine.options import ContextOptions
 from notes_cli.engine.segment import Segment
 from notes_cli.runtime.compile import compile_skill
